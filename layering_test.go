@@ -111,6 +111,7 @@ var neverReach = []struct {
 	{"agent/workload", impure, "the agent's core imports it, and the core is a pure step over its input"},
 	{"agent/core", impure, "the agent's decisions are a pure step, so that simulator and production share them"},
 	{"agent/fencer/lease", impure, "the fencer's decisions are a pure step, which the simulator drives on virtual clocks"},
+	{"agent/overlay/plan", impure, "the plan for networks is a pure function, so that a test can start it from any damaged machine"},
 	{"sched/control", impure, "the leader's control loop is a pure step over its inputs, so that the simulator drives the same code"},
 	{"api/command/...", []string{"google.golang.org/grpc/..."}, "the messages of the log contain no gRPC service, because the state machine imports them"},
 	{"agent/...", []string{module + "/fsm/...", module + "/sched/...", module + "/cluster/..."}, "an agent depends on the API, never on packages of the control plane, because both are upgraded separately"},
@@ -127,7 +128,7 @@ var drivers = []string{"docker", "compose", "libvirt", "sim"}
 
 // pure lists packages whose own files use no clock, randomness, goroutine or map order.
 // fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
-var pure = []string{"access", "policy", "schedule", "fsm", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/control", "agent/workload", "agent/fencer/lease", "agent/core"}
+var pure = []string{"access", "policy", "schedule", "fsm", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/control", "agent/workload", "agent/fencer/lease", "agent/core", "agent/overlay/plan"}
 
 var (
 	forbiddenNames = []string{"util", "utils", "common", "helper", "helpers", "model", "models"}

@@ -18,6 +18,7 @@ import (
 	"github.com/persys/compute/agent/garbage"
 	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/metrics"
+	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/runner"
 	"github.com/persys/compute/agent/server"
 	"github.com/persys/compute/agent/session"
@@ -41,6 +42,7 @@ type Agent struct {
 	garbage *garbage.Collector
 	session *session.Session
 	server  *server.Server
+	overlay network.Overlay // nil if the node takes part in no networks
 }
 
 // New opens the state file and creates the agent. It starts nothing. An agent that is never run must be
@@ -86,13 +88,22 @@ func (a *Agent) wire(factory Factory) error {
 		Config: cfg.GC, Store: a.store, Storage: a.storage, Metrics: a.metrics, Logger: a.log,
 		ListTimeout: cfg.ListTimeout, StepTimeout: cfg.StepTimeout,
 	}
+	var networks *network.Keeper
+	if cfg.Overlay != nil {
+		if a.overlay, err = cfg.Overlay(Parts{a.store, a.metrics}); err == nil {
+			networks, err = network.New(a.store, a.overlay, saved.Meta.Epoch.ClusterID, a.log)
+		}
+		if err != nil {
+			return fmt.Errorf("state file %s: networks: %w", cfg.StatePath, err)
+		}
+	}
 	ceiling := cfg.Ceiling
 	ceiling.Private = append(slices.Clone(ceiling.Private), cfg.StatePath, cfg.StatePath+".key")
 	a.runner, err = runner.New(runner.Config{
 		Core: cfg.core(), Store: a.store, Saved: saved, Storage: a.storage, Host: a.host, Factory: factory, Late: cfg.Late,
 		Fencer: cfg.Fencer, Metrics: a.metrics, Used: &a.used, Tracer: cfg.Tracer, Logger: a.log, Swept: a.garbage.Periodic, Ceiling: ceiling,
 		ReconcileInterval: cfg.ReconcileInterval, UsageInterval: cfg.UsageInterval, DiskInterval: cfg.DiskInterval,
-		StepTimeout: cfg.StepTimeout, ListTimeout: cfg.ListTimeout,
+		StepTimeout: cfg.StepTimeout, ListTimeout: cfg.ListTimeout, Networks: a.overlay,
 	})
 	if err != nil {
 		return fmt.Errorf("agent: %w", err)
@@ -102,13 +113,14 @@ func (a *Agent) wire(factory Factory) error {
 		Runner: a.runner, Garbage: a.garbage, Storage: a.storage, Host: a.host, Key: a.store.Key(), Metrics: a.metrics,
 		Logger: a.log, NodeID: cfg.NodeID, Version: cfg.Version, NotOffered: cfg.NotOffered, Room: a.room,
 		Limits: cfg.Limits, Authorize: cfg.Authorize, Identify: cfg.Identify, Self: cfg.Self,
-		NoSessions: cfg.NoSessions, SessionIdle: cfg.SessionIdle,
+		NoSessions: cfg.NoSessions, SessionIdle: cfg.SessionIdle, Networks: networks,
 	})
 	a.session = session.New(session.Config{
 		Control: cfg.Control, Runner: a.runner, Host: a.host, Storage: a.storage, Metrics: a.metrics, Logger: a.log,
 		Discovered: cfg.Discovered, NodeID: cfg.NodeID, Version: cfg.Version, Advertise: cfg.Advertise,
 		Labels: cfg.Labels, Taints: cfg.Taints, FeatureLevel: cfg.FeatureLevel, Threshold: cfg.Threshold,
 		ReservedCPU: cfg.ReservedCPU, ReservedMemory: cfg.ReservedMemory, ReservedDisk: cfg.ReservedDisk,
+		Networks: networks, Networking: cfg.Networking,
 	})
 	return nil
 }
@@ -188,6 +200,9 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 			failed <- fmt.Errorf("agent: host: %w", err)
 		}
 	})
+	if a.overlay != nil {
+		a.runner.Spawn(func() { a.overlay.Run(life) })
+	}
 	if a.cfg.Control != nil {
 		a.runner.Spawn(func() { a.session.Run(life) })
 	}

@@ -20,9 +20,12 @@ import (
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/garbage"
 	"github.com/persys/compute/agent/host"
+	"github.com/persys/compute/agent/metrics"
+	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/runner"
 	"github.com/persys/compute/agent/session"
 	"github.com/persys/compute/agent/spec"
+	"github.com/persys/compute/agent/store"
 	"github.com/persys/compute/agent/volume"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/pki"
@@ -52,6 +55,12 @@ type (
 
 // Unbound is the cluster id in the labels of instances while no scheduler has told the agent its cluster.
 const Unbound = runner.Unbound
+
+// Parts are the parts of an agent that Config.Overlay may use. Metrics may be nil.
+type Parts struct {
+	Store   *store.Store
+	Metrics *metrics.Metrics
+}
 
 // DefaultFencerGrace is how long a fencer waits for a workload to stop before it kills the workload.
 const DefaultFencerGrace = core.DefaultGrace
@@ -136,6 +145,11 @@ type Config struct {
 	// Fencer stops workloads with on_lost_lease: stop when the lease ends, even if this process is dead. If
 	// Fencer is nil, orders for such workloads are refused.
 	Fencer Fencer
+	// Overlay makes the part that sets up networks that span nodes. If it is nil, the node ignores the networks that
+	// schedulers send, and containers with networks are refused. Networking says what the node can do for networks;
+	// it is called for each registration with Advertise, and may be nil.
+	Overlay    func(Parts) (network.Overlay, error)
+	Networking func(advertise string) *controlv1.NodeNetworking
 	// Host measures the machine; default host.New("/").
 	Host host.Host
 

@@ -31,6 +31,8 @@ type Metrics struct {
 	heartbeats                                    *prometheus.CounterVec
 	fenced                                        prometheus.Counter
 	tooMany                                       *prometheus.CounterVec
+	networkRepairs                                prometheus.Counter
+	networkProblems                               prometheus.Gauge
 }
 
 // Limited counts a call or connection that a limit refused.
@@ -83,6 +85,9 @@ func describe(from *Source) *Metrics {
 			"Resources that garbage collection removed, by kind, and instances that came back after their delete and were removed again, by type.", "resource_type"),
 		heartbeats: s.Counters("heartbeats_total", "Heartbeats and registrations sent, by outcome.", "call", "code"),
 		fenced:     s.Counter("orders_fenced_total", "Orders refused because of epoch, generation or node."),
+		networkRepairs: s.Counter("network_repairs_total",
+			"Times that this machine's part of the networks between nodes was changed by another program and put right."),
+		networkProblems: s.Gauge("network_problems", "Problems of this machine's part of the networks between nodes that the agent cannot solve by itself; its log names them."),
 	}
 	m.readAgent(from)
 	return m
@@ -168,6 +173,20 @@ func (m *Metrics) Task(t *core.Task) {
 func (m *Metrics) Said(call, code string) {
 	if m != nil {
 		m.heartbeats.WithLabelValues(call, code).Inc()
+	}
+}
+
+// NetworkRepaired counts a repair of this machine's part of the networks between nodes.
+func (m *Metrics) NetworkRepaired() {
+	if m != nil {
+		m.networkRepairs.Inc()
+	}
+}
+
+// NetworkProblems records how many problems of the networks between nodes this machine has.
+func (m *Metrics) NetworkProblems(n int) {
+	if m != nil {
+		m.networkProblems.Set(float64(n))
 	}
 }
 

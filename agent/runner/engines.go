@@ -161,7 +161,7 @@ func (r *Runner) tellEngines(event core.Engines, made map[driver.Kind]*engine) e
 
 func (r *Runner) binding(cluster string) Binding {
 	return Binding{
-		ClusterID: cluster, NodeID: r.cfg.Core.Node,
+		ClusterID: cluster, NodeID: r.cfg.Core.Node, Networks: r.cfg.Networks,
 		Owns:  r.Owns,
 		Taken: func(kind driver.Kind, id driver.ID) bool { return r.State().Taken(kind, string(id)) },
 		Content: func(id driver.ID, runtimeID string) (string, bool) {

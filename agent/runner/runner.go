@@ -43,6 +43,8 @@ type Binding struct {
 	// Pulled is called for each image that a driver pulled. If the name referred to another image until then,
 	// before is the id of that image.
 	Pulled func(ref, before string)
+	// Networks gives containers their places on networks that span nodes; nil if the node takes part in none.
+	Networks driver.Networks
 }
 
 // Unbound is the cluster id in the labels of instances while no scheduler has told the agent its cluster.
@@ -90,6 +92,8 @@ type Config struct {
 
 	ReconcileInterval, UsageInterval, DiskInterval time.Duration
 	StepTimeout, ListTimeout                       time.Duration
+
+	Networks driver.Networks // may be nil
 }
 
 // Runner holds the state of one agent's core and carries out its effects.

@@ -28,6 +28,7 @@ import (
 	"github.com/persys/compute/agent/garbage"
 	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/metrics"
+	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/runner"
 	"github.com/persys/compute/agent/spec"
 	"github.com/persys/compute/agent/volume"
@@ -61,6 +62,8 @@ type Config struct {
 
 	NoSessions  bool
 	SessionIdle time.Duration
+
+	Networks *network.Keeper // may be nil
 }
 
 // Server is the agent's API.
@@ -119,6 +122,7 @@ func (s *Server) ApplyWorkload(ctx context.Context, req *agentv1.ApplyWorkloadRe
 	case answer.Skipped:
 		return &agentv1.ApplyWorkloadResponse{Applied: true, Skipped: true, Message: answer.Message, Status: Status(answer.Status)}, nil
 	}
+	s.cfg.Networks.Heard(req.GetNetworks())
 	in, t := answer.Intent, answer.Task
 	return &agentv1.ApplyWorkloadResponse{
 		Applied: true, Message: answer.Message,

@@ -27,6 +27,7 @@ import (
 	"github.com/persys/compute/agent/fencer"
 	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/metrics"
+	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/runner"
 	"github.com/persys/compute/agent/spec"
 	"github.com/persys/compute/agent/volume"
@@ -79,6 +80,9 @@ type Config struct {
 	// names.
 	ReservedCPU, ReservedMemory, ReservedDisk int64
 	Threshold                                 int
+	// Networks and Networking: see agent.Config. Both may be nil.
+	Networks   *network.Keeper
+	Networking func(advertise string) *controlv1.NodeNetworking
 }
 
 // State is the state of the agent's connection to the schedulers.
@@ -308,6 +312,7 @@ func (c *Session) beat(ctx context.Context) error {
 	if full {
 		since = 0
 	}
+	request.NetworkIndex, request.NetworkIncarnation = c.cfg.Networks.Have()
 	var measured uint64
 	request.WorkloadUsage, measured = c.WorkloadUsage(since)
 	limited, cancel := context.WithTimeout(ctx, c.deadline())
@@ -327,6 +332,7 @@ func (c *Session) beat(ctx context.Context) error {
 	if err := c.hear(clusterID, spec.Epoch(reply.Epoch)); err != nil {
 		return fmt.Errorf("heartbeat: %w", err)
 	}
+	c.cfg.Networks.Heard(reply.Networks)
 	answered := epochOf(reply.Epoch)
 	c.acked, c.measured = version, measured
 	c.sinceFull++
@@ -412,6 +418,10 @@ func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
 		types = all
 	}
 	cfg := &c.cfg
+	var networking *controlv1.NodeNetworking
+	if cfg.Networking != nil {
+		networking = cfg.Networking(cfg.Advertise)
+	}
 	return &controlv1.RegisterNodeRequest{
 		NodeId: cfg.NodeID,
 		Capabilities: &controlv1.NodeCapabilities{
@@ -423,6 +433,7 @@ func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
 			SelfFencing: fencing, FenceBoundSeconds: uint32(math.Ceil(bound.Seconds())),
 			CpuReservedMillicores: cfg.ReservedCPU, MemoryReservedMb: cfg.ReservedMemory,
 			DiskReservedGb: cfg.ReservedDisk, ResourceThresholdPercent: uint32(cfg.Threshold),
+			Networking: networking,
 		},
 		Labels: cfg.Labels, AgentVersion: cfg.Version, GrpcEndpoint: cfg.Advertise,
 		ClusterId: state.Meta.Epoch.ClusterID, Shard: state.Meta.Epoch.Shard, InstanceId: state.Meta.InstanceID, FeatureLevel: cfg.FeatureLevel,

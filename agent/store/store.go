@@ -17,10 +17,13 @@ import (
 	"github.com/google/uuid"
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/volume"
+	"github.com/persys/compute/agent/workload"
+	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/pki"
 )
 
@@ -35,10 +38,14 @@ const (
 	bucketImages      = "images" // images that this agent pulled; the key is the image's name, or its id once another image has the name
 	bucketVolumes     = "volumes"
 	bucketAttachments = "attachments"
+	bucketAddresses   = "addresses" // addresses of containers on networks that span nodes
 )
 
-// metaKey is the key under which core.Meta is stored.
-const metaKey = "agent"
+// Keys of the bucket meta: of core.Meta, and of the networks that the schedulers want on this node.
+const (
+	metaKey    = "agent"
+	networkKey = "networks"
+)
 
 // Store is the agent's state file. Every write is one transaction, on disk before it returns.
 type Store struct {
@@ -275,6 +282,36 @@ func (s *Store) Images() (out []driver.PulledImage, err error) {
 	return out, err
 }
 
+// PutNetworks stores the networks that the schedulers want on this node.
+func (s *Store) PutNetworks(m *agentv1.NetworkView) error {
+	raw, err := writeJSON.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("bucket %s, key %s: %w", bucketMeta, networkKey, err)
+	}
+	return s.update(func(w write) error { return w.put(bucketMeta, networkKey, json.RawMessage(raw)) })
+}
+
+// Networks returns the stored networks; nil if there are none.
+func (s *Store) Networks() (*agentv1.NetworkView, error) {
+	var m *agentv1.NetworkView
+	err := s.db.View(func(tx *bolt.Tx) error {
+		b := tx.Bucket([]byte(bucketMeta))
+		if b == nil {
+			return nil
+		}
+		raw := b.Get([]byte(networkKey))
+		if raw == nil {
+			return nil
+		}
+		m = &agentv1.NetworkView{}
+		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(raw, m); err != nil {
+			return fmt.Errorf("bucket %s, key %s: %w", bucketMeta, networkKey, err)
+		}
+		return nil
+	})
+	return m, err
+}
+
 // PutVolume stores the record of a volume.
 func (s *Store) PutVolume(r volume.Volume) error {
 	return s.update(func(w write) error { return w.put(bucketVolumes, r.ID, r) })
@@ -314,6 +351,29 @@ func (s *Store) Volumes() (out volume.Records, err error) {
 	})
 	return out, err
 }
+
+// PutAddress stores the record of a container's address on a network.
+func (s *Store) PutAddress(a workload.NetworkAddress) error {
+	return s.update(func(w write) error { return w.put(bucketAddresses, addressKey(a), a) })
+}
+
+// DropAddress deletes the record of an address.
+func (s *Store) DropAddress(a workload.NetworkAddress) error {
+	return s.update(func(w write) error { return w.drop(bucketAddresses, addressKey(a)) })
+}
+
+// Addresses returns the records of addresses on networks.
+func (s *Store) Addresses() (out []workload.NetworkAddress, err error) {
+	err = s.db.View(func(tx *bolt.Tx) error {
+		return each(tx, bucketAddresses, func(_ string, a *workload.NetworkAddress) error {
+			out = append(out, *a)
+			return nil
+		})
+	})
+	return out, err
+}
+
+func addressKey(a workload.NetworkAddress) string { return fmt.Sprintf("%d/%s", a.Network, a.Address) }
 
 func each[T any](tx *bolt.Tx, bucket string, fn func(key string, v *T) error) error {
 	b := tx.Bucket([]byte(bucket))

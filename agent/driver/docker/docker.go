@@ -45,6 +45,10 @@ type Options struct {
 	// that had the name until then; otherwise before is "". May be nil.
 	Pulled func(ref, before string)
 
+	// Networks gives containers their places on networks that span nodes. If it is nil, containers with networks
+	// are refused.
+	Networks driver.Networks
+
 	// StopGrace is how long a container without a stop_grace_period of its own may take to stop before it is
 	// killed. Default 30 s.
 	StopGrace time.Duration

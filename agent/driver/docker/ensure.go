@@ -134,6 +134,9 @@ func (d *Driver) ensureOnce(ctx context.Context, spec driver.Spec, want settings
 		for _, text := range want.leftOut {
 			d.eng.Warn(text, "workload", string(spec.ID))
 		}
+		if want.endpoints, err = d.join(ctx, spec, &want); err != nil {
+			return err
+		}
 		if keep, err = d.create(ctx, spec, want, have); err != nil {
 			return err
 		}
@@ -154,6 +157,9 @@ func (d *Driver) ensureOnce(ctx context.Context, spec driver.Spec, want settings
 		if err := d.takeName(ctx, spec, keep, have); err != nil {
 			return d.undone(ctx, spec, keep, err)
 		}
+	}
+	if err := d.connect(ctx, spec, keep); err != nil {
+		return d.undone(ctx, spec, keep, err)
 	}
 	return d.undone(ctx, spec, keep, d.settle(ctx, keep, spec.Running))
 }
@@ -303,12 +309,12 @@ func (d *Driver) createOnce(ctx context.Context, name string, want settings) (st
 	ctx, cancel := d.eng.SeeThrough(ctx)
 	defer cancel()
 	res, err := d.eng.Client.ContainerCreate(ctx, client.ContainerCreateOptions{
-		Config: want.config, HostConfig: want.host, Name: name,
+		Config: want.config, HostConfig: want.host, NetworkingConfig: want.networking(), Name: name,
 	})
 	if want.host.StorageOpt != nil && d.eng.RefusesLayerSize(err) {
 		want.host.StorageOpt = nil // the engine cannot enforce the disk limit; the agent will measure the disk usage instead
 		res, err = d.eng.Client.ContainerCreate(ctx, client.ContainerCreateOptions{
-			Config: want.config, HostConfig: want.host, Name: name,
+			Config: want.config, HostConfig: want.host, NetworkingConfig: want.networking(), Name: name,
 		})
 	}
 	if err != nil {
@@ -484,5 +490,5 @@ func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
 			return err
 		}
 	}
-	return nil
+	return d.leave(id)
 }

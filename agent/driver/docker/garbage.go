@@ -136,7 +136,10 @@ func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 		}
 		for _, in := range have.ours {
 			if in.name == g.Name && d.of(in.Labels) == driver.Ours {
-				return d.discard(ctx, in)
+				if err := d.discard(ctx, in); err != nil || len(have.ours) > 1 {
+					return err
+				}
+				return d.leave(g.Workload)
 			}
 		}
 		return nil

@@ -39,6 +39,8 @@ type settings struct {
 	host   *container.HostConfig
 	// leftOut says which options the engine does not know.
 	leftOut []string
+	// endpoints are the container's places on networks that span nodes.
+	endpoints []endpoint
 }
 
 // translate builds the settings of a container spec without calling the engine. Errors are of class

@@ -162,6 +162,7 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	if acfg.Fencer, err = cfg.fencerFor(version, log); err != nil {
 		return err
 	}
+	networks(&acfg, &cfg, log)
 	vms := machines{
 		offered: func() error { return offersVMs(&cfg) },
 		open:    func(b agent.Binding) (driver.Driver, error) { return machineDriver(&cfg, b, log) },
@@ -352,7 +353,7 @@ func engineDrivers(cfg *Config, log *slog.Logger) agent.Factory {
 		}
 		d, err := docker.New(docker.Options{
 			Host: cfg.DockerHost, ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns, Content: b.Content,
-			Credentials: creds.Registry, Progress: b.Progress, Pulled: b.Pulled, Logger: log,
+			Credentials: creds.Registry, Progress: b.Progress, Pulled: b.Pulled, Networks: b.Networks, Logger: log,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("DOCKER_HOST %q: %w", cfg.DockerHost, err)

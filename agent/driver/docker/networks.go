@@ -1,0 +1,112 @@
+package docker
+
+import (
+	"context"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
+	"github.com/moby/moby/client"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/moby"
+)
+
+// endpoint is a container's place on one network.
+type endpoint struct {
+	driver.Place
+	aliases []string
+}
+
+func (e endpoint) settings() *network.EndpointSettings {
+	return &network.EndpointSettings{IPAMConfig: &network.EndpointIPAMConfig{IPv4Address: e.Address}, Aliases: e.aliases}
+}
+
+// join gets the workload's places on its networks, and makes the first network that of the new container.
+func (d *Driver) join(ctx context.Context, spec driver.Spec, want *settings) ([]endpoint, error) {
+	places, err := d.places(ctx, spec)
+	if err != nil || len(places) == 0 {
+		return nil, err
+	}
+	want.host.NetworkMode = container.NetworkMode(places[0].Network)
+	return places, nil
+}
+
+// places returns the workload's places on its networks.
+func (d *Driver) places(ctx context.Context, spec driver.Spec) ([]endpoint, error) {
+	wanted := spec.Body.GetContainer().GetNetworks()
+	if len(wanted) == 0 {
+		return nil, nil
+	}
+	if d.opt.Networks == nil {
+		return nil, driver.Errorf(driver.InvalidConfiguration, "create", "container.networks: this agent has no networks between nodes (workload %q)", spec.ID)
+	}
+	ids := make([]uint32, len(wanted))
+	for i, n := range wanted {
+		ids[i] = n.GetId()
+	}
+	places, err := d.opt.Networks.Join(ctx, spec.ID, ids)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]endpoint, len(places))
+	for i, p := range places {
+		out[i] = endpoint{p, wanted[i].GetAliases()}
+	}
+	return out, nil
+}
+
+// networking returns the network with which a container is created. Engines before API 1.44 take only one; connect
+// adds the others.
+func (s *settings) networking() *network.NetworkingConfig {
+	if len(s.endpoints) == 0 {
+		return nil
+	}
+	first := s.endpoints[0]
+	return &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{first.Network: first.settings()}}
+}
+
+// connect connects a container that was not started yet to those of its networks that it is not on: all but the first,
+// or, after an interruption, some of them. It frees addresses on networks that the workload has left.
+func (d *Driver) connect(ctx context.Context, spec driver.Spec, in *instance) error {
+	wanted := spec.Body.GetContainer().GetNetworks()
+	if in.State != container.StateCreated {
+		return nil
+	}
+	if len(wanted) > 1 {
+		places, err := d.places(ctx, spec)
+		if err != nil {
+			return err
+		}
+		seen, err := d.eng.Inspect(ctx, in.ID)
+		if err != nil {
+			return moby.Classify("create", err)
+		}
+		for _, p := range places {
+			if seen.NetworkSettings != nil && seen.NetworkSettings.Networks[p.Network] != nil {
+				continue
+			}
+			callCtx, cancel := d.eng.Call(ctx)
+			_, err := d.eng.Client.NetworkConnect(callCtx, p.Network, client.NetworkConnectOptions{Container: in.ID, EndpointConfig: p.settings()})
+			cancel()
+			if err != nil {
+				return moby.Classify("create", err)
+			}
+		}
+	}
+	ids := make([]uint32, len(wanted))
+	for i, n := range wanted {
+		ids[i] = n.GetId()
+	}
+	return d.leave(spec.ID, ids...)
+}
+
+// leave frees the workload's addresses on all networks except those given.
+func (d *Driver) leave(id driver.ID, except ...uint32) error {
+	if d.opt.Networks == nil {
+		return nil
+	}
+	if err := d.opt.Networks.Leave(id, except...); err != nil {
+		return driver.Errorf(driver.RuntimeError, "network", "state file: %w", err)
+	}
+	return nil
+}

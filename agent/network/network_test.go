@@ -1,0 +1,133 @@
+package network
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/store"
+	"github.com/persys/compute/agent/workload"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// overlay records the views that it gets.
+type overlay struct{ views []workload.NetworkView }
+
+func (o *overlay) Set(v workload.NetworkView) { o.views = append(o.views, v) }
+func (o *overlay) Run(context.Context)        {}
+func (o *overlay) Join(context.Context, driver.ID, []uint32) ([]driver.Place, error) {
+	return nil, nil
+}
+func (o *overlay) Leave(driver.ID, ...uint32) error { return nil }
+
+func view(incarnation, term, index uint64) *agentv1.NetworkView {
+	return &agentv1.NetworkView{
+		Epoch: &agentv1.Epoch{ClusterId: "c1", Incarnation: incarnation, Term: term}, Index: index, Port: 4790, Vni: 7, Address: "10.0.0.1",
+		Peers: []*agentv1.NetworkPeer{{Node: "b", Address: "10.0.0.2"}},
+		Networks: []*agentv1.Network{{
+			Id: 1, Name: "back", Cidr: "10.216.0.0/20", Mtu: 1450, Slice: "10.216.0.0/26",
+			Peers: []*agentv1.NetworkSlice{{Node: "b", Cidr: "10.216.0.64/26"}},
+		}},
+	}
+}
+
+func changed(change func(*agentv1.NetworkView)) *agentv1.NetworkView {
+	m := view(1, 5, 21)
+	change(m)
+	return m
+}
+
+// TestOffer: after the view 1/5 with index 20, only newer views of the same cluster are taken.
+func TestOffer(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		offer *agentv1.NetworkView
+		taken bool
+		fault string // words of the error
+	}{
+		{"a higher index", view(1, 5, 21), true, ""},
+		{"a higher index of a later term", view(1, 6, 21), true, ""},
+		{"the same index", view(1, 6, 20), false, ""},
+		{"a lower index", view(1, 6, 19), false, "index 19, the present one 20"},
+		{"a lower index of a later incarnation", view(2, 1, 3), true, ""},
+		{"the same index of a later incarnation", view(2, 1, 20), true, ""},
+		{"a lower term", view(1, 4, 30), false, "epoch"},
+		{"an earlier incarnation", view(0, 9, 30), false, "incarnation"},
+		{"another cluster", changed(func(m *agentv1.NetworkView) { m.Epoch.ClusterId = "c2" }), false, "of cluster c2"},
+		{"no epoch", changed(func(m *agentv1.NetworkView) { m.Epoch = nil }), false, "epoch"},
+		{"no networks any more", changed(func(m *agentv1.NetworkView) { m.Networks, m.Peers = nil, nil }), true, ""},
+		{"no address", changed(func(m *agentv1.NetworkView) { m.Address = "" }), false, "networks.address"},
+		{"no port", changed(func(m *agentv1.NetworkView) { m.Port = 0 }), false, "networks.port"},
+		{"no VNI", changed(func(m *agentv1.NetworkView) { m.Vni = 1 << 24 }), false, "networks.vni"},
+		{"a peer with the node's own address", changed(func(m *agentv1.NetworkView) { m.Peers[0].Address = "10.0.0.1" }), false, "networks.peers[0]"},
+		{"a slice outside of the network", changed(func(m *agentv1.NetworkView) { m.Networks[0].Slice = "10.217.0.0/26" }), false, "10.217.0.0/26 is not within 10.216.0.0/20"},
+		{"a slice of a node that is no peer", changed(func(m *agentv1.NetworkView) { m.Networks[0].Peers[0].Node = "c" }), false, `node "c" is not among the peers`},
+		{"overlapping slices", changed(func(m *agentv1.NetworkView) { m.Networks[0].Peers[0].Cidr = "10.216.0.0/25" }), false, "overlaps"},
+		{"overlapping networks", changed(func(m *agentv1.NetworkView) {
+			n := proto.CloneOf(m.Networks[0])
+			n.Id = 2
+			m.Networks = append(m.Networks, n)
+		}), false, "overlaps"},
+		{"host bits", changed(func(m *agentv1.NetworkView) { m.Networks[0].Cidr = "10.216.0.1/20" }), false, "host bits"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "state.db")
+			st, err := store.Open(path, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := &overlay{}
+			k, err := New(st, o, "c1", slog.New(slog.NewTextHandler(io.Discard, nil)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if index, _ := k.Have(); index != 0 || len(o.views) != 0 {
+				t.Fatalf("a new agent has index %d and %d views, want none", index, len(o.views))
+			}
+			if err := k.Offer(view(1, 5, 20)); err != nil || len(o.views) != 1 {
+				t.Fatalf("the first view was answered with %v and given to the overlay %d times, want once", err, len(o.views))
+			}
+			err = k.Offer(c.offer)
+			if (err != nil) != (c.fault != "") || err != nil && !strings.Contains(err.Error(), c.fault) {
+				t.Errorf("the error is %v, want one with %q", err, c.fault)
+			}
+			if (len(o.views) == 2) != c.taken {
+				t.Errorf("the overlay got the view: %t, want %t", len(o.views) == 2, c.taken)
+			}
+			index, incarnation := k.Have()
+			if err := st.Close(); err != nil {
+				t.Fatal(err)
+			}
+			// A restarted agent continues with the same view.
+			if st, err = store.Open(path, true); err != nil {
+				t.Fatal(err)
+			}
+			defer st.Close()
+			again := &overlay{}
+			k, err = New(st, again, "c1", slog.New(slog.NewTextHandler(io.Discard, nil)))
+			if err != nil || len(again.views) != 1 || again.views[0].Index != index {
+				t.Fatalf("after a restart the overlay got %d views and error %v, want the view with index %d", len(again.views), err, index)
+			}
+			if i, n := k.Have(); i != index || n != incarnation {
+				t.Errorf("after a restart the view is %d of incarnation %d, want %d of %d", i, n, index, incarnation)
+			}
+			foreign := &overlay{}
+			if k, err = New(st, foreign, "c2", slog.New(slog.NewTextHandler(io.Discard, nil))); err != nil || len(foreign.views) != 0 {
+				t.Errorf("an agent of another cluster got %d views and error %v, want none", len(foreign.views), err)
+			}
+			if i, _ := k.Have(); i != 0 {
+				t.Errorf("an agent of another cluster has index %d, want 0", i)
+			}
+		})
+	}
+	var none *Keeper
+	if err := none.Offer(view(1, 1, 1)); err != nil {
+		t.Errorf("an agent without overlay must ignore views, but returned %v", err)
+	}
+}

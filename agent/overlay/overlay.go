@@ -1,0 +1,388 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/moby/moby/client"
+
+	"github.com/persys/compute/agent/metrics"
+	"github.com/persys/compute/agent/overlay/plan"
+	"github.com/persys/compute/agent/workload"
+)
+
+// Config configures an Overlay. Node, Store and Logger are required.
+type Config struct {
+	Node string
+	// DockerHost is the address of the container engine. Empty means DOCKER_HOST, else the default socket.
+	DockerHost string
+	// Store holds the addresses of containers.
+	Store AddressStore
+	// Metrics may be nil.
+	Metrics *metrics.Metrics
+	Logger  *slog.Logger
+}
+
+// AddressStore stores the addresses of containers on networks. *store.Store implements it.
+type AddressStore interface {
+	Addresses() ([]workload.NetworkAddress, error)
+	PutAddress(workload.NetworkAddress) error
+	DropAddress(workload.NetworkAddress) error
+}
+
+// Overlay keeps this machine's part of the networks between nodes as the newest view wants it.
+type Overlay struct {
+	cfg     Config
+	log     *slog.Logger
+	engine  func(cluster string) (engine, error)
+	compare time.Duration // between two full compares
+
+	wake    chan struct{} // there is a new view
+	foreign chan struct{} // the kernel announced a change
+
+	addresses addresses
+
+	mu       sync.Mutex
+	view     *workload.NetworkView // newest; nil before the first Set
+	stale    bool                  // the engine's networks must be listed again
+	ready    []uint32              // networks that work
+	problems []string
+	passed   chan struct{} // closed at the end of the next pass
+}
+
+const (
+	// compareEvery is the time between two compares of everything with the view. It finds what no monitor announces.
+	compareEvery = time.Minute
+	// calm is how long Run collects announcements of foreign changes before it compares.
+	calm = 200 * time.Millisecond
+	// Passes that fail are repeated after retryMin, then twice as late each time, at most after retryMax.
+	retryMin, retryMax = time.Second, 30 * time.Second
+	// maxPasses bounds the passes until the machine is as wanted. Two are enough unless other programs interfere: the
+	// second sees the addresses of new bridges.
+	maxPasses = 5
+)
+
+// New makes an Overlay. It opens nothing before Run.
+func New(cfg Config) (*Overlay, error) {
+	o := &Overlay{
+		cfg: cfg, log: cfg.Logger, compare: compareEvery, passed: make(chan struct{}),
+		wake: make(chan struct{}, 1), foreign: make(chan struct{}, 1), addresses: addresses{store: cfg.Store},
+	}
+	o.engine = func(cluster string) (engine, error) {
+		opts := []client.Opt{client.FromEnv}
+		if cfg.DockerHost != "" {
+			opts = append(opts, client.WithHost(cfg.DockerHost))
+		}
+		cli, err := client.New(opts...)
+		if err != nil {
+			return nil, fmt.Errorf("engine address %q: %w", cfg.DockerHost, err)
+		}
+		return &docker{cli: cli, cluster: cluster, node: cfg.Node}, nil
+	}
+	return o, o.addresses.load()
+}
+
+// Set gives Run a new view. It does not block. Until the first Set, Run changes nothing.
+func (o *Overlay) Set(v workload.NetworkView) {
+	o.mu.Lock()
+	o.view, o.stale = &v, true
+	o.mu.Unlock()
+	signal(o.wake)
+}
+
+// Problems returns what keeps networks of this machine from working, in plain text.
+func (o *Overlay) Problems() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.problems)
+}
+
+func signal(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Run keeps the machine as the newest view wants it, until ctx ends. It takes nothing down at its end. It must run in
+// the network namespace of the container engine.
+func (o *Overlay) Run(ctx context.Context) {
+	var workers sync.WaitGroup
+	defer workers.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r := &reconciler{o: o}
+	defer r.close()
+	ticker := time.NewTicker(o.compare)
+	defer ticker.Stop()
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	pause := retryMin
+	watching := false
+	broken := make(chan struct{}, 1) // a monitor broke
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-o.wake:
+		case <-retry.C:
+		case <-broken:
+			watching = false
+		case <-ticker.C:
+			o.refresh()
+		case <-o.foreign:
+			if !sleep(ctx, calm) {
+				return
+			}
+			drain(o.foreign)
+		}
+		if o.current() == nil {
+			continue
+		}
+		if !watching { // before the compare, so that no change is missed
+			if err := o.watch(ctx, &workers, broken); err != nil {
+				o.log.Warn("changes of the network by other programs are found only once a minute", "error", err)
+			} else {
+				watching = true
+			}
+		}
+		if r.reconcile(ctx) {
+			pause = retryMin
+			continue
+		}
+		retry.Reset(pause)
+		pause = min(2*pause, retryMax)
+	}
+}
+
+func drain(c <-chan struct{}) {
+	select {
+	case <-c:
+	default:
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// watch starts the monitors.
+func (o *Overlay) watch(ctx context.Context, workers *sync.WaitGroup, broken chan<- struct{}) error {
+	monitors, err := openMonitors()
+	if err != nil {
+		for _, m := range monitors {
+			_ = m.conn.Close()
+		}
+		return err
+	}
+	workers.Go(func() {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		var all sync.WaitGroup
+		for _, m := range monitors {
+			all.Go(func() {
+				defer cancel() // one that breaks ends the others too
+				if err := m.watch(ctx, func() { signal(o.foreign) }); err != nil {
+					o.log.Warn("watching the network", "error", err)
+					signal(broken)
+				}
+			})
+		}
+		all.Wait()
+	})
+	return nil
+}
+
+func (o *Overlay) current() *workload.NetworkView {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.view
+}
+
+// refresh makes the next pass list the engine's networks.
+func (o *Overlay) refresh() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.stale = true
+}
+
+func (o *Overlay) takeStale() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	stale := o.stale
+	o.stale = false
+	return stale
+}
+
+// report publishes the result of a pass and wakes Join.
+func (o *Overlay) report(ready []uint32, problems []string) {
+	slices.Sort(problems)
+	problems = slices.Compact(problems)
+	o.mu.Lock()
+	news := !slices.Equal(problems, o.problems)
+	o.ready, o.problems = ready, problems
+	close(o.passed)
+	o.passed = make(chan struct{})
+	o.mu.Unlock()
+	o.cfg.Metrics.NetworkProblems(len(problems))
+	if news && len(problems) > 0 {
+		o.log.Warn("networks between nodes", "problems", strings.Join(problems, "; "))
+	}
+}
+
+// reconciler is the state of Run.
+type reconciler struct {
+	o       *Overlay
+	kernel  *kernel
+	engine  engine
+	cluster string // cluster of the engine's labels
+
+	networks []plan.ObservedNetwork // as the engine listed them last
+	listed   bool                   // the engine has answered
+	settled  *workload.NetworkView  // view for which the last pass found nothing to do
+}
+
+func (r *reconciler) close() {
+	if r.kernel != nil {
+		r.kernel.Close()
+	}
+}
+
+// open opens what is not open yet.
+func (r *reconciler) open(v *workload.NetworkView) (err error) {
+	if r.kernel == nil {
+		if r.kernel, err = openKernel(); err != nil {
+			return err
+		}
+	}
+	if r.engine == nil || r.cluster != v.Cluster {
+		r.engine, err = r.o.engine(v.Cluster)
+		r.cluster, r.listed, r.networks = v.Cluster, false, nil
+		r.o.refresh()
+	}
+	return err
+}
+
+// reconcile compares and changes until nothing is left to do. It returns false if something is left.
+func (r *reconciler) reconcile(ctx context.Context) bool {
+	v := r.o.current()
+	if err := r.open(v); err != nil {
+		r.o.report(nil, []string{err.Error()})
+		return false
+	}
+	foreign := r.settled == v // all operations now repair changes of other programs
+	var repaired []string
+	var res plan.Result
+	var failed error
+	done := false
+	for pass := 0; pass < maxPasses && ctx.Err() == nil; pass++ {
+		// The kernel comes first: the engine may take long to answer.
+		ops, err := r.pass(ctx, v, &res, &repaired, false)
+		if r.o.takeStale() {
+			r.list(ctx, v)
+			continue
+		}
+		more, err2 := r.pass(ctx, v, &res, &repaired, true)
+		failed = errors.Join(err, err2)
+		if done = ops+more == 0; done || failed != nil {
+			break
+		}
+	}
+	problems := slices.Clone(res.Problems)
+	if failed != nil {
+		problems = append(problems, strings.Split(failed.Error(), "\n")...)
+	}
+	if !r.listed {
+		problems = append(problems, "the container engine does not answer")
+	}
+	if ctx.Err() != nil {
+		return true
+	}
+	r.o.report(res.Ready, problems)
+	switch {
+	case foreign && len(repaired) > 0:
+		r.o.cfg.Metrics.NetworkRepaired()
+		r.o.log.Warn("another program changed the networks between nodes; repaired", "operations", strings.Join(repaired, "; "))
+	case len(repaired) > 0:
+		r.o.log.Info("networks between nodes", "index", v.Index, "operations", strings.Join(repaired, "; "))
+	}
+	if done {
+		r.settled = v
+	}
+	return done && r.listed && len(problems) == 0
+}
+
+// list lists the engine's networks. If the engine does not answer, the former list stays.
+func (r *reconciler) list(ctx context.Context, v *workload.NetworkView) {
+	networks, held, err := r.engine.Networks(ctx)
+	if err != nil {
+		r.o.log.Debug("networks of the container engine", "error", err)
+		r.o.refresh()
+		r.listed = false
+		return
+	}
+	r.networks, r.listed = networks, true
+	if err := r.o.addresses.learn(held, v, networks); err != nil {
+		r.o.log.Error("state file", "error", err)
+	}
+}
+
+// pass observes, plans, and carries out the operations of the engine or those of the kernel. It returns how many there
+// were.
+func (r *reconciler) pass(ctx context.Context, v *workload.NetworkView, res *plan.Result, log *[]string, ofEngine bool) (n int, err error) {
+	seen, err := r.kernel.Observe(v.Address)
+	if err != nil {
+		return 1, err
+	}
+	seen.Engine, seen.Answers = slices.Clone(r.networks), r.listed
+	for i := range seen.Engine {
+		if seen.Engine[i].Link, err = r.kernel.HasLink(plan.Bridge(seen.Engine[i].ID)); err != nil {
+			return 1, err
+		}
+	}
+	*res = plan.Plan(plan.Input{View: *v, Alias: "persys " + v.Cluster + " " + r.o.cfg.Node, Seen: seen})
+	var errs []error
+	for _, op := range res.Ops {
+		var err error
+		switch op := op.(type) {
+		case plan.CreateNetwork:
+			if !ofEngine {
+				continue
+			}
+			err = r.engine.Create(ctx, op.EngineNetwork)
+			r.o.refresh()
+		case plan.RemoveNetwork:
+			if !ofEngine {
+				continue
+			}
+			err = r.engine.Remove(ctx, op.ID)
+			r.o.refresh()
+		default:
+			if ofEngine {
+				continue
+			}
+			err = r.kernel.Apply(op)
+		}
+		n++
+		name, _, _ := strings.Cut(op.String(), "\n")
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", strings.TrimSuffix(name, " {"), err))
+			continue
+		}
+		*log = append(*log, strings.TrimSuffix(name, " {"))
+	}
+	return n, errors.Join(errs...)
+}

@@ -1,0 +1,363 @@
+package overlay
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/persys/compute/agent/overlay/plan"
+	"github.com/persys/compute/agent/workload"
+	"github.com/persys/compute/testbed"
+)
+
+func TestMain(m *testing.M) { testbed.Exit(m.Run()) }
+
+// namespaces skips the test if this process may not make network namespaces.
+func namespaces(t *testing.T) {
+	t.Helper()
+	var err error
+	if os.Geteuid() != 0 {
+		err = errors.New("the test needs root")
+	}
+	testbed.Need(t, "a network namespace", err)
+}
+
+// slice returns the nth slice of a network.
+func slice(network uint32, n int) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 216, byte(16 * network), byte(64 * n)}), 26)
+}
+
+// viewOf returns the view of a node among nodes. networks lists for each network the nodes that have a slice, in the
+// order of their slices.
+func viewOf(me *node, nodes []*node, networks map[uint32][]*node) workload.NetworkView {
+	v := workload.NetworkView{Cluster: "c1", Index: 1, Port: 4790, VNI: 7001, Address: me.address}
+	peers := map[*node]bool{}
+	for id := uint32(1); id < 10; id++ {
+		n := workload.Network{ID: id, Namespace: "default", Name: fmt.Sprint("net", id), MTU: 1450, CIDR: netip.PrefixFrom(slice(id, 0).Addr(), 20)}
+		for i, member := range networks[id] {
+			if member == me {
+				n.Slice = slice(id, i)
+				continue
+			}
+			n.Peers = append(n.Peers, workload.NetworkSlice{Node: member.name, CIDR: slice(id, i)})
+		}
+		if !n.Slice.IsValid() {
+			continue
+		}
+		for _, p := range networks[id] {
+			peers[p] = p != me
+		}
+		v.Networks = append(v.Networks, n)
+	}
+	for _, p := range nodes {
+		if peers[p] {
+			v.Peers = append(v.Peers, workload.NetworkPeer{Node: p.name, Address: p.address})
+		}
+	}
+	return v
+}
+
+// TestWhoReachesWhom: containers of one network reach each other over nodes with their own addresses. Nobody else
+// reaches them, and they reach other machines with the address of their node.
+func TestWhoReachesWhom(t *testing.T) {
+	namespaces(t)
+	net := fabric(t)
+	a, b, c, stranger := newNode(t, net, "a", 11), newNode(t, net, "b", 12), newNode(t, net, "c", 13), newNode(t, net, "stranger", 14)
+	nodes := []*node{a, b, c, stranger}
+	networks := map[uint32][]*node{1: {a, b}, 2: {a, c}}
+	for _, n := range nodes[:3] {
+		n.Start(t, viewOf(n, nodes, networks))
+	}
+	// The stranger knows the network identifier and the peers' addresses, and sends packets of network 1.
+	claims := map[uint32][]*node{1: {a, b, stranger}}
+	stranger.Start(t, viewOf(stranger, nodes, claims))
+
+	a1, b1, a2, c2 := newContainer(t, a, "a1", 1), newContainer(t, b, "b1", 1), newContainer(t, a, "a2", 2), newContainer(t, c, "c2", 2)
+	s1 := newContainer(t, stranger, "s1", 1)
+	net.serve(t)
+	outside := netip.MustParseAddr("10.99.0.1")
+	net.do(t, func() error { // routes to the containers, as an attacker on the nodes' network would set them
+		return netlink.RouteAdd(&netlink.Route{Dst: toNet(slice(1, 0)), Gw: a.address.AsSlice()})
+	})
+	for _, x := range []struct {
+		name string
+		from *space
+		to   netip.Addr
+		want string // the source that the server sees; "" if the connection must fail
+	}{
+		{"member on another node", b1.space, a1.address, b1.address.String()},
+		{"and back", a1.space, b1.address, a1.address.String()},
+		{"member of the other network on another node", c2.space, a2.address, c2.address.String()},
+		{"the node itself", a.space, a1.address, slice(1, 0).Addr().Next().String()},
+		{"another node to its peer's container", b.space, a1.address, slice(1, 1).Addr().Next().String()},
+		{"container to another machine", a1.space, outside, a.address.String()},
+		{"another network on the same node", a2.space, a1.address, ""},
+		{"another network on another node", c2.space, a1.address, ""},
+		{"another machine", net, a1.address, ""},
+		{"a machine that is no peer, by VXLAN", s1.space, a1.address, ""},
+		{"container to another node's gateway", b1.space, slice(1, 0).Addr().Next(), ""},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			if x.want == "" {
+				if from, err := x.from.ask(x.to); err == nil {
+					t.Errorf("reached %s, seen as %s", x.to, from)
+				}
+				return
+			}
+			var from string
+			testbed.Within(t, 10*time.Second, "connection to "+x.to.String(), func() error {
+				var err error
+				from, err = x.from.ask(x.to)
+				return err
+			})
+			if from != x.want {
+				t.Errorf("seen as %s, want %s", from, x.want)
+			}
+		})
+	}
+	// A container that takes the address of a member of another network is not answered.
+	a2.do(t, func() error { return address("eth0", b1.address.String()+"/32") })
+	if from, err := a2.askFrom(b1.address, a1.address); err == nil {
+		t.Errorf("a foreign source address was accepted: seen as %s", from)
+	}
+}
+
+// TestForeignChangesAreRepaired: after each change of another program, containers reach each other again, and nothing
+// that works is touched when the agent restarts.
+func TestForeignChangesAreRepaired(t *testing.T) {
+	namespaces(t)
+	net := fabric(t)
+	a, b := newNode(t, net, "a", 11), newNode(t, net, "b", 12)
+	nodes := []*node{a, b}
+	networks := map[uint32][]*node{1: {a, b}}
+	for _, n := range nodes {
+		n.Start(t, viewOf(n, nodes, networks))
+	}
+	a1, b1 := newContainer(t, a, "a1", 1), newContainer(t, b, "b1", 1)
+	reach := func(t *testing.T, within time.Duration) {
+		t.Helper()
+		testbed.Within(t, within, "b1 reaches a1", func() error {
+			from, err := b1.ask(a1.address)
+			if err == nil && from != b1.address.String() {
+				err = fmt.Errorf("seen as %s", from)
+			}
+			return err
+		})
+	}
+	reach(t, 10*time.Second)
+	device := func() *netlink.Vxlan {
+		var x *netlink.Vxlan
+		a.do(t, func() error {
+			link, err := netlink.LinkByName(plan.Device)
+			if err == nil {
+				x = link.(*netlink.Vxlan)
+			}
+			return err
+		})
+		return x
+	}
+	onDevice := func(f func(index int) error) func() error {
+		return func() error {
+			link, err := netlink.LinkByName(plan.Device)
+			if err != nil {
+				return err
+			}
+			return f(link.Attrs().Index)
+		}
+	}
+	hasTable := func() error {
+		return a.try(func() error {
+			r, err := openRules()
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			table, err := r.Table()
+			if err == nil && table == nil {
+				err = errors.New("no table")
+			}
+			return err
+		})
+	}
+	for _, c := range []struct {
+		name   string
+		damage func() error
+		// quick: a monitor announces it, so that it is repaired long before the next full compare
+		quick bool
+	}{
+		{"nft flush ruleset", func() error {
+			c, err := nftables.New()
+			if err != nil {
+				return err
+			}
+			c.FlushRuleset()
+			return errors.Join(c.Flush(), firewall())
+		}, true},
+		{"device deleted", func() error {
+			link, err := netlink.LinkByName(plan.Device)
+			if err != nil {
+				return err
+			}
+			return netlink.LinkDel(link)
+		}, true},
+		{"device down", func() error {
+			link, err := netlink.LinkByName(plan.Device)
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetDown(link)
+		}, true},
+		{"routes flushed", func() error { return netlink.RouteDel(&netlink.Route{Dst: toNet(slice(1, 1))}) }, true},
+		{"forwarding entry removed", onDevice(func(index int) error {
+			return netlink.NeighDel(forward(index, plan.Forward{MAC: plan.MACOf(b.address), Peer: b.address}))
+		}), false},
+		{"neighbour replaced", onDevice(func(index int) error {
+			return netlink.NeighSet(neighbour(index, plan.Neighbour{Address: slice(1, 1).Addr(), MAC: plan.MAC{2, 1}}))
+		}), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a.overlay.mu.Lock()
+			a.overlay.mu.Unlock()
+			a.do(t, c.damage)
+			limit := 20 * time.Second
+			if c.quick {
+				limit = 10 * time.Second
+			}
+			reach(t, limit)
+			testbed.Within(t, limit, "our table", hasTable)
+		})
+	}
+	if !strings.Contains(a.log.String(), "another program changed the networks between nodes; repaired") {
+		t.Errorf("the log says nothing of the repairs:\n%s", a.log)
+	}
+
+	t.Run("restart", func(t *testing.T) {
+		before := device().Index
+		a.stop()
+		reach(t, time.Second) // nothing runs on node a
+		n := len(a.log.String())
+		a.Start(t, viewOf(a, nodes, networks))
+		testbed.Within(t, 10*time.Second, "the first compare", func() error {
+			a.overlay.mu.Lock()
+			defer a.overlay.mu.Unlock()
+			if len(a.overlay.ready) == 0 {
+				return errors.New("not ready")
+			}
+			return nil
+		})
+		if said := a.log.String()[n:]; strings.Contains(said, "operations") {
+			t.Errorf("the restarted agent changed something:\n%s", said)
+		}
+		if device().Index != before {
+			t.Error("the restarted agent made the device again")
+		}
+	})
+
+	t.Run("plain rules in DOCKER-USER", func(t *testing.T) {
+		path := testbed.Program(t, "iptables")
+		var out []byte
+		a.do(t, func() (err error) {
+			out, err = exec.Command(path, "-S", plan.UserChain).CombinedOutput()
+			return err
+		})
+		if !strings.Contains(string(out), "-A DOCKER-USER -i pvx0 -o ps1 ") || !strings.Contains(string(out), "-j ACCEPT") {
+			t.Errorf("iptables shows:\n%s", out)
+		}
+	})
+
+	t.Run("peer gone", func(t *testing.T) {
+		v := viewOf(a, nodes, map[uint32][]*node{1: {a}})
+		a.overlay.Set(v)
+		testbed.Within(t, 10*time.Second, "no route to the peer", func() error {
+			return a.try(onDevice(func(index int) error {
+				routes, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index}, netlink.RT_FILTER_OIF)
+				if err == nil && len(routes) > 0 {
+					err = fmt.Errorf("routes: %v", routes)
+				}
+				return err
+			}))
+		})
+	})
+
+	t.Run("no network", func(t *testing.T) {
+		a.overlay.Set(workload.NetworkView{Cluster: "c1", Index: 3, Address: a.address})
+		testbed.Within(t, 10*time.Second, "nothing of ours", func() error {
+			return a.try(func() error {
+				k, err := openKernel()
+				if err != nil {
+					return err
+				}
+				defer k.Close()
+				seen, err := k.Observe(a.address)
+				bridge, err2 := k.HasLink(plan.Bridge(1))
+				if err := errors.Join(err, err2); err != nil {
+					return err
+				}
+				if seen.Device != nil || seen.Table != nil || len(seen.UserChain) > 0 || bridge {
+					return fmt.Errorf("left: %v %v %v %v", seen.Device, seen.Table, seen.UserChain, bridge)
+				}
+				return nil
+			})
+		})
+	})
+}
+
+// TestManyPeers: a view with 700 peers is set up; its table needs several messages.
+func TestManyPeers(t *testing.T) {
+	namespaces(t)
+	a := newNode(t, fabric(t), "a", 11)
+	v := viewOf(a, nil, map[uint32][]*node{1: {a}})
+	for i := range 700 {
+		name := fmt.Sprintf("n%04d", i)
+		v.Peers = append(v.Peers, workload.NetworkPeer{Node: name, Address: netip.AddrFrom4([4]byte{10, 98, byte(i >> 8), byte(i)})})
+		v.Networks[0].Peers = append(v.Networks[0].Peers, workload.NetworkSlice{Node: name, CIDR: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 217, byte(i >> 4), byte(i << 4)}), 28)})
+	}
+	began := time.Now()
+	a.Start(t, v)
+	_, err := a.overlay.Join(t.Context(), "x", []uint32{1})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, a.log)
+	}
+	t.Logf("700 peers in %s", time.Since(began).Round(time.Millisecond))
+}
+
+// TestProbe: what Probe says of this machine.
+func TestProbe(t *testing.T) {
+	namespaces(t)
+	a := newNode(t, fabric(t), "a", 11)
+	for _, c := range []struct {
+		address string
+		mtu     int
+		problem string
+	}{
+		{"10.99.0.11", 1450, ""},
+		{"10.99.0.77", 0, "no interface of this machine has the address 10.99.0.77"},
+		{"127.0.0.1", 0, "which other machines cannot reach"},
+	} {
+		a.do(t, func() error {
+			mtu, problem := Probe(t.Context(), netip.MustParseAddr(c.address))
+			if mtu != c.mtu || !strings.Contains(problem, c.problem) || c.problem == "" && problem != "" {
+				t.Errorf("%s: %d %q", c.address, mtu, problem)
+			}
+			return nil
+		})
+	}
+	a.do(t, func() error {
+		links, err := netlink.LinkList()
+		for _, l := range links {
+			if l.Type() == "vxlan" {
+				t.Errorf("left: %s", l.Attrs().Name)
+			}
+		}
+		return err
+	})
+}

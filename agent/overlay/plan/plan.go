@@ -1,0 +1,316 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// looseReversePath lets packets from the VXLAN device pass although the machine would answer them through another
+// interface. The chain "source" checks what the sysctl does not.
+const looseReversePath = 2
+
+// Result is what Plan returns.
+type Result struct {
+	// Ops are in the order in which they must be carried out. If one fails, the others are still worth trying.
+	Ops []Op
+	// Problems says what no operation can mend.
+	Problems []string
+	// Ready holds the ids of the networks that work already, sorted: bridge, device and peers are as wanted.
+	Ready []uint32
+}
+
+// planner collects the operations.
+type planner struct {
+	Input
+	out Result
+	// broken holds networks with a problem of their own, sorted.
+	broken []uint32
+}
+
+// Plan compares a machine with its view.
+func Plan(in Input) Result {
+	p := planner{Input: in}
+	if !p.ours() {
+		return p.out
+	}
+	p.engine()
+	table, bridges := p.table()
+	wanted := len(p.View.Networks) > 0
+	switch {
+	case wanted && p.Seen.Underlay == nil:
+		p.problem("no interface of this machine has the address %s, which this node registered: set PERSYS_AGENT_GRPC_ENDPOINT to an address of this machine", p.View.Address)
+	case wanted:
+		p.device()
+	case p.Seen.Device != nil:
+		p.do(DeleteDevice{})
+	}
+	// Rules come before the engine's rule that lets packets in, and go after it.
+	p.userChain(bridges, false)
+	switch {
+	case table.same(p.Seen.Table):
+	case table == nil:
+		p.do(DropTable{})
+	default:
+		p.do(ReplaceTable{table})
+	}
+	p.userChain(bridges, true)
+	p.ready()
+	return p.out
+}
+
+func (p *planner) do(op Op) { p.out.Ops = append(p.out.Ops, op) }
+
+func (p *planner) problem(format string, args ...any) {
+	p.out.Problems = append(p.out.Problems, fmt.Sprintf(format, args...))
+}
+
+// ours reports whether the VXLAN device belongs to this agent or does not exist. Another agent's device, table and
+// rules are not touched.
+func (p *planner) ours() bool {
+	switch d := p.Seen.Device; {
+	case p.Seen.Taken != "":
+		p.problem("the interface %s is of the kind %s: remove or rename it", Device, p.Seen.Taken)
+	case d != nil && d.Alias != "" && d.Alias != p.Alias:
+		p.problem("the interface %s belongs to %q, and this agent is %q: only one agent of a machine can have networks; if the other agent is gone, run: ip link delete %s",
+			Device, d.Alias, p.Alias, Device)
+	default:
+		return true
+	}
+	return false
+}
+
+// engine plans the engine's networks.
+func (p *planner) engine() {
+	if !p.Seen.Answers {
+		return
+	}
+	for _, n := range p.View.Networks {
+		want := EngineNetwork{ID: n.ID, Network: n.Namespace + "/" + n.Name, Slice: n.Slice, MTU: n.MTU}
+		have := p.network(n.ID)
+		switch {
+		case have == nil:
+			p.do(CreateNetwork{want})
+		case have.EngineNetwork == want && have.Link:
+		case have.Used && have.Slice != want.Slice:
+			p.problem("network %s/%s: containers on this node still have addresses of the former slice %s, now it is %s: restart or remove them", n.Namespace, n.Name, have.Slice, want.Slice)
+			p.broken = append(p.broken, n.ID)
+		case have.Used && !have.Link:
+			p.problem("network %s/%s: its bridge %s was deleted while containers use it: restart the container engine", n.Namespace, n.Name, Bridge(n.ID))
+			p.broken = append(p.broken, n.ID)
+		case have.Used: // only the MTU or the name for people differs: the next time that no container is on it
+		default:
+			p.do(RemoveNetwork{n.ID})
+			p.do(CreateNetwork{want})
+		}
+	}
+	for _, have := range p.Seen.Engine {
+		if !p.viewed(have.ID) && !have.Used {
+			p.do(RemoveNetwork{have.ID})
+		}
+	}
+}
+
+// network returns a network of the engine, or nil.
+func (p *planner) network(id uint32) *ObservedNetwork {
+	for i := range p.Seen.Engine {
+		if p.Seen.Engine[i].ID == id {
+			return &p.Seen.Engine[i]
+		}
+	}
+	return nil
+}
+
+// viewed reports whether the view has a network.
+func (p *planner) viewed(id uint32) bool {
+	for _, n := range p.View.Networks {
+		if n.ID == id {
+			return true
+		}
+	}
+	return false
+}
+
+// table returns the wanted table, and the names of the bridges of the view's networks, sorted. A bridge that the view
+// does not have is in the table too while a container is on it, so that nobody reaches that container.
+func (p *planner) table() (*Table, []string) {
+	var bridges []string
+	for _, n := range p.View.Networks {
+		bridges = append(bridges, Bridge(n.ID))
+	}
+	slices.Sort(bridges)
+	all := slices.Clone(bridges)
+	for _, n := range p.Seen.Engine {
+		if n.Used || !p.Seen.Answers {
+			all = append(all, Bridge(n.ID))
+		}
+	}
+	slices.Sort(all)
+	return table(p.View, slices.Compact(all)), bridges
+}
+
+// userChain plans the rules in DOCKER-USER: those to add, or those to remove.
+func (p *planner) userChain(bridges []string, add bool) {
+	if !p.Seen.HasUserChain {
+		return
+	}
+	from, to := p.Seen.UserChain, bridges
+	if add {
+		from, to = to, from
+	}
+	for _, b := range slices.Compact(slices.Clone(from)) {
+		switch {
+		case slices.Contains(to, b):
+		case add:
+			p.do(AcceptInto{b})
+		default:
+			p.do(DropAccept{b})
+		}
+	}
+}
+
+// device plans the VXLAN device and its entries.
+func (p *planner) device() {
+	v, under := p.View, p.Seen.Underlay
+	want := VXLAN{Alias: p.Alias, VNI: v.VNI, Port: v.Port, Local: v.Address, Under: under.Index, MAC: MACOf(v.Address), MTU: under.MTU - Overhead(v.Address), Up: true}
+	var forwards []Forward
+	var neighbours []Neighbour
+	var routes []Route
+	have := p.Seen.Device
+	if reason := differs(have, want); have == nil || reason != "" {
+		p.do(CreateDevice{want, reason})
+		have = nil
+	} else {
+		forwards, neighbours, routes = p.Seen.Forwards, p.Seen.Neighbours, p.Seen.Routes
+		if have.MTU != want.MTU || !have.Up || have.Alias != want.Alias {
+			p.do(AdjustDevice{want.MTU, want.Alias})
+		}
+	}
+	if have == nil || p.Seen.ReversePath != looseReversePath {
+		p.do(SetReversePath{looseReversePath})
+	}
+	f, n, r := p.entries()
+	change(p, forwards, f, func(a, b Forward) bool { return a.MAC == b.MAC }, func(x Forward) Op { return PutForward{x} }, func(x Forward) Op { return DropForward{x} })
+	change(p, neighbours, n, func(a, b Neighbour) bool { return a.Address == b.Address }, func(x Neighbour) Op { return PutNeighbour{x} }, func(x Neighbour) Op { return DropNeighbour{x.Address} })
+	change(p, routes, r, func(a, b Route) bool { return a.Slice == b.Slice }, func(x Route) Op { return PutRoute{x} }, func(x Route) Op { return DropRoute{x.Slice} })
+}
+
+// differs returns why an existing device cannot be adjusted to be the wanted one; "" if it can.
+func differs(have *VXLAN, want VXLAN) string {
+	if have == nil {
+		return ""
+	}
+	for _, c := range []struct {
+		what string
+		is   bool
+	}{
+		{"vni", have.VNI != want.VNI}, {"port", have.Port != want.Port}, {"local address", have.Local != want.Local},
+		{"interface", have.Under != want.Under}, {"mac", have.MAC != want.MAC}, {"learning", have.Learning},
+	} {
+		if c.is {
+			return c.what + " differs"
+		}
+	}
+	return ""
+}
+
+// entries returns what the device must hold. Peers without an address are skipped.
+func (p *planner) entries() (forwards []Forward, neighbours []Neighbour, routes []Route) {
+	address := func(node string) (netip.Addr, bool) {
+		for _, peer := range p.View.Peers {
+			if peer.Node == node {
+				return peer.Address, peer.Address != p.View.Address
+			}
+		}
+		return netip.Addr{}, false
+	}
+	for _, n := range p.View.Networks {
+		gateway := Gateway(n.Slice)
+		if !slices.Contains(p.Seen.Gateways, gateway) {
+			gateway = netip.Addr{} // the engine has not made the bridge yet
+		}
+		for _, s := range n.Peers {
+			peer, ok := address(s.Node)
+			if !ok {
+				p.problem("network %s/%s: the view has no address of node %s", n.Namespace, n.Name, s.Node)
+				continue
+			}
+			mac := MACOf(peer)
+			forwards = append(forwards, Forward{mac, peer})
+			neighbours = append(neighbours, Neighbour{s.CIDR.Addr(), mac})
+			routes = append(routes, Route{Slice: s.CIDR, Via: s.CIDR.Addr(), Source: gateway, MTU: n.MTU})
+		}
+	}
+	SortForwards(forwards)
+	SortNeighbours(neighbours)
+	SortRoutes(routes)
+	return slices.Compact(forwards), slices.Compact(neighbours), slices.Compact(routes)
+}
+
+// change plans from what a device has to what it must have. Entries with the same key are replaced by one operation.
+func change[T comparable](p *planner, have, want []T, sameKey func(a, b T) bool, put, drop func(T) Op) {
+	for _, h := range have {
+		if !slices.ContainsFunc(want, func(w T) bool { return sameKey(h, w) }) {
+			p.do(drop(h))
+		}
+	}
+	for _, w := range want {
+		n, exact := 0, false
+		for _, h := range have {
+			if sameKey(h, w) {
+				n, exact = n+1, exact || h == w
+			}
+		}
+		if n > 1 { // for example a second peer for one Ethernet address
+			for _, h := range have {
+				if sameKey(h, w) && h != w {
+					p.do(drop(h))
+				}
+			}
+		}
+		if !exact || n > 1 {
+			p.do(put(w))
+		}
+	}
+}
+
+// ready fills Ready. A network that the engine has not made yet does not hold up the others.
+func (p *planner) ready() {
+	missing := slices.Clone(p.broken)
+	for _, op := range p.out.Ops {
+		switch op := op.(type) {
+		case CreateNetwork:
+			missing = append(missing, op.ID)
+		case RemoveNetwork:
+		default:
+			return
+		}
+	}
+	if p.Seen.Underlay == nil || !p.Seen.Answers {
+		return
+	}
+	for _, n := range p.View.Networks {
+		if !slices.Contains(missing, n.ID) {
+			p.out.Ready = append(p.out.Ready, n.ID)
+		}
+	}
+	slices.Sort(p.out.Ready)
+}
+
+// SortForwards sorts in the order that Observed needs.
+func SortForwards(list []Forward) {
+	slices.SortFunc(list, func(a, b Forward) int { return cmp.Or(slices.Compare(a.MAC[:], b.MAC[:]), a.Peer.Compare(b.Peer)) })
+}
+
+// SortNeighbours sorts in the order that Observed needs.
+func SortNeighbours(list []Neighbour) {
+	slices.SortFunc(list, func(a, b Neighbour) int { return a.Address.Compare(b.Address) })
+}
+
+// SortRoutes sorts in the order that Observed needs.
+func SortRoutes(list []Route) {
+	slices.SortFunc(list, func(a, b Route) int {
+		return cmp.Or(a.Slice.Addr().Compare(b.Slice.Addr()), a.Slice.Bits()-b.Slice.Bits())
+	})
+}

@@ -1,0 +1,65 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/persys/compute/agent/overlay/plan"
+)
+
+// Probe reports whether this machine can take part in networks between nodes: the largest MTU of a network over the
+// node's underlay address, or a problem in plain text. It makes a VXLAN device that it removes at once, and changes no
+// rules.
+func Probe(ctx context.Context, address netip.Addr) (mtu int, problem string) {
+	mtu, err := probe(ctx, address)
+	if errors.Is(err, unix.EPERM) {
+		return 0, "networks between nodes need the capability CAP_NET_ADMIN: run the agent as root"
+	}
+	if err != nil {
+		return 0, err.Error()
+	}
+	return mtu, ""
+}
+
+// probeVNI is the identifier of the device that Probe makes. Clusters do not use it.
+const probeVNI = 1<<24 - 1
+
+func probe(ctx context.Context, address netip.Addr) (mtu int, err error) {
+	if !address.IsValid() || address.IsUnspecified() || address.IsLoopback() {
+		return 0, fmt.Errorf("the node registered with the address %s, which other machines cannot reach: set PERSYS_AGENT_GRPC_ENDPOINT", address)
+	}
+	k, err := openKernel()
+	if err != nil {
+		return 0, err
+	}
+	defer k.Close()
+	seen, err := k.Observe(address)
+	switch {
+	case err != nil:
+		return 0, err
+	case seen.Underlay == nil:
+		return 0, fmt.Errorf("no interface of this machine has the address %s, with which the node registered: set PERSYS_AGENT_GRPC_ENDPOINT", address)
+	}
+	x := &netlink.Vxlan{
+		LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("pvx%d", os.Getpid()), TxQLen: -1},
+		VxlanId:   probeVNI, Port: 1, VtepDevIndex: seen.Underlay.Index, SrcAddr: address.AsSlice(),
+	}
+	switch err := k.links.LinkAdd(x); {
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return 0, errors.New("the kernel has no VXLAN: load the module vxlan")
+	case errors.Is(err, unix.EEXIST): // another agent probes at the same time
+	case err != nil:
+		return 0, fmt.Errorf("making a VXLAN device: %w", err)
+	default:
+		if err := k.links.LinkDel(x); err != nil {
+			return 0, fmt.Errorf("removing the VXLAN device of the probe: %w", err)
+		}
+	}
+	return seen.Underlay.MTU - plan.Overhead(address), ctx.Err()
+}

@@ -1,0 +1,370 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/persys/compute/agent/overlay/plan"
+	"github.com/persys/compute/agent/workload"
+)
+
+// space is a network namespace with a thread in it.
+type space struct {
+	fd   netns.NsHandle
+	work chan func()
+}
+
+// newSpace makes a namespace that lasts until the test ends.
+func newSpace(t *testing.T) *space {
+	t.Helper()
+	s := &space{work: make(chan func())}
+	ready := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			s.fd, err = netns.Get()
+		}
+		ready <- err
+		for f := range s.work {
+			f()
+		}
+	}()
+	must(t, <-ready)
+	t.Cleanup(func() {
+		close(s.work)
+		_ = s.fd.Close()
+	})
+	s.do(t, func() error { return up("lo") })
+	return s
+}
+
+// do runs f in the namespace.
+func (s *space) do(t testing.TB, f func() error) {
+	t.Helper()
+	must(t, s.try(f))
+}
+
+func (s *space) try(f func() error) error {
+	done := make(chan error)
+	s.work <- func() { done <- f() }
+	return <-done
+}
+
+// run runs f in the namespace on a thread of its own.
+func (s *space) run(wait *sync.WaitGroup, f func()) {
+	wait.Add(1)
+	go func() {
+		defer wait.Done()
+		runtime.LockOSThread()
+		if err := netns.Set(s.fd); err != nil {
+			panic(err)
+		}
+		f()
+	}()
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func up(name string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(link)
+}
+
+// address gives an interface of the calling thread's namespace an address, and brings it up.
+func address(name, text string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	a, err := netlink.ParseAddr(text)
+	if err != nil {
+		return err
+	}
+	return errors.Join(netlink.AddrAdd(link, a), netlink.LinkSetUp(link))
+}
+
+// cable connects a bridge in one namespace with an interface eth0 in another.
+func cable(t testing.TB, from *space, bridge string, to *space, text string) {
+	t.Helper()
+	from.do(t, func() error {
+		br, err := netlink.LinkByName(bridge)
+		if err != nil {
+			return err
+		}
+		end := fmt.Sprintf("v%d", int(to.fd))
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: end, TxQLen: -1, MTU: br.Attrs().MTU}, PeerName: "eth0", PeerNamespace: netlink.NsFd(to.fd)}
+		if err := netlink.LinkAdd(veth); err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkSetMaster(veth, br), netlink.LinkSetUp(veth))
+	})
+	to.do(t, func() error { return address("eth0", text) })
+}
+
+func bridge(name string, mtu int, text string) error {
+	err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name, TxQLen: -1, MTU: mtu}})
+	return errors.Join(err, address(name, text))
+}
+
+// fabric is a machine between the nodes, with the address 10.99.0.1.
+func fabric(t *testing.T) *space {
+	s := newSpace(t)
+	s.do(t, func() error { return bridge("br0", 1500, "10.99.0.1/24") })
+	return s
+}
+
+// node is a machine with an overlay. The engine is fake: it makes bridges and its firewall, and no containers.
+type node struct {
+	*space
+	name    string
+	address netip.Addr
+	store   memory
+	log     *lines
+
+	stop    func()
+	overlay *Overlay
+}
+
+func newNode(t *testing.T, net *space, name string, last int) *node {
+	n := &node{space: newSpace(t), name: name, address: netip.AddrFrom4([4]byte{10, 99, 0, byte(last)}), stop: func() {}, log: &lines{}}
+	cable(t, net, "br0", n.space, n.address.String()+"/24")
+	n.do(t, func() error {
+		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644), firewall())
+	})
+	t.Cleanup(func() { n.stop() })
+	return n
+}
+
+// firewall makes the chains of a Docker engine before version 28: what comes from a bridge passes, answers pass, and
+// DOCKER-USER decides about the rest, which is dropped otherwise.
+func firewall() error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	drop := nftables.ChainPolicyDrop
+	table := c.AddTable(userTable)
+	c.AddChain(userChain)
+	forward := c.AddChain(&nftables.Chain{Name: "FORWARD", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &drop})
+	rule := func(r plan.Rule, jump string) {
+		exprs := expressions(r, nil)
+		if jump != "" {
+			exprs = append(exprs, &expr.Verdict{Kind: expr.VerdictJump, Chain: jump})
+		}
+		c.AddRule(&nftables.Rule{Table: table, Chain: forward, Exprs: exprs})
+	}
+	rule(plan.Rule{}, plan.UserChain)
+	rule(plan.Rule{Matches: []plan.Match{{Kind: plan.Established}}, Verdict: plan.Accept}, "")
+	rule(plan.Rule{Matches: []plan.Match{{Kind: plan.InInterface, Not: true, Name: plan.Device}, {Kind: plan.InInterface, Not: true, Name: "eth0"}}, Verdict: plan.Accept}, "")
+	return c.Flush()
+}
+
+// Start runs an overlay until Stop or the end of the test.
+func (n *node) Start(t *testing.T, v workload.NetworkView) {
+	t.Helper()
+	o, err := New(Config{Node: n.name, Store: &n.store, Logger: slog.New(slog.NewTextHandler(n.log, nil))})
+	must(t, err)
+	o.compare = 2 * time.Second
+	o.engine = func(string) (engine, error) { return &fakeEngine{space: n.space}, nil }
+	ctx, cancel := context.WithCancel(context.Background())
+	var wait sync.WaitGroup
+	n.run(&wait, func() { o.Run(ctx) })
+	n.overlay, n.stop = o, func() {
+		cancel()
+		wait.Wait()
+	}
+	o.Set(v)
+}
+
+// lines is a log.
+type lines struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text = append(l.text, p...)
+	return len(p), nil
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return string(l.text)
+}
+
+// memory is a store of addresses.
+type memory struct {
+	mu  sync.Mutex
+	all []workload.NetworkAddress
+}
+
+func (m *memory) Addresses() ([]workload.NetworkAddress, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.all), nil
+}
+
+func (m *memory) PutAddress(r workload.NetworkAddress) error {
+	_ = m.DropAddress(r)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.all = append(m.all, r)
+	return nil
+}
+
+func (m *memory) DropAddress(r workload.NetworkAddress) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.all = slices.DeleteFunc(m.all, func(x workload.NetworkAddress) bool { return sameAddress(x, r) })
+	return nil
+}
+
+// fakeEngine makes bridges. A network exists as long as its bridge: an interface with an alias.
+type fakeEngine struct{ space *space }
+
+// The methods run on the thread of Overlay.Run, which is in the namespace.
+
+func (e *fakeEngine) Networks(context.Context) (out []plan.ObservedNetwork, _ []workload.NetworkAddress, err error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, l := range links {
+		var n plan.ObservedNetwork
+		var slice string
+		if _, err := fmt.Sscanf(l.Attrs().Alias, "%d %s %s", &n.ID, &n.Network, &slice); err == nil && l.Type() == "bridge" {
+			n.Slice, n.MTU = netip.MustParsePrefix(slice), l.Attrs().MTU
+			out = append(out, n)
+		}
+	}
+	slices.SortFunc(out, func(a, b plan.ObservedNetwork) int { return int(a.ID) - int(b.ID) })
+	return out, nil, nil
+}
+
+func (e *fakeEngine) Create(_ context.Context, n plan.EngineNetwork) error {
+	name := plan.Bridge(n.ID)
+	if err := bridge(name, n.MTU, netip.PrefixFrom(plan.Gateway(n.Slice), n.Slice.Bits()).String()); err != nil {
+		return err
+	}
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetAlias(link, fmt.Sprintf("%d %s %s", n.ID, n.Network, n.Slice))
+}
+
+func (e *fakeEngine) Remove(_ context.Context, id uint32) error {
+	link, err := netlink.LinkByName(plan.Bridge(id))
+	if err != nil {
+		return err
+	}
+	return netlink.LinkDel(link)
+}
+
+// container is a namespace on a bridge of a node. It answers on TCP port 80 with the address of the caller.
+type container struct {
+	*space
+	address netip.Addr
+}
+
+// newContainer puts a container on a network.
+func newContainer(t *testing.T, n *node, id string, network uint32) *container {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	places, err := n.overlay.Join(ctx, workload.ID(id), []uint32{network})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, n.log)
+	}
+	c := &container{newSpace(t), places[0].Address}
+	cable(t, n.space, plan.Bridge(network), c.space, c.address.String()+"/26")
+	c.do(t, func() error {
+		slice, err := c.address.Prefix(26)
+		if err != nil {
+			return err
+		}
+		return netlink.RouteAdd(&netlink.Route{Gw: plan.Gateway(slice).AsSlice()})
+	})
+	c.serve(t)
+	return c
+}
+
+// serve answers each TCP connection to port 80 with the address of the caller.
+func (s *space) serve(t *testing.T) {
+	var l net.Listener
+	s.do(t, func() (err error) {
+		l, err = net.Listen("tcp4", ":80")
+		return err
+	})
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			from, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+			_, _ = io.WriteString(conn, from)
+			_ = conn.Close()
+		}
+	}()
+}
+
+// ask connects to an address and returns the caller's address as the server sees it.
+func (s *space) ask(to netip.Addr) (from string, err error) {
+	err = s.try(func() error {
+		conn, err := net.DialTimeout("tcp4", netip.AddrPortFrom(to, 80).String(), 700*time.Millisecond)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(time.Second))
+		raw, err := io.ReadAll(conn)
+		from = string(raw)
+		return err
+	})
+	return from, err
+}
+
+// askFrom connects from one of the caller's addresses.
+func (s *space) askFrom(source, to netip.Addr) (from string, err error) {
+	err = s.try(func() error {
+		d := net.Dialer{Timeout: 700 * time.Millisecond, LocalAddr: &net.TCPAddr{IP: source.AsSlice()}}
+		conn, err := d.Dial("tcp4", netip.AddrPortFrom(to, 80).String())
+		if err != nil {
+			return err
+		}
+		from = conn.LocalAddr().String()
+		return conn.Close()
+	})
+	return from, err
+}
