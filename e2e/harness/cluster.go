@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,6 +43,9 @@ type Options struct {
 	SchedulerEnv, AgentEnv map[string]string
 	// DataDirs are the data directories of the first schedulers; default: in Dir.
 	DataDirs []string
+	// Host is the IP address of the schedulers; default 127.0.0.1. With another address, agents on Machines can
+	// reach them.
+	Host string
 	// Clocks are the clock offsets of the first schedulers. With a positive offset the clock is ahead.
 	Clocks []time.Duration
 }
@@ -225,10 +229,12 @@ func (c *Cluster) draw(s *Scheduler) error {
 		if err != nil {
 			return err
 		}
-		*addr = loopback(port)
+		*addr = net.JoinHostPort(c.host(), strconv.Itoa(port))
 	}
 	return nil
 }
+
+func (c *Cluster) host() string { return cmp.Or(c.opt.Host, "127.0.0.1") }
 
 // Readdress gives a scheduler other addresses for its next start, as if its disk were now in another
 // machine. The scheduler must not run.
@@ -264,7 +270,7 @@ func (c *Cluster) JoinAll(s *Scheduler) {
 		"METRICS_PORT":               portOf(s.HTTP),
 		"SCHEDULER_RAFT_ADDR":        s.Raft,
 		"SCHEDULER_GOSSIP_ADDR":      s.Gossip,
-		"PERSYS_GRPC_ADDR":           "127.0.0.1",
+		"PERSYS_GRPC_ADDR":           c.host(),
 		"ETCD_ENDPOINTS":             "none",
 		"SCHEDULER_DNS_ADDR":         s.DNS,
 	}
@@ -370,7 +376,9 @@ type AgentOptions struct {
 	Simulate bool
 	// NodeID; default node-a, node-b, …
 	NodeID string
-	Env    map[string]string
+	// Machine runs the agent on a machine of OpenMachines, with its container engine.
+	Machine *Machine
+	Env     map[string]string
 }
 
 // StartAgent starts an agent with the addresses of all schedulers, and waits until
@@ -416,17 +424,24 @@ func (c *Cluster) NewAgent(opt AgentOptions) (*Agent, error) {
 		a.SimDir = filepath.Join(dir, "engine")
 		env["PERSYS_SIMULATE"] = a.SimDir
 	}
+	path := c.opt.Binaries.Agent
 	var args []string
+	if m := opt.Machine; m != nil {
+		host := m.Address.String()
+		a.Addr, a.HTTP = net.JoinHostPort(host, portOf(a.Addr)), net.JoinHostPort(host, portOf(a.HTTP))
+		env["PERSYS_GRPC_ADDR"], env["DOCKER_HOST"] = host, m.DockerHost
+		path, args = m.command(path)
+	}
 	if c.opt.OwnCA {
 		delete(env, "PERSYS_SCHEDULER_ADDR")
-		args = []string{"--join", c.Token("agent")}
+		args = append(args, "--join", c.Token("agent"))
 	} else if c.opt.TLS {
 		leaf := c.Leaf("agent/" + id)
 		maps.Copy(env, map[string]string{"PERSYS_TLS_CA": leaf.CA, "PERSYS_TLS_CERT": leaf.Cert, "PERSYS_TLS_KEY": leaf.Key})
 	} else {
 		env["PERSYS_INSECURE"] = "true"
 	}
-	a.Process = &Process{Name: id, Path: c.opt.Binaries.Agent, Args: args, Log: filepath.Join(c.logs(), id+".log"), Env: environment(env, c.opt.AgentEnv, opt.Env)}
+	a.Process = &Process{Name: id, Path: path, Args: args, Log: filepath.Join(c.logs(), id+".log"), Env: environment(env, c.opt.AgentEnv, opt.Env)}
 	c.Agents = append(c.Agents, a)
 	return a, nil
 }

@@ -32,7 +32,12 @@ func OpenEngine(ctx context.Context) (*Engine, error) {
 	if host == "" {
 		host = "unix:///var/run/docker.sock"
 	}
-	cli, err := client.New(client.FromEnv)
+	return openEngine(ctx, host)
+}
+
+// openEngine connects to the engine at an address.
+func openEngine(ctx context.Context, host string) (*Engine, error) {
+	cli, err := client.New(client.FromEnv, client.WithHost(host))
 	if err != nil {
 		return nil, fmt.Errorf("DOCKER_HOST %q: %w", host, err)
 	}
@@ -209,6 +214,15 @@ func (e *Engine) Started(ctx context.Context, id string) (string, error) {
 		return "", err
 	}
 	return res.Container.State.StartedAt, nil
+}
+
+// PID returns the id of a container's first process; 0 if the container does not run.
+func (e *Engine) PID(ctx context.Context, id string) (int, error) {
+	res, err := e.cli.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+	if err != nil || res.Container.State == nil {
+		return 0, err
+	}
+	return res.Container.State.Pid, nil
 }
 
 // Restarts returns the number of times that the engine has restarted a container.
