@@ -155,6 +155,8 @@ func TestHealthAndMetrics(t *testing.T) {
 	have := map[string]bool{
 		"heartbeats_total":                              true, // this metric is set only with a scheduler: tested in e2e, TestEveryMetricIsSet
 		"refused_by_limit_total":                        true, // this metric counts only when callers exceed a limit: tested in e2e, TestHostilePeers
+		"network_problems":                              true, // these metrics are set only with networks: tested in agent/overlay
+		"network_repairs_total":                         true,
 		"garbage_collection_old_failed_workloads_found": true, // this metric counts only failures older than an hour: tested in agent/metrics, TestFailuresOlderThanAnHourAreCounted
 	}
 	fenced := false
