@@ -52,7 +52,7 @@ type Cache struct {
 	openAt   uint64             // version of the cache at which every pending workload outside of open was evaluated
 
 	slicesKnown bool  // sliceDue is up to date
-	sliceDue    int64 // earliest time at which a slice of a network may be taken back; 0 = none
+	sliceDue    int64 // earliest time at which a slice of a network may be taken back or ends its rest; 0 = none
 }
 
 type portRef struct {

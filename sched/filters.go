@@ -372,7 +372,7 @@ func (x *nodeIndex) prepare(v fsm.View, namespace string, d *fsm.Demand) {
 		j := joined{name: name}
 		if n, ok := v.Network(namespace, name); ok {
 			j.of, j.by = n, x.sliced[n.ID]
-			j.full = n.Room(v.Info().Clock) <= len(j.by)
+			j.full = n.Room(max(x.now, v.Info().Clock)) <= len(j.by)
 		}
 		x.networks = append(x.networks, j)
 	}

@@ -111,10 +111,15 @@ func TestNetworks(t *testing.T) {
 			if _, has := n.SliceOf("a"); has {
 				t.Error("after a day the slice of a must be taken back, but is not")
 			}
-			w.now += fsm.SliceRest
 			w.cordon("a", true)
 			w.cordon("b", false)
 			w.apply("w2", joins("back"))
+			w.settle()
+			unplaced(t, w, "w2", "no slice left in network back")
+			if at := w.plan().WakeAt; at == 0 || at > n.Slices[0].FreeAt {
+				t.Errorf("the planner wakes at %d, want at the end of the rest, %d, or before", at, n.Slices[0].FreeAt)
+			}
+			w.now = n.Slices[0].FreeAt // nothing else happens until then
 			w.settle()
 			w.on(t, "w2", "b")
 		}},

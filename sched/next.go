@@ -60,6 +60,7 @@ func Next(w World, c *Cache) Step {
 	}
 	w.Tuning = w.Tuning.withDefaults()
 	c.sync(&w)
+	c.nodes.now = w.Now
 	p := &planner{World: w, c: c, left: w.Tuning.MaxCommands, lost: map[string]bool{}, back: map[string]bool{}}
 	p.expire()
 	if w.State.Info().Mode.Frozen() {

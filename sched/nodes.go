@@ -67,6 +67,7 @@ type nodeIndex struct {
 	busy     []bitset            // scratch: for each port of the present demand, the slots where the port is taken; see prepare
 	slots    []int32             // scratch: listed slots, see search
 	networks []joined            // scratch: networks of the present demand; see prepare
+	now      int64               // time of the step, Unix nanoseconds; 0 = the clock of the state
 	sliced   map[uint32][]string // by network: nodes without a slice to which this step has assigned a member
 
 	rules      rules // scratch: the rules of the present demand, see rules.go
