@@ -25,6 +25,7 @@ const (
 	Policies                     // create, change, bind and delete policies
 	Cluster                      // change the mode, the replicas, the leader and the mirror
 	Backups                      // make and restore backups, which hold the whole state
+	Secrets                      // see the values of secrets
 	Trust                        // join tokens, identities, authorities, revocations, roles
 	count
 )
@@ -45,6 +46,7 @@ var names = [count]struct{ name, meaning string }{
 	Policies:   {"policies", "create, change, bind and delete policies"},
 	Cluster:    {"cluster", "change the mode, the replicas, the leader and the mirror"},
 	Backups:    {"backups", "make and restore backups, which hold the whole state"},
+	Secrets:    {"secrets", "see the values of secrets"},
 	Trust:      {"trust", "join tokens, identities, authorities, revocations, roles"},
 }
 
@@ -252,6 +254,6 @@ func Lacking(own []Grant, given Grant) Set {
 // And returns the permissions that are in both sets.
 func (s Set) And(o Set) Set { return s & o }
 
-// NeverThroughGateways are the permissions that calls through a gateway cannot grant: they lead to the keys and
-// the whole state of the cluster, so a stolen certificate of a gateway must not get them.
-func NeverThroughGateways() Set { return setOf(Backups, Trust) }
+// NeverThroughGateways are the permissions that calls through a gateway cannot grant: they lead to the keys,
+// the secrets and the whole state of the cluster, so a stolen certificate of a gateway must not get them.
+func NeverThroughGateways() Set { return setOf(Backups, Secrets, Trust) }

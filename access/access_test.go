@@ -9,7 +9,7 @@ func TestBuiltinRoles(t *testing.T) {
 	for role, want := range map[string]string{
 		Viewer:   "read, logs",
 		Operator: "read, logs, exec, deploy, nodes",
-		Admin:    "read, logs, exec, deploy, nodes, fence, volumes, namespaces, policies, cluster, backups, trust",
+		Admin:    "read, logs, exec, deploy, nodes, fence, volumes, namespaces, policies, cluster, backups, secrets, trust",
 	} {
 		s, ok := Builtin(role)
 		if !ok || s.String() != want {

@@ -17,6 +17,7 @@ import (
 	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/garbage"
 	"github.com/persys/compute/agent/host"
+	"github.com/persys/compute/agent/memfile"
 	"github.com/persys/compute/agent/metrics"
 	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/runner"
@@ -97,10 +98,18 @@ func (a *Agent) wire(factory Factory) error {
 			return fmt.Errorf("state file %s: networks: %w", cfg.StatePath, err)
 		}
 	}
+	files := memfile.Open(cfg.StatePath, memfile.Bases()...)
+	known := map[string]bool{}
+	for _, in := range saved.Intents {
+		known[in.ID] = true
+	}
+	if err := files.Keep(func(workload string) bool { return known[workload] }); err != nil {
+		return fmt.Errorf("agent: secrets and configs in memory: %w", err)
+	}
 	ceiling := cfg.Ceiling
-	ceiling.Private = append(slices.Clone(ceiling.Private), cfg.StatePath, cfg.StatePath+".key")
+	ceiling.Private = append(slices.Clone(ceiling.Private), cfg.StatePath, cfg.StatePath+".key", files.Root())
 	a.runner, err = runner.New(runner.Config{
-		Core: cfg.core(), Store: a.store, Saved: saved, Storage: a.storage, Host: a.host, Factory: factory, Late: cfg.Late,
+		Core: cfg.core(), Store: a.store, Saved: saved, Storage: a.storage, Files: files, Host: a.host, Factory: factory, Late: cfg.Late,
 		Fencer: cfg.Fencer, Metrics: a.metrics, Used: &a.used, Tracer: cfg.Tracer, Logger: a.log, Swept: a.garbage.Periodic, Ceiling: ceiling,
 		ReconcileInterval: cfg.ReconcileInterval, UsageInterval: cfg.UsageInterval, DiskInterval: cfg.DiskInterval,
 		StepTimeout: cfg.StepTimeout, ListTimeout: cfg.ListTimeout, Networks: a.overlay,

@@ -16,6 +16,7 @@ const (
 	TablePolicy
 	TableBundle
 	TableNetwork
+	TableObject
 )
 
 // Change holds one record before and after an applied log entry. Old and New are pointers to the
@@ -28,7 +29,8 @@ const (
 type Change struct {
 	Table Table
 	// Key is the key of the record in its table: the id of a workload, node or replica, the name of a
-	// namespace or policy, <namespace>/<name> for a network, the digest of a bundle, "<node>/<workload>" for a residual,
+	// namespace or policy, <namespace>/<name> for a network, "<namespace>/<kind>/<name>" for an object, the digest of a bundle,
+	// "<node>/<workload>" for a residual,
 	// "<node>/<workload>/<type>" for a drift, "" for info and events.
 	Key      string
 	Old, New any
@@ -56,6 +58,7 @@ func (c *Change) NewNamespace() *Namespace { return as[Namespace](c.New) }
 func (c *Change) NewDrift() *Drift         { return as[Drift](c.New) }
 func (c *Change) NewPolicy() *Policy       { return as[Policy](c.New) }
 func (c *Change) NewBundle() *Bundle       { return as[Bundle](c.New) }
+func (c *Change) NewObject() *Object       { return as[Object](c.New) }
 
 func as[R any](record any) *R {
 	r, _ := record.(*R)

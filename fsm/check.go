@@ -30,6 +30,7 @@ func (s State) Check() error {
 	c.accounts()
 	c.networks()
 	c.bundles()
+	c.objects()
 	c.revisions()
 	c.rollouts()
 	c.histories()
@@ -225,7 +226,7 @@ func (c *checker) histories() {
 func (c *checker) derived() {
 	want := &Tx{r: *New().r}
 	want.r.info, want.r.workloads, want.r.nodes, want.r.residuals, want.r.tombstones = c.s.r.info, c.s.r.workloads, c.s.r.nodes, c.s.r.residuals, c.s.r.tombstones
-	want.r.namespaces, want.r.rollouts, want.r.policies, want.r.bundles = c.s.r.namespaces, c.s.r.rollouts, c.s.r.policies, c.s.r.bundles
+	want.r.namespaces, want.r.rollouts, want.r.policies, want.r.bundles, want.r.objects = c.s.r.namespaces, c.s.r.rollouts, c.s.r.policies, c.s.r.bundles, c.s.r.objects
 	if err := want.derive(); err != nil {
 		c.errs = append(c.errs, err)
 		return

@@ -141,6 +141,8 @@ func (e *encoder) change(c *Change) {
 		if r != nil {
 			e.network(r)
 		}
+	case *Object:
+		e.object(r)
 	}
 }
 
@@ -308,6 +310,7 @@ func (e *encoder) workload(w *Workload) {
 	}
 	e.failedOn(w.FailedOn)
 	e.owned(w)
+	e.objects(w)
 }
 
 func (e *encoder) action(a *AgentAction) {
@@ -437,6 +440,10 @@ func (e *encoder) info(m *Info) {
 	if m.NetworkID != 0 || m.NetworkIndex != 0 {
 		e.u64(uint64(m.NetworkID))
 		e.u64(m.NetworkIndex)
+	}
+	if m.ObjectFloor != 0 {
+		e.str("object floor")
+		e.u64(m.ObjectFloor)
 	}
 }
 

@@ -43,6 +43,13 @@ func (t *Tx) putAlone(one []*commandv1.WorkloadPut) (item Item, refusal Result, 
 	if fault := t.putsFault(one, ""); fault != "" {
 		return Item{}, refuse(Invalid, "%s", fault), false
 	}
+	if len(one[0].GetObjects()) > 0 {
+		p, res := pinned1(t.state(), one[0])
+		if res.Kind != OK {
+			return Item{}, res, false
+		}
+		one = []*commandv1.WorkloadPut{p}
+	}
 	if isSystemPut(one[0]) {
 		return Item{}, refuse(Invalid, "each: must not be with a system workload, whose members change with it"), false
 	}

@@ -666,6 +666,7 @@ var scenarios = []struct {
 	{"91-preemption-times", preemptionTimesScenario},
 	{"92-rebalance", rebalanceScenario},
 	{"100-networks", networksScenario},
+	{"95-objects", objectsScenario},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -114,6 +114,8 @@ var armRules = [...]armRule{
 	{"put_network", 420, 1, false, Refused},
 	{"delete_network", 421, 1, false, Refused},
 	{"release_slices", 422, 1, true, Refused},
+	{"put_object", 400, 1, false, Refused},
+	{"delete_object", 401, 1, false, Refused},
 }
 
 // FeatureLevel is the highest feature level that this version understands. A command whose level is above the
@@ -264,6 +266,10 @@ func armOf(c Command) arm {
 		return "delete_network"
 	case *commandv1.Command_ReleaseSlices:
 		return "release_slices"
+	case *commandv1.Command_PutObject:
+		return "put_object"
+	case *commandv1.Command_DeleteObject:
+		return "delete_object"
 	}
 	return ""
 }

@@ -70,7 +70,7 @@ func (w *Workload) In() string {
 
 // In returns the namespace of the event, or "" for an event about the cluster or a node.
 func (e *Event) In() string {
-	if e.Namespace == "" && (e.Workload != "" || aboutGroup(e.Type)) {
+	if e.Namespace == "" && (e.Workload != "" || belongsToNamespace(e.Type)) {
 		return DefaultNamespace
 	}
 	return e.Namespace
@@ -442,7 +442,7 @@ func (t *Tx) may(id, namespace string) (Result, bool) {
 // callers.
 var within = [...]arm{
 	"put_workloads", "set_desired", "delete_workload", "retry_workload", "adopt_drift", "drop_orphan",
-	"set_rollout", "start_run", "scale_group", "barrier", "audit", "admit", "put_network", "delete_network",
+	"set_rollout", "start_run", "scale_group", "barrier", "audit", "admit", "put_network", "delete_network", "put_object", "delete_object",
 }
 
 func (t *Tx) putNamespace(b *commandv1.PutNamespace) Result {
@@ -590,6 +590,9 @@ func (t *Tx) deleteNamespace(b *commandv1.DeleteNamespace) Result {
 	}
 	if name := t.state().networkIn(n.Name); name != "" {
 		return refuse(Conflict, "namespace %q has network %q: remove its networks first (persysctl network rm)", n.Name, name)
+	}
+	if have := t.state().objectCount(n.Name); have > 0 {
+		return refuse(Conflict, "namespace %q has %d secrets and configs: delete them first: persysctl secret list, persysctl config list", n.Name, have)
 	}
 	if len(n.Users) > 0 {
 		return refuse(Conflict, "namespace %q names users: %s: take them out first, or they would act everywhere", n.Name, clipTo(strings.Join(n.Users, ", "), 256))

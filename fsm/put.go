@@ -20,6 +20,13 @@ const DefaultMaxAttempts = 5
 func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 	puts := b.GetWorkloads()
 	t.offered = b.GetBundles()
+	if !b.GetEach() {
+		var res Result
+		if b, res = PinObjects(t.state(), b); res.Kind != OK {
+			return res
+		}
+		puts = b.GetWorkloads()
+	}
 	switch {
 	case b.GetEach():
 		return t.putEach(b)
@@ -212,9 +219,9 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item 
 			item.Unchanged = false
 			return item
 		}
-		if old.CallerRevision != p.GetCallerRevision() || old.Retry.MaxAttempts != limit {
+		if old.CallerRevision != p.GetCallerRevision() || old.Retry.MaxAttempts != limit || old.Update != updateOf(p) {
 			w := *old
-			w.CallerRevision, w.Retry.MaxAttempts = p.GetCallerRevision(), limit
+			w.CallerRevision, w.Retry.MaxAttempts, w.Update = p.GetCallerRevision(), limit, updateOf(p)
 			t.putWorkload(old, &w)
 		}
 		return item
@@ -231,6 +238,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item 
 	w.Spec = nonEmpty(p.GetSpec())
 	w.Content = p.GetContent()
 	w.Bundle = strings.Clone(p.GetBundle())
+	w.Objects, w.SpecContent, w.Update = usesOf(p.GetObjects()), strings.Clone(p.GetSpecContent()), updateOf(p)
 	w.CallerRevision = p.GetCallerRevision()
 	w.Demand = demand
 	w.Policy = strings.Clone(under)
@@ -288,6 +296,9 @@ func (t *Tx) made(p *commandv1.WorkloadPut, demand *Demand, under string) *Workl
 		Spec:           nonEmpty(p.GetSpec()),
 		Content:        p.GetContent(),
 		Bundle:         strings.Clone(p.GetBundle()),
+		Objects:        usesOf(p.GetObjects()),
+		SpecContent:    strings.Clone(p.GetSpecContent()),
+		Update:         updateOf(p),
 		CallerRevision: p.GetCallerRevision(),
 		Namespace:      strings.Clone(stored(p.GetNamespace())),
 		Demand:         demand,

@@ -83,6 +83,9 @@ func (g *stream) put() *commandv1.WorkloadPut {
 	if g.n("guest", 0, 3) == 0 {
 		p.Demand.MacAddresses = []string{g.odd("mac", "52:54:00:00:00:0A", macOf(1), macOf(2)), macOf(3 + g.n("second mac", 0, 1))}
 	}
+	if g.n("objects", 0, 3) == 0 {
+		p.Objects = []*commandv1.ObjectUse{{Kind: KindSecret, Name: g.odd("used object", "none", "o1", "o2"), Keep: g.bool("keeps")}}
+	}
 	if g.n("data", 0, 3) == 0 {
 		p.Demand.LocalData = []*commandv1.LocalData{{Name: g.pick("data name", "volume a", "disk b"), Pool: g.pick("data pool", "", "fast")}}
 		p.DiscardData = g.bool("discards")
@@ -219,7 +222,7 @@ func (g *stream) advance(s State) Command {
 func (g *stream) command(s State) Command {
 	c := &commandv1.Command{}
 	id := g.workload()
-	switch g.n("command", 0, 79) {
+	switch g.n("command", 0, 82) {
 	case 77:
 		c = putNetwork(g.odd("network", "-", "n1", "n2"), g.odd("subnet", "10.1.0.0/30", "", "10.50.0.0/26", "10.50.0.0/25"))
 		c.GetPutNetwork().Namespace = g.pick("network in", "", "", "n1")
@@ -228,6 +231,14 @@ func (g *stream) command(s State) Command {
 	case 79:
 		g.now += int64(g.n("idle", 0, 1)) * SliceIdle
 		c = releaseSlices(&commandv1.IdleSlice{Network: uint32(g.n("idle network", 1, 3)), Node: g.node()})
+	case 80, 81:
+		kind, name := g.pick("kind", KindSecret, KindConfig), g.odd("object", "o1", "o2")
+		c = putObject(kind, name, g.pick("value", "a", "b", "c"), g.pick("object in", "", "n1", "none"))
+		if o, ok := s.Object(DefaultNamespace, kind, name); ok && g.bool("rolls back") {
+			c.GetPutObject().From = o.Versions[0].Number
+		}
+	case 82:
+		c = deleteObject(g.pick("kind", KindSecret, KindConfig), g.pick("deleted object", "o1", "o2"), g.pick("object in", "", "n1"))
 	case 60:
 		c = putRole(g.odd("role", "admin", "r1", "r2"), g.pick("role permission", "read", "trust", "deploy"))
 	case 61:

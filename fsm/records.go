@@ -21,6 +21,7 @@ func infoPB(m *Info) *commandv1.MetaRecord {
 		GossipRing: m.GossipRing, GossipVersion: m.GossipVersion,
 		MirrorPin: m.MirrorPin, MirrorEndpoints: m.MirrorEndpoints,
 		NetworkId: m.NetworkID, NetworkIndex: m.NetworkIndex,
+		ObjectFloor: m.ObjectFloor,
 	}
 }
 
@@ -35,6 +36,7 @@ func infoOf(m *commandv1.MetaRecord) Info {
 		GossipRing: m.GetGossipRing(), GossipVersion: m.GetGossipVersion(),
 		MirrorPin: m.GetMirrorPin(), MirrorEndpoints: m.GetMirrorEndpoints(),
 		NetworkID: m.GetNetworkId(), NetworkIndex: m.GetNetworkIndex(),
+		ObjectFloor: m.GetObjectFloor(),
 	}
 }
 
@@ -44,6 +46,7 @@ func workloadPB(w *Workload) *commandv1.WorkloadRecord {
 			Id: w.ID, Spec: w.Spec, Content: w.Content, CallerRevision: w.CallerRevision,
 			Demand: demandPB(w.Demand), Desired: string(w.Desired), MaxAttempts: w.Retry.MaxAttempts,
 			Namespace: w.Namespace, Policy: w.Policy, Bundle: w.Bundle,
+			Objects: usesPB(w.Objects), SpecContent: w.SpecContent, Update: updatePB(w.Update),
 		},
 		Status:          string(w.Status),
 		Node:            w.Node,
@@ -111,6 +114,9 @@ func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 		Namespace:      stored(put.GetNamespace()),
 		Policy:         put.GetPolicy(),
 		Bundle:         put.GetBundle(),
+		Objects:        usesOf(put.GetObjects()),
+		SpecContent:    put.GetSpecContent(),
+		Update:         updateOf(put),
 		Demand:         demandOf(put.GetDemand()),
 		Desired:        Desired(put.GetDesired()),
 		Status:         Status(m.GetStatus()),

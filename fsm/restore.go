@@ -112,6 +112,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	t.namespaces(backup, present)
 	t.policies(backup, present)
 	t.mergeBundles(backup, present)
+	t.mergeObjects(backup, present)
 
 	facts := present
 	if fresh {
@@ -197,6 +198,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 			{"incarnation", strconv.FormatUint(info.Incarnation, 10)},
 		},
 	})
+	t.returnedObjects(present)
 	s := t.Commit()
 	if err := s.Check(); err != nil {
 		return State{}, broken("restored: %s", err.Error())

@@ -123,7 +123,7 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string, back bool) (*rollo
 	default:
 		t.remember(r, b.GetWorkloads())
 	}
-	if back {
+	if back && !t.renews {
 		t.keepSurge(r)
 		return r, Result{}
 	}

@@ -196,7 +196,12 @@ func (t *Tx) newMember(b *commandv1.ScaleGroup, id string) (*commandv1.WorkloadP
 	return b.GetMembers()[i].CloneVT(), Result{}
 }
 
-// aboutGroup reports whether the type of an event means that the event is about a group.
-func aboutGroup(kind string) bool {
-	return strings.HasPrefix(kind, "Rollout") || kind == EventGroupScaled
+// belongsToNamespace reports whether events of a type are about something in a namespace other than a workload: a group, a
+// secret or a config.
+func belongsToNamespace(kind string) bool {
+	switch kind {
+	case EventGroupScaled, EventSecretChanged, EventSecretDeleted, EventSecretShown, EventConfigChanged, EventConfigDeleted:
+		return true
+	}
+	return strings.HasPrefix(kind, "Rollout")
 }

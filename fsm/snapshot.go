@@ -56,6 +56,9 @@ func (s State) WriteSnapshot(w io.Writer) error {
 	s.Bundles(func(b *Bundle) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Bundle{Bundle: &commandv1.Bundle{Digest: b.Digest, Data: b.Data}}})
 	})
+	s.Objects(func(o *Object) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Object{Object: ObjectPB(o)}})
+	})
 	s.Workloads("", func(wl *Workload) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Workload{Workload: workloadPB(wl)}})
 	})
@@ -456,6 +459,13 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		b := &Bundle{Digest: r.Bundle.GetDigest(), Data: r.Bundle.GetData()}
 		_, dup = t.r.bundles.Set(b.Digest, b)
 		key = clip(b.Digest)
+	case *commandv1.SnapshotRecord_Object:
+		o := ObjectOf(r.Object)
+		if len(o.Versions) == 0 {
+			return fmt.Errorf("%s %q has no version", clip(o.Kind), clip(o.Name))
+		}
+		_, dup = t.r.objects.Set(o.key(), o)
+		key = clip(o.key())
 	case *commandv1.SnapshotRecord_Revisions:
 		id := r.Revisions.GetWorkload()
 		w, ok := t.r.workloads.Get(id)
@@ -526,6 +536,10 @@ func (t *Tx) derive() error {
 			return false
 		}
 		t.reindex(nil, w)
+		return true
+	})
+	s.Objects(func(o *Object) bool {
+		t.countObject(o, o.bytes())
 		return true
 	})
 	t.r.namespaces.Scan(func(_ string, n *Namespace) bool {

@@ -52,6 +52,7 @@ type root struct {
 	bindings    *table[*Binding]    // keyed by kind/name/role
 	accounts    *table[*Account]    // keyed by account name
 	networks    *table[*Network]    // keyed by namespace/name
+	objects     *table[*Object]     // keyed by namespace/kind/name
 
 	tombstones *table[*Tombstone]       // keyed by workload id
 	rollouts   *table[*rollout.Rollout] // keyed by group name
@@ -115,6 +116,7 @@ func New() State {
 		bindings:        tree[string, *Binding](),
 		accounts:        tree[string, *Account](),
 		networks:        tree[string, *Network](),
+		objects:         tree[string, *Object](),
 		policyIn:        tree[string, string](),
 		uses:            tree[string, *Use](),
 		byUser:          tree[string, struct{}](),

@@ -496,7 +496,10 @@ func (t *Tx) revoke(b *commandv1.Revoke) Result {
 }
 
 // auditTypes lists the event types that an Audit command may add.
-var auditTypes = [...]string{EventJoinRefused, EventCallRefused, EventSessionOpened, EventSessionClosed, EventMirrorRestored, EventCoreDNSLost, EventCoreDNSBack, EventReplicaCopied, EventCallMade}
+var auditTypes = [...]string{EventJoinRefused, EventCallRefused, EventSessionOpened, EventSessionClosed, EventMirrorRestored, EventCoreDNSLost, EventCoreDNSBack, EventReplicaCopied, EventCallMade, EventSecretShown}
+
+// maxAuditNamespace is the maximum length in bytes of the namespace of an event that an Audit command adds.
+const maxAuditNamespace = 128
 
 func (t *Tx) audit(b *commandv1.Audit) Result {
 	if !slices.Contains(auditTypes[:], b.GetType()) {
@@ -508,7 +511,7 @@ func (t *Tx) audit(b *commandv1.Audit) Result {
 	if len(b.GetMessage()) > 1024 || len(b.GetDetails()) > 16 {
 		return refuse(Invalid, "message and details: %d bytes and %d labels, limits 1024 and 16", len(b.GetMessage()), len(b.GetDetails()))
 	}
-	t.event(Event{Type: b.GetType(), Workload: b.GetWorkload(), Node: b.GetNode(), Message: b.GetMessage(), Details: sortedLabels(b.GetDetails())})
+	t.event(Event{Type: b.GetType(), Namespace: stored(clipTo(b.GetNamespace(), maxAuditNamespace)), Workload: b.GetWorkload(), Node: b.GetNode(), Message: b.GetMessage(), Details: sortedLabels(b.GetDetails())})
 	return Result{}
 }
 

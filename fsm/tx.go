@@ -39,6 +39,7 @@ type Tx struct {
 	olds    []*Workload            // present records of the workloads that the command puts; from the method replaced
 	alone   commandv1.PutWorkloads // the message that the method putAlone reuses
 	offered []*commandv1.Bundle    // bundles that the command carries
+	renews  bool                   // putWorkloads gives workloads another version of an object
 	unused  []string               // digests of bundles that lost their last reference
 	origin  []Label                // event details that have only the address of the caller; shared by events
 
@@ -284,6 +285,10 @@ func (t *Tx) judge(c Command) Result {
 		return t.deleteNetwork(b.DeleteNetwork)
 	case *commandv1.Command_ReleaseSlices:
 		return t.releaseSlices(b.ReleaseSlices)
+	case *commandv1.Command_PutObject:
+		return t.putObject(b.PutObject)
+	case *commandv1.Command_DeleteObject:
+		return t.deleteObject(b.DeleteObject)
 	}
 	return refuse(Unsupported, "this version has no rule for %s", a)
 }
@@ -340,6 +345,7 @@ const (
 	ownAccounts
 	ownByOwner
 	ownNetworks
+	ownObjects
 )
 
 // own returns a table that the transaction may write to. The first call copies the tree. Copying

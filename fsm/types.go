@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/persys/compute/fsm/rollout"
 	"github.com/persys/compute/policy"
 )
 
@@ -430,10 +431,16 @@ type Workload struct {
 	FailedOn []NodeFailure
 	// Owner is the template that the workload was created from; "" for other workloads. Run says why it was
 	// created; nil for other workloads. SealedFor is the id for which the secrets in Spec are sealed; "" = ID.
-	Owner       string
-	SealedFor   string
-	Run         *Run
-	Template    *TemplateState // nil for a workload that is not a template
+	Owner     string
+	SealedFor string
+	Run       *Run
+	Template  *TemplateState // nil for a workload that is not a template
+	// Objects lists the secrets and configs that the workload uses, sorted by kind and name. If there are any, SpecContent
+	// is the content hash of the specification alone, and Content also depends on their versions.
+	// Update is how the members of the group of w get a new version of an object; zero = all at once.
+	Objects     []ObjectUse
+	SpecContent string
+	Update      rollout.Policy
 	CreateIndex uint64
 	ModifyIndex uint64
 	Actions     []AgentAction // recent tasks of the agent for this workload, recorded at the last timeout, newest first
@@ -716,6 +723,11 @@ const (
 	EventMemberRemoved      = "MemberRemoved" // a system workload lost its member for a node; Message says why
 	EventNetworkCreated     = "NetworkCreated"
 	EventNetworkDeleted     = "NetworkDeleted"
+	EventSecretChanged      = "SecretChanged" // a secret was created or got a version; Details has the version
+	EventSecretDeleted      = "SecretDeleted"
+	EventSecretShown        = "SecretShown" // the value of a secret was shown to a user
+	EventConfigChanged      = "ConfigChanged"
+	EventConfigDeleted      = "ConfigDeleted"
 	EventMutation           = "Mutation" // an API mutation that was refused or changed nothing; Reason is the result
 )
 
@@ -746,6 +758,7 @@ type Info struct {
 	GossipVersion        uint64 // counts the changes of GossipRing
 	NetworkID            uint32 // number of the newest network
 	NetworkIndex         uint64 // log index of the newest change of what nodes have to set up for networks
+	ObjectFloor          uint64 // highest version number of all deleted objects; versions of new objects are higher
 }
 
 // AttachedEtcd returns the cluster id of the etcd that is attached as the mirror; 0 if none is attached. No

@@ -109,6 +109,12 @@ type View interface {
 	Bundle(digest string) (*Bundle, bool)
 	Bundles(fn func(*Bundle) bool)
 
+	// Object returns a secret or a config of a namespace; Objects scans all of them. UsersOf scans the workloads
+	// that use one, and the versions that they use; 0 = the present one with each start.
+	Object(namespace, kind, name string) (*Object, bool)
+	Objects(fn func(*Object) bool)
+	UsersOf(o *Object, fn func(w *Workload, version uint64) bool)
+
 	// Rollout returns the last member-by-member update of a group. Rolling scans the running updates. Seen
 	// returns the present state of a member, as far as an update depends on it. See rollouts.go.
 	Rollout(group string) (*rollout.Rollout, bool)

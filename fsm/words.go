@@ -29,6 +29,7 @@ func EventTypes() []string {
 		EventRolloutCompleted, EventPolicyCreated, EventPolicyChanged, EventPolicyDeleted, EventPolicyBound,
 		EventPolicyUnbound, EventRoleCreated, EventRoleChanged, EventRoleDeleted, EventRoleBound, EventRoleUnbound,
 		EventAccountCreated, EventAccountRotated, EventAccountDeleted, EventMirrorRestored, EventCoreDNSLost, EventCoreDNSBack,
-		EventJobSucceeded, EventJobFailed, EventCronFired, EventCronMissed, EventCronSkipped, EventRunStarted, EventGroupScaled, EventMemberCreated, EventMemberRemoved, EventNetworkCreated, EventNetworkDeleted, EventMutation,
+		EventJobSucceeded, EventJobFailed, EventCronFired, EventCronMissed, EventCronSkipped, EventRunStarted, EventGroupScaled, EventMemberCreated, EventMemberRemoved, EventNetworkCreated, EventNetworkDeleted,
+		EventSecretChanged, EventSecretDeleted, EventSecretShown, EventConfigChanged, EventConfigDeleted, EventMutation,
 	}
 }

@@ -485,6 +485,8 @@ func contents(s State, name string) any {
 		r.accounts.Scan(func(k string, v *Account) bool { out = append(out, pairOf{k, *v}); return true })
 	case "networks":
 		r.networks.Scan(func(k string, v *Network) bool { out = append(out, pairOf{k, *v}); return true })
+	case "objects":
+		r.objects.Scan(func(k string, v *Object) bool { out = append(out, pairOf{k, *v}); return true })
 	case "policyIn":
 		r.policyIn.Scan(func(k string, v string) bool { out = append(out, pairOf{k, v}); return true })
 	case "total":

@@ -229,6 +229,9 @@ func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadReques
 		if err == nil {
 			err = s.unknownNetworks(ctx, req.GetSpec(), put)
 		}
+		if err == nil {
+			err = s.knownObjects(req, put)
+		}
 	}
 	return prepared, err
 }

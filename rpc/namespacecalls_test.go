@@ -88,6 +88,25 @@ var attempts = []struct {
 	{clusterv1.Cluster_SetRollout_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
 		return done(k.SetRollout(ctx, &clusterv1.SetRolloutRequest{Group: "rolls", Action: "pause"}))
 	}},
+	{clusterv1.Cluster_ListObjects_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		r, err := k.ListObjects(ctx, &clusterv1.ListObjectsRequest{Kind: "secret"})
+		return len(r.GetObjects()) > 0, err
+	}},
+	{clusterv1.Cluster_ShowSecret_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.ShowSecret(ctx, &clusterv1.GetObjectValueRequest{Name: "theirs", Namespace: "b"}))
+	}},
+	{clusterv1.Cluster_GetConfig_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.GetConfig(ctx, &clusterv1.GetObjectValueRequest{Name: "theirs", Namespace: "b"}))
+	}},
+	{clusterv1.Cluster_PutObject_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.PutObject(ctx, &clusterv1.PutObjectRequest{Kind: "secret", Name: "theirs", Namespace: "b", Data: []byte("x")}))
+	}},
+	{clusterv1.Cluster_RollBackObject_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.RollBackObject(ctx, &clusterv1.RollBackObjectRequest{Kind: "secret", Name: "theirs", Namespace: "b"}))
+	}},
+	{clusterv1.Cluster_DeleteObject_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.DeleteObject(ctx, &clusterv1.DeleteObjectRequest{Kind: "secret", Name: "theirs", Namespace: "b"}))
+	}},
 	{clusterv1.Cluster_ScaleGroup_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
 		return done(k.ScaleGroup(ctx, &clusterv1.ScaleGroupRequest{Group: "rolls", Count: 1}))
 	}},
@@ -238,6 +257,14 @@ func TestEveryCallIsJudgedByNamespace(t *testing.T) {
 		rolls.Spec.Count, rolls.Spec.Group, rolls.Spec.Update = new(int32(2)), "", &controlv1.UpdateStrategy{}
 		rolls.Spec.GetContainer().Image, rolls.Spec.GetContainer().Ports = image, nil
 		ok(t, inBand(controlv1.NewAgentControlClient(as(0, "user/admin")).ApplyWorkload(ctxFor(t), rolls)))
+	}
+	admin := clusterv1.NewClusterClient(as(0, "user/admin"))
+	for _, kind := range []string{"secret", "config"} {
+		ok(t, second(admin.PutObject(ctxFor(t), &clusterv1.PutObjectRequest{Kind: kind, Name: "theirs", Namespace: "b", Data: []byte("v")})))
+	}
+	ok(t, second(admin.PutRole(ctxFor(t), &clusterv1.PutRoleRequest{Name: "values", Permissions: []string{"secrets"}})))
+	for user, namespace := range map[string]string{"ada": "a", "bob": "b"} {
+		ok(t, second(admin.BindRole(ctxFor(t), &clusterv1.BindRoleRequest{Role: "values", Kind: "user", Name: user, Namespaces: []string{namespace}})))
 	}
 	info := g.view().Info()
 	g.do(&commandv1.Command{

@@ -113,7 +113,11 @@ func (p *plan) add(ctx context.Context, req *controlv1.ApplyWorkloadRequest) err
 	}
 	switch body := prepared.Command.GetBody().(type) {
 	case *commandv1.Command_PutWorkloads:
-		put := body.PutWorkloads
+		put, res := fsm.PinObjects(p.view, body.PutWorkloads)
+		if res.Kind != fsm.OK {
+			p.say(id, "refused", res.Reason)
+			return nil
+		}
 		gone := fsm.Surplus(p.view, put)
 		for _, w := range append(p.present(put.GetWorkloads()), gone...) {
 			if err := p.s.within(ctx, w); err != nil {

@@ -234,6 +234,7 @@ func (e *encoder) container(s *controlv1.WorkloadSpec, image string) {
 		}
 	}
 	e.options(c)
+	e.objects(c)
 }
 
 // words adds records for a list that was added in a later version. An empty list adds no record, so that the

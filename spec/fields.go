@@ -168,7 +168,7 @@ func (d *decoder) container(s *controlv1.WorkloadSpec, n *node, here where) *con
 	c := &controlv1.ContainerSpec{}
 	w := here.wire
 	d.envFile = nil
-	d.object(n, here, append(d.composeWords(s, c, w), []field{
+	d.object(n, here, slices.Concat(d.composeWords(s, c, w), d.objectFields(c, w), []field{
 		{"image", w + ".image", func(_ string, n *node, at where) { c.Image = d.str(n, at) }},
 		{"command", w + ".command", func(_ string, n *node, at where) { c.Command = d.command(n, at) }},
 		{"env environment", w + ".env", func(_ string, n *node, at where) { c.Env = d.pairs(n, at, true) }},
@@ -188,7 +188,7 @@ func (d *decoder) container(s *controlv1.WorkloadSpec, n *node, here where) *con
 		{"stop_grace_period stop_grace_period_seconds", w + ".stop_grace_period_seconds", d.grace(&c.StopGracePeriodSeconds)},
 		{"stop_signal", w + ".stop_signal", func(_ string, n *node, at where) { c.StopSignal = d.str(n, at) }},
 		{"managed_volumes", w + ".managed_volumes", func(_ string, n *node, at where) { c.ManagedVolumes = d.managed(n, at) }},
-	}...))
+	}))
 	c.Env = with(d.envFile, c.Env)
 	return c
 }

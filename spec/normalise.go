@@ -113,6 +113,7 @@ func canonicalWord(s string, known []string) string {
 }
 
 func normaliseContainer(c *controlv1.ContainerSpec) {
+	normaliseObjects(c)
 	c.Image = strings.TrimSpace(c.Image)
 	c.RestartPolicy = strings.ToLower(strings.TrimSpace(c.RestartPolicy))
 	c.User = strings.TrimSpace(c.User)

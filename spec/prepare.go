@@ -216,6 +216,10 @@ func PrepareWith(req *controlv1.ApplyWorkloadRequest, key Sealer, defaults Defau
 			Demand: demand, Desired: string(desired), Namespace: namespace, DiscardData: req.GetDiscardData(),
 			MaxAttempts: maxAttempts(plain),
 			Bundle:      files.GetDigest(),
+			Objects:     objectUses(s),
+		}
+		if len(p.Objects) > 0 {
+			p.Update = put.GetUpdate()
 		}
 		if i < len(own) {
 			put.Workloads = append(put.Workloads, p)

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"maps"
+	"strings"
 
 	"github.com/persys/compute/fsm/bounds"
 )
@@ -248,8 +249,24 @@ func composeNotes() map[string]note {
 		"networks":                   {what: "Networks of the namespace that the container joins, made with persysctl network create: names, or a mapping of names to settings. Not with network_mode.", example: []any{"back"}},
 		"networks[].name":            {what: "Name of the network."},
 		"networks[].aliases":         {what: "Further names of the container in the network, for containers on the same node.", example: []any{"db"}},
+		"secrets":                    {what: "Secrets of the namespace that the container gets as files in memory: names, or mappings.", example: []any{"db-password"}},
+		"configs":                    {what: "Configs of the namespace that the container gets as files in memory: names, or mappings.", example: []any{object{"source": "web-conf", "target": "/etc/web.conf"}}},
+		"env_secrets":                {what: "Environment variables that have the value of a secret, without a newline at its end: variable and name of the secret.", example: object{"DB_PASSWORD": "db-password"}},
+		"env_configs":                {what: "Environment variables that have the value of a config, without a newline at its end: variable and name of the config.", example: object{"LEVEL": "log-level"}},
+		"on_change":                  {what: "What a new version of a secret or config does: restart (default) recreates the container, in a group by its update policy; nothing leaves the container until it is recreated for another reason.", words: []string{OnChangeRestart, OnChangeNothing}},
 	} {
 		out["spec.container."+name] = n
+	}
+	for _, of := range []string{"secrets", "configs"} {
+		at, folder := "spec.container."+of+"[].", "/SOURCE"
+		if of == "secrets" {
+			folder = secretsFolder + folder
+		}
+		out[at+"source"] = note{what: "Name of the " + strings.TrimSuffix(of, "s") + "."}
+		out[at+"target"] = note{what: "Path of the file in the container; default " + folder + "."}
+		out[at+"uid"] = note{what: "Owner of the file, as a number; default 0.", example: "1000"}
+		out[at+"gid"] = note{what: "Group of the file, as a number; default 0.", example: "1000"}
+		out[at+"mode"] = note{what: "Permission bits of the file: octal with a leading 0, otherwise decimal; default 0444.", example: "0400"}
 	}
 	return out
 }

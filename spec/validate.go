@@ -244,6 +244,7 @@ func (e *Errors) container(c *controlv1.ContainerSpec) (full string) {
 		}
 	}
 	e.managed(at+".managed_volumes", TypeContainer, fromControlVolumes(c.GetManagedVolumes()), mounts)
+	e.objects(c, mounts)
 	return full
 }
 

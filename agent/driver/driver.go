@@ -83,6 +83,8 @@ type Spec struct {
 	Exclusive bool
 	// Volumes are the managed volumes that Body names, in the same order.
 	Volumes []Volume
+	// Files are the files in memory that Body names, in the same order: paths on this machine.
+	Files []string
 	// DiskLimit is how many bytes the workload may occupy beyond its image; 0 is no limit. If the
 	// engine can enforce the limit, the driver sets it there and reports Observed.DiskCapped.
 	// Otherwise the agent measures.

@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"fmt"
+	"os"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/health"
+	"github.com/persys/compute/agent/memfile"
 	"github.com/persys/compute/agent/spec"
 	"github.com/persys/compute/agent/volume"
 )
@@ -148,6 +150,9 @@ func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.
 				return err
 			}
 		}
+		if err := r.cfg.Files.Remove(a.ID); err != nil {
+			return driver.Errorf(driver.RuntimeError, "delete", "delete secrets and configs: %w", err)
+		}
 		return r.cfg.Storage.Release(ctx, a.ID, volume.Fate(a.Fate))
 	}
 	if e == nil {
@@ -226,18 +231,43 @@ func (r *Runner) ensure(ctx context.Context, run *running, e *engine, a *core.Ac
 	if err != nil {
 		return err
 	}
+	files, err := r.files(in)
+	if err != nil {
+		return err
+	}
 	within, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(run.start, cancel)()
 	err = e.drv.Ensure(within, driver.Spec{
 		ID: driver.ID(in.ID), Revision: in.RevisionID, Content: in.EngineContent, Generation: in.Generation,
 		ClusterID: a.Cluster, NodeID: r.cfg.Core.Node, Running: in.Running(), Body: body, Labels: in.Labels,
-		Legacy: in.RunsLegacy(), Exclusive: in.Exclusive, Volumes: volumes, DiskLimit: in.Traits.DiskLimit, Rules: rules,
+		Legacy: in.RunsLegacy(), Exclusive: in.Exclusive, Volumes: volumes, Files: files, DiskLimit: in.Traits.DiskLimit, Rules: rules,
 	})
 	if err != nil {
 		return err
 	}
+	if err := r.cfg.Files.Trim(in.ID, in.EngineContent); err != nil {
+		return driver.Errorf(driver.RuntimeError, "ensure", "delete former secrets and configs: %w", err)
+	}
 	return r.cfg.Storage.Trim(ctx, in.ID, body.GetNamespace(), specs)
+}
+
+// files writes the files in memory of a workload and returns their paths. A stopped workload needs them too: the engine
+// creates no container with a mount that is missing.
+func (r *Runner) files(in *core.Intent) ([]string, error) {
+	list := spec.Of(in).GetContainer().GetMemoryFiles()
+	if len(list) == 0 {
+		return nil, nil
+	}
+	files := make([]memfile.File, len(list))
+	for i, f := range list {
+		files[i] = memfile.File{Mode: os.FileMode(f.GetMode()).Perm(), UID: int(f.GetUid()), GID: int(f.GetGid()), Data: f.GetData()}
+	}
+	paths, err := r.cfg.Files.Put(in.ID, in.EngineContent, files)
+	if err != nil {
+		return nil, driver.Errorf(driver.RuntimeError, "ensure", "secrets and configs: %w", err)
+	}
+	return paths, nil
 }
 
 // check starts the health check of an instance, or gives it new addresses.

@@ -17,6 +17,7 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 	"github.com/persys/compute/agent/health"
 	"github.com/persys/compute/agent/host"
+	"github.com/persys/compute/agent/memfile"
 	"github.com/persys/compute/agent/metrics"
 	"github.com/persys/compute/agent/store"
 	"github.com/persys/compute/agent/usage"
@@ -73,6 +74,8 @@ type Config struct {
 	Store   *store.Store
 	Saved   core.Saved
 	Storage *volume.Manager
+	// Files keeps secrets and configs in memory.
+	Files   *memfile.Store
 	Host    host.Host
 	Factory Factory
 	// Late makes drivers of engines that were installed after the agent started; nil if no engine can be

@@ -28,6 +28,9 @@ const MaxSize = 512 << 10
 // MaxFiles is the maximum size of the archive with the files of a stack, in bytes.
 const MaxFiles = 512 << 10
 
+// MaxMemoryFiles is the maximum size of the files in memory of a container, in bytes: 2 MiB of values, and their fields.
+const MaxMemoryFiles = 2<<20 + 64<<10
+
 // MaxPolicies is the maximum size of all policies in one order, in bytes.
 const MaxPolicies = 1 << 20
 
@@ -139,7 +142,17 @@ func EachSecret(spec *agentv1.WorkloadSpec, stack bool, fn func(field, value str
 		return nil
 	}
 	if c := spec.GetContainer(); c != nil {
-		return values("container.env", c.Env)
+		if err := values("container.env", c.Env); err != nil {
+			return err
+		}
+		for i, f := range c.MemoryFiles {
+			data := string(f.Data)
+			if err := text(fmt.Sprintf("container.memory_files[%d]", i), &data); err != nil {
+				return err
+			}
+			f.Data = []byte(data)
+		}
+		return nil
 	}
 	if c := spec.GetCompose(); c != nil {
 		if err := values("compose.env", c.Env); err != nil || !stack {
@@ -256,7 +269,14 @@ func check(req *agentv1.ApplyWorkloadRequest) (workload.Kind, error) {
 	if files > MaxFiles {
 		return "", fmt.Errorf("compose.files: %d bytes, limit %d", files, MaxFiles)
 	}
-	if n -= files; n > MaxSize {
+	memory := 0
+	for _, f := range req.Spec.GetContainer().GetMemoryFiles() {
+		memory += proto.Size(f)
+	}
+	if memory > MaxMemoryFiles {
+		return "", fmt.Errorf("container.memory_files: %d bytes, limit %d", memory, MaxMemoryFiles)
+	}
+	if n -= files + memory; n > MaxSize {
 		return "", fmt.Errorf("spec: %d bytes, limit %d", n, MaxSize)
 	}
 	size := len(req.Policy)

@@ -167,7 +167,7 @@ Which cluster it asks: "persysctl help connection". What its exit codes mean:
 		}
 	}
 	add(groupWorkloads, c.applyCommand(), c.runCommand(), c.planCommand(), c.getCommand(), c.listCommand(), c.historyCommand(), c.diffCommand(), c.rollbackCommand(), c.rolloutCommand(), c.scaleCommand(), c.cronCommand(), c.jobCommand(), c.deleteCommand(), c.retryCommand(),
-		c.startCommand(), c.stopCommand(), c.restartCommand(), c.logsCommand(), c.execCommand(), c.consoleCommand(), c.whyCommand(), c.whyNotCommand(), c.actionsCommand(), c.composeCommand(), c.networkCommand())
+		c.startCommand(), c.stopCommand(), c.restartCommand(), c.logsCommand(), c.execCommand(), c.consoleCommand(), c.whyCommand(), c.whyNotCommand(), c.actionsCommand(), c.composeCommand(), c.networkCommand(), c.secretCommand(), c.configCommand())
 	add(groupNodes, c.nodesCommand(), c.nodeCommand(), c.topCommand(), c.cordonCommand(), c.uncordonCommand(), c.drainCommand(), c.rebalanceCommand(), c.driftCommand(), c.volumeCommand())
 	add(groupCluster, c.uiCommand(), c.summaryCommand(), c.statusCommand(), c.eventsCommand(), c.transferCommand(), c.replicaCommand(), c.modeCommand(), c.backupCommand(), c.recoveryCommand(), c.mirrorCommand())
 	add(groupTrust, c.authCommand(), c.loginCommand(), c.logoutCommand(), c.tokenCommand(), c.identityCommand(), c.auditCommand(), c.caCommand(), c.joinCommand(), c.roleCommand(), c.accountCommand(), c.namespaceCommand(), c.policyCommand())

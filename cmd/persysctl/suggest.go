@@ -16,7 +16,7 @@ var otherVerbs = map[string]string{
 	"log": "logs WORKLOAD", "tail": "logs WORKLOAD --follow",
 	"attach": "console WORKLOAD", "ssh": "exec -it WORKLOAD -- sh", "shell": "exec -it WORKLOAD -- sh",
 	"stats": "top workloads", "members": "status", "info": "status", "schedulers": "status",
-	"config": "context", "login": "join TOKEN", "whoami": "context show",
+	"login": "join TOKEN", "whoami": "context show",
 }
 
 // nearestCommand returns the hint for an unknown command: the command for another tool's verb, else the

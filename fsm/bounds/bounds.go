@@ -149,6 +149,9 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 	case group != "" && d.GetGroup() != group:
 		return fmt.Sprintf("demand.group: is %q, but the command is for group %q", d.GetGroup(), group)
 	}
+	if fault := objectsFault(p); fault != "" {
+		return fault
+	}
 	for _, q := range [...]struct {
 		field string
 		value int64
@@ -509,6 +512,36 @@ func NodeFault(b *commandv1.RegisterNode) string {
 				return fmt.Sprintf("pools[%d].name: %q is there twice", i, p.GetName())
 			}
 		}
+	}
+	return ""
+}
+
+// maxObjects is the maximum number of secrets and configs that a workload uses.
+const maxObjects = 64
+
+// objectsFault describes the first invalid reference of a put to secrets and configs; "" if there is none.
+func objectsFault(p *commandv1.WorkloadPut) string {
+	list := p.GetObjects()
+	if len(list) > maxObjects {
+		return fmt.Sprintf("objects: has %d entries, at most %d", len(list), maxObjects)
+	}
+	for i, u := range list {
+		switch {
+		case u.GetKind() != "secret" && u.GetKind() != "config":
+			return fmt.Sprintf("objects[%d].kind: %.64q is not secret or config", i, u.GetKind())
+		case !ValidID(u.GetName()):
+			return fmt.Sprintf("objects[%d].name: %.64q does not match %s", i, u.GetName(), IDRule)
+		case u.GetKeep() && u.GetVersion() != 0:
+			return fmt.Sprintf("objects[%d].version: is %d, but must be 0 with keep", i, u.GetVersion())
+		case i > 0 && (list[i-1].GetKind() > u.GetKind() || list[i-1].GetKind() == u.GetKind() && list[i-1].GetName() >= u.GetName()):
+			return fmt.Sprintf("objects[%d]: the list must be sorted by kind and name, without duplicates", i)
+		}
+	}
+	if len(list) == 0 && (p.GetSpecContent() != "" || p.GetUpdate() != nil) {
+		return "spec_content, update: are only for a workload with objects"
+	}
+	if len(p.GetSpecContent()) > maxContent {
+		return fmt.Sprintf("spec_content: has %d bytes, at most %d", len(p.GetSpecContent()), maxContent)
 	}
 	return ""
 }

@@ -82,7 +82,7 @@ func translate(spec driver.Spec, version string) (settings, error) {
 	if out.host.Binds, err = binds(body.GetVolumes()); err != nil {
 		return settings{}, err
 	}
-	if out.host.Mounts, err = managed(body, spec.Volumes); err != nil {
+	if out.host.Mounts, err = managed(body, spec.Volumes, spec.Files); err != nil {
 		return settings{}, err
 	}
 	if out.config.ExposedPorts, out.host.PortBindings, err = ports(body.GetPorts()); err != nil {
@@ -162,7 +162,7 @@ func binds(mounts []*agentv1.VolumeMount) ([]string, error) {
 
 // managed returns mounts of managed volumes in the engine's long form. For this form the engine refuses to
 // start a container whose host folder is missing. The folder is missing while the volume is not mounted.
-func managed(body *agentv1.ContainerSpec, volumes []driver.Volume) ([]mount.Mount, error) {
+func managed(body *agentv1.ContainerSpec, volumes []driver.Volume, files []string) ([]mount.Mount, error) {
 	if want := body.GetManagedVolumes(); len(want) != len(volumes) {
 		return nil, invalid("container.managed_volumes: %d are wanted, %d are ready", len(want), len(volumes))
 	}
@@ -183,6 +183,20 @@ func managed(body *agentv1.ContainerSpec, volumes []driver.Volume) ([]mount.Moun
 		}
 		seen[target] = true
 		out = append(out, mount.Mount{Type: mount.TypeBind, Source: v.Path, Target: target, ReadOnly: v.ReadOnly})
+	}
+	if want := body.GetMemoryFiles(); len(want) != len(files) {
+		return nil, invalid("container.memory_files: %d are wanted, %d are ready", len(want), len(files))
+	}
+	for i, f := range body.GetMemoryFiles() {
+		target := path.Clean(f.GetTarget())
+		switch {
+		case !path.IsAbs(f.GetTarget()) || target == "/":
+			return nil, invalid("container.memory_files[%d].target: must be an absolute path below / (got %q)", i, f.GetTarget())
+		case seen[target]:
+			return nil, invalid("container.memory_files[%d].target: %q is mounted twice", i, target)
+		}
+		seen[target] = true
+		out = append(out, mount.Mount{Type: mount.TypeBind, Source: files[i], Target: target, ReadOnly: true})
 	}
 	return out, nil
 }

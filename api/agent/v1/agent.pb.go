@@ -2020,7 +2020,9 @@ type ContainerSpec struct {
 	// Ports and ranges that are not published: 8080, 53/udp.
 	Expose []string `protobuf:"bytes,1376,rep,name=expose,proto3" json:"expose,omitempty"`
 	// Networks that the container joins, instead of the engine's default bridge.
-	Networks      []*NetworkAttachment `protobuf:"bytes,1521,rep,name=networks,proto3" json:"networks,omitempty"`
+	Networks []*NetworkAttachment `protobuf:"bytes,1521,rep,name=networks,proto3" json:"networks,omitempty"`
+	// Files that the agent keeps in memory and mounts read-only into the container.
+	MemoryFiles   []*MemoryFile `protobuf:"bytes,1460,rep,name=memory_files,json=memoryFiles,proto3" json:"memory_files,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2447,6 +2449,93 @@ func (x *ContainerSpec) GetNetworks() []*NetworkAttachment {
 	return nil
 }
 
+func (x *ContainerSpec) GetMemoryFiles() []*MemoryFile {
+	if x != nil {
+		return x.MemoryFiles
+	}
+	return nil
+}
+
+// MemoryFile is a file with the value of a secret or a config.
+type MemoryFile struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absolute path in the container.
+	Target string `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	// Permission bits.
+	Mode uint32 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"`
+	Uid  uint32 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid  uint32 `protobuf:"varint,4,opt,name=gid,proto3" json:"gid,omitempty"`
+	// Contents; the agent stores them sealed.
+	Data          []byte `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemoryFile) Reset() {
+	*x = MemoryFile{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoryFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoryFile) ProtoMessage() {}
+
+func (x *MemoryFile) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoryFile.ProtoReflect.Descriptor instead.
+func (*MemoryFile) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *MemoryFile) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *MemoryFile) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *MemoryFile) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *MemoryFile) GetGid() uint32 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *MemoryFile) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 // A limit of Linux on the processes of a container; -1 means no limit.
 type Ulimit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2458,7 +2547,7 @@ type Ulimit struct {
 
 func (x *Ulimit) Reset() {
 	*x = Ulimit{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2470,7 +2559,7 @@ func (x *Ulimit) String() string {
 func (*Ulimit) ProtoMessage() {}
 
 func (x *Ulimit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2483,7 +2572,7 @@ func (x *Ulimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
 func (*Ulimit) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Ulimit) GetSoft() int64 {
@@ -2515,7 +2604,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2527,7 +2616,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2540,7 +2629,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Device) GetSource() string {
@@ -2579,7 +2668,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2591,7 +2680,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2604,7 +2693,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DeviceRequest) GetDriver() string {
@@ -2653,7 +2742,7 @@ type Logging struct {
 
 func (x *Logging) Reset() {
 	*x = Logging{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2665,7 +2754,7 @@ func (x *Logging) String() string {
 func (*Logging) ProtoMessage() {}
 
 func (x *Logging) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2678,7 +2767,7 @@ func (x *Logging) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Logging.ProtoReflect.Descriptor instead.
 func (*Logging) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Logging) GetDriver() string {
@@ -2712,7 +2801,7 @@ type EngineHealthCheck struct {
 
 func (x *EngineHealthCheck) Reset() {
 	*x = EngineHealthCheck{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2724,7 +2813,7 @@ func (x *EngineHealthCheck) String() string {
 func (*EngineHealthCheck) ProtoMessage() {}
 
 func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2737,7 +2826,7 @@ func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineHealthCheck.ProtoReflect.Descriptor instead.
 func (*EngineHealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EngineHealthCheck) GetTest() []string {
@@ -2814,7 +2903,7 @@ type ComposeSpec struct {
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2826,7 +2915,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2839,7 +2928,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ComposeSpec) GetProjectName() string {
@@ -2960,7 +3049,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2972,7 +3061,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2985,7 +3074,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *VMSpec) GetName() string {
@@ -3085,7 +3174,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +3186,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +3199,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -3149,7 +3238,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3161,7 +3250,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3174,7 +3263,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -3230,7 +3319,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3242,7 +3331,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3255,7 +3344,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -3334,7 +3423,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3346,7 +3435,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3359,7 +3448,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -3400,7 +3489,7 @@ type PortMapping struct {
 
 func (x *PortMapping) Reset() {
 	*x = PortMapping{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3412,7 +3501,7 @@ func (x *PortMapping) String() string {
 func (*PortMapping) ProtoMessage() {}
 
 func (x *PortMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3425,7 +3514,7 @@ func (x *PortMapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortMapping.ProtoReflect.Descriptor instead.
 func (*PortMapping) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PortMapping) GetHostPort() int32 {
@@ -3473,7 +3562,7 @@ type ResourceLimits struct {
 
 func (x *ResourceLimits) Reset() {
 	*x = ResourceLimits{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3485,7 +3574,7 @@ func (x *ResourceLimits) String() string {
 func (*ResourceLimits) ProtoMessage() {}
 
 func (x *ResourceLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3498,7 +3587,7 @@ func (x *ResourceLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceLimits.ProtoReflect.Descriptor instead.
 func (*ResourceLimits) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ResourceLimits) GetCpuShares() int64 {
@@ -3541,7 +3630,7 @@ type RestartPolicy struct {
 
 func (x *RestartPolicy) Reset() {
 	*x = RestartPolicy{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3553,7 +3642,7 @@ func (x *RestartPolicy) String() string {
 func (*RestartPolicy) ProtoMessage() {}
 
 func (x *RestartPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3566,7 +3655,7 @@ func (x *RestartPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPolicy.ProtoReflect.Descriptor instead.
 func (*RestartPolicy) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RestartPolicy) GetPolicy() string {
@@ -3605,7 +3694,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3617,7 +3706,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3630,7 +3719,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DiskConfig) GetPath() string {
@@ -3694,7 +3783,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3706,7 +3795,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3719,7 +3808,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *NetworkConfig) GetNetwork() string {
@@ -3777,7 +3866,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3789,7 +3878,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3802,7 +3891,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WorkloadStatus) GetId() string {
@@ -3944,7 +4033,7 @@ type WorkloadUsageSnapshot struct {
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3956,7 +4045,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3969,7 +4058,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -4058,7 +4147,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4070,7 +4159,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4083,7 +4172,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -4125,7 +4214,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4137,7 +4226,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4150,7 +4239,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -4187,7 +4276,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4199,7 +4288,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4212,7 +4301,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *LogsRequest) GetId() string {
@@ -4272,7 +4361,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4284,7 +4373,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4297,7 +4386,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -4337,7 +4426,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4349,7 +4438,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4362,7 +4451,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -4479,7 +4568,7 @@ type ExecOpen struct {
 
 func (x *ExecOpen) Reset() {
 	*x = ExecOpen{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4491,7 +4580,7 @@ func (x *ExecOpen) String() string {
 func (*ExecOpen) ProtoMessage() {}
 
 func (x *ExecOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4504,7 +4593,7 @@ func (x *ExecOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOpen.ProtoReflect.Descriptor instead.
 func (*ExecOpen) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ExecOpen) GetWorkloadId() string {
@@ -4588,7 +4677,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4600,7 +4689,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4613,7 +4702,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *TerminalSize) GetRows() uint32 {
@@ -4644,7 +4733,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4656,7 +4745,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4669,7 +4758,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -4741,7 +4830,7 @@ type ExecOpened struct {
 
 func (x *ExecOpened) Reset() {
 	*x = ExecOpened{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4753,7 +4842,7 @@ func (x *ExecOpened) String() string {
 func (*ExecOpened) ProtoMessage() {}
 
 func (x *ExecOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4766,7 +4855,7 @@ func (x *ExecOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOpened.ProtoReflect.Descriptor instead.
 func (*ExecOpened) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ExecOpened) GetIdleSeconds() int64 {
@@ -4786,7 +4875,7 @@ type ExecExit struct {
 
 func (x *ExecExit) Reset() {
 	*x = ExecExit{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4798,7 +4887,7 @@ func (x *ExecExit) String() string {
 func (*ExecExit) ProtoMessage() {}
 
 func (x *ExecExit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4811,7 +4900,7 @@ func (x *ExecExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
 func (*ExecExit) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ExecExit) GetCode() int32 {
@@ -4837,7 +4926,7 @@ type CollectGarbageRequest struct {
 
 func (x *CollectGarbageRequest) Reset() {
 	*x = CollectGarbageRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4849,7 +4938,7 @@ func (x *CollectGarbageRequest) String() string {
 func (*CollectGarbageRequest) ProtoMessage() {}
 
 func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4862,7 +4951,7 @@ func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageRequest.ProtoReflect.Descriptor instead.
 func (*CollectGarbageRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CollectGarbageRequest) GetEpoch() *Epoch {
@@ -4911,7 +5000,7 @@ type CollectGarbageResponse struct {
 
 func (x *CollectGarbageResponse) Reset() {
 	*x = CollectGarbageResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4923,7 +5012,7 @@ func (x *CollectGarbageResponse) String() string {
 func (*CollectGarbageResponse) ProtoMessage() {}
 
 func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4936,7 +5025,7 @@ func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageResponse.ProtoReflect.Descriptor instead.
 func (*CollectGarbageResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CollectGarbageResponse) GetItems() []*Garbage {
@@ -4974,7 +5063,7 @@ type Garbage struct {
 
 func (x *Garbage) Reset() {
 	*x = Garbage{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4986,7 +5075,7 @@ func (x *Garbage) String() string {
 func (*Garbage) ProtoMessage() {}
 
 func (x *Garbage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4999,7 +5088,7 @@ func (x *Garbage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Garbage.ProtoReflect.Descriptor instead.
 func (*Garbage) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Garbage) GetKind() string {
@@ -5067,7 +5156,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[53]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5079,7 +5168,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[53]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5092,7 +5181,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListVolumesRequest) GetEpoch() *Epoch {
@@ -5113,7 +5202,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[54]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5125,7 +5214,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[54]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5138,7 +5227,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeInfo {
@@ -5184,7 +5273,7 @@ type VolumeInfo struct {
 
 func (x *VolumeInfo) Reset() {
 	*x = VolumeInfo{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[55]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5196,7 +5285,7 @@ func (x *VolumeInfo) String() string {
 func (*VolumeInfo) ProtoMessage() {}
 
 func (x *VolumeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[55]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5209,7 +5298,7 @@ func (x *VolumeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeInfo.ProtoReflect.Descriptor instead.
 func (*VolumeInfo) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *VolumeInfo) GetId() string {
@@ -5316,7 +5405,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[56]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5328,7 +5417,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[56]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5341,7 +5430,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DeleteVolumeRequest) GetEpoch() *Epoch {
@@ -5380,7 +5469,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[57]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5392,7 +5481,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[57]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5405,7 +5494,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 var File_api_agent_v1_agent_proto protoreflect.FileDescriptor
@@ -5565,7 +5654,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x10interval_seconds\x18\x06 \x01(\x05R\x0fintervalSeconds\x12'\n" +
 	"\x0ftimeout_seconds\x18\a \x01(\x05R\x0etimeoutSeconds\x12\x18\n" +
 	"\aretries\x18\b \x01(\x05R\aretries\x120\n" +
-	"\x14start_period_seconds\x18\t \x01(\x05R\x12startPeriodSeconds\"\xef\x13\n" +
+	"\x14start_period_seconds\x18\t \x01(\x05R\x12startPeriodSeconds\"\xb0\x14\n" +
 	"\rContainerSpec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12\x12\n" +
@@ -5671,7 +5760,8 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	" \x01(\x03R\x0ememReservation\x12\x17\n" +
 	"\x06expose\x18\xe0\n" +
 	" \x03(\tR\x06expose\x12?\n" +
-	"\bnetworks\x18\xf1\v \x03(\v2\".persys.agent.v1.NetworkAttachmentR\bnetworks\x1a6\n" +
+	"\bnetworks\x18\xf1\v \x03(\v2\".persys.agent.v1.NetworkAttachmentR\bnetworks\x12?\n" +
+	"\fmemory_files\x18\xb4\v \x03(\v2\x1b.persys.agent.v1.MemoryFileR\vmemoryFiles\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -5687,7 +5777,14 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x10AnnotationsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
-	"\x05_init\"0\n" +
+	"\x05_init\"p\n" +
+	"\n" +
+	"MemoryFile\x12\x16\n" +
+	"\x06target\x18\x01 \x01(\tR\x06target\x12\x12\n" +
+	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\rR\x03uid\x12\x10\n" +
+	"\x03gid\x18\x04 \x01(\rR\x03gid\x12\x12\n" +
+	"\x04data\x18\x05 \x01(\fR\x04data\"0\n" +
 	"\x06Ulimit\x12\x12\n" +
 	"\x04soft\x18\x01 \x01(\x03R\x04soft\x12\x12\n" +
 	"\x04hard\x18\x02 \x01(\x03R\x04hard\"Z\n" +
@@ -6003,7 +6100,7 @@ func file_api_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_api_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 71)
+var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
 var file_api_agent_v1_agent_proto_goTypes = []any{
 	(WorkloadType)(0),                 // 0: persys.agent.v1.WorkloadType
 	(DesiredState)(0),                 // 1: persys.agent.v1.DesiredState
@@ -6030,163 +6127,165 @@ var file_api_agent_v1_agent_proto_goTypes = []any{
 	(*Exit)(nil),                      // 22: persys.agent.v1.Exit
 	(*HealthCheck)(nil),               // 23: persys.agent.v1.HealthCheck
 	(*ContainerSpec)(nil),             // 24: persys.agent.v1.ContainerSpec
-	(*Ulimit)(nil),                    // 25: persys.agent.v1.Ulimit
-	(*Device)(nil),                    // 26: persys.agent.v1.Device
-	(*DeviceRequest)(nil),             // 27: persys.agent.v1.DeviceRequest
-	(*Logging)(nil),                   // 28: persys.agent.v1.Logging
-	(*EngineHealthCheck)(nil),         // 29: persys.agent.v1.EngineHealthCheck
-	(*ComposeSpec)(nil),               // 30: persys.agent.v1.ComposeSpec
-	(*VMSpec)(nil),                    // 31: persys.agent.v1.VMSpec
-	(*VMLogin)(nil),                   // 32: persys.agent.v1.VMLogin
-	(*CloudInitConfig)(nil),           // 33: persys.agent.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),         // 34: persys.agent.v1.ManagedVolumeSpec
-	(*VolumeMount)(nil),               // 35: persys.agent.v1.VolumeMount
-	(*PortMapping)(nil),               // 36: persys.agent.v1.PortMapping
-	(*ResourceLimits)(nil),            // 37: persys.agent.v1.ResourceLimits
-	(*RestartPolicy)(nil),             // 38: persys.agent.v1.RestartPolicy
-	(*DiskConfig)(nil),                // 39: persys.agent.v1.DiskConfig
-	(*NetworkConfig)(nil),             // 40: persys.agent.v1.NetworkConfig
-	(*WorkloadStatus)(nil),            // 41: persys.agent.v1.WorkloadStatus
-	(*WorkloadUsageSnapshot)(nil),     // 42: persys.agent.v1.WorkloadUsageSnapshot
-	(*Epoch)(nil),                     // 43: persys.agent.v1.Epoch
-	(*Generation)(nil),                // 44: persys.agent.v1.Generation
-	(*LogsRequest)(nil),               // 45: persys.agent.v1.LogsRequest
-	(*LogChunk)(nil),                  // 46: persys.agent.v1.LogChunk
-	(*ExecRequest)(nil),               // 47: persys.agent.v1.ExecRequest
-	(*ExecOpen)(nil),                  // 48: persys.agent.v1.ExecOpen
-	(*TerminalSize)(nil),              // 49: persys.agent.v1.TerminalSize
-	(*ExecResponse)(nil),              // 50: persys.agent.v1.ExecResponse
-	(*ExecOpened)(nil),                // 51: persys.agent.v1.ExecOpened
-	(*ExecExit)(nil),                  // 52: persys.agent.v1.ExecExit
-	(*CollectGarbageRequest)(nil),     // 53: persys.agent.v1.CollectGarbageRequest
-	(*CollectGarbageResponse)(nil),    // 54: persys.agent.v1.CollectGarbageResponse
-	(*Garbage)(nil),                   // 55: persys.agent.v1.Garbage
-	(*ListVolumesRequest)(nil),        // 56: persys.agent.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),       // 57: persys.agent.v1.ListVolumesResponse
-	(*VolumeInfo)(nil),                // 58: persys.agent.v1.VolumeInfo
-	(*DeleteVolumeRequest)(nil),       // 59: persys.agent.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),      // 60: persys.agent.v1.DeleteVolumeResponse
-	nil,                               // 61: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
-	nil,                               // 62: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
-	nil,                               // 63: persys.agent.v1.ContainerSpec.EnvEntry
-	nil,                               // 64: persys.agent.v1.ContainerSpec.LabelsEntry
-	nil,                               // 65: persys.agent.v1.ContainerSpec.UlimitsEntry
-	nil,                               // 66: persys.agent.v1.ContainerSpec.SysctlsEntry
-	nil,                               // 67: persys.agent.v1.ContainerSpec.AnnotationsEntry
-	nil,                               // 68: persys.agent.v1.DeviceRequest.OptionsEntry
-	nil,                               // 69: persys.agent.v1.Logging.OptionsEntry
-	nil,                               // 70: persys.agent.v1.ComposeSpec.EnvEntry
-	nil,                               // 71: persys.agent.v1.VMSpec.MetadataEntry
-	nil,                               // 72: persys.agent.v1.WorkloadStatus.MetadataEntry
-	nil,                               // 73: persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	(*durationpb.Duration)(nil),       // 74: google.protobuf.Duration
+	(*MemoryFile)(nil),                // 25: persys.agent.v1.MemoryFile
+	(*Ulimit)(nil),                    // 26: persys.agent.v1.Ulimit
+	(*Device)(nil),                    // 27: persys.agent.v1.Device
+	(*DeviceRequest)(nil),             // 28: persys.agent.v1.DeviceRequest
+	(*Logging)(nil),                   // 29: persys.agent.v1.Logging
+	(*EngineHealthCheck)(nil),         // 30: persys.agent.v1.EngineHealthCheck
+	(*ComposeSpec)(nil),               // 31: persys.agent.v1.ComposeSpec
+	(*VMSpec)(nil),                    // 32: persys.agent.v1.VMSpec
+	(*VMLogin)(nil),                   // 33: persys.agent.v1.VMLogin
+	(*CloudInitConfig)(nil),           // 34: persys.agent.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),         // 35: persys.agent.v1.ManagedVolumeSpec
+	(*VolumeMount)(nil),               // 36: persys.agent.v1.VolumeMount
+	(*PortMapping)(nil),               // 37: persys.agent.v1.PortMapping
+	(*ResourceLimits)(nil),            // 38: persys.agent.v1.ResourceLimits
+	(*RestartPolicy)(nil),             // 39: persys.agent.v1.RestartPolicy
+	(*DiskConfig)(nil),                // 40: persys.agent.v1.DiskConfig
+	(*NetworkConfig)(nil),             // 41: persys.agent.v1.NetworkConfig
+	(*WorkloadStatus)(nil),            // 42: persys.agent.v1.WorkloadStatus
+	(*WorkloadUsageSnapshot)(nil),     // 43: persys.agent.v1.WorkloadUsageSnapshot
+	(*Epoch)(nil),                     // 44: persys.agent.v1.Epoch
+	(*Generation)(nil),                // 45: persys.agent.v1.Generation
+	(*LogsRequest)(nil),               // 46: persys.agent.v1.LogsRequest
+	(*LogChunk)(nil),                  // 47: persys.agent.v1.LogChunk
+	(*ExecRequest)(nil),               // 48: persys.agent.v1.ExecRequest
+	(*ExecOpen)(nil),                  // 49: persys.agent.v1.ExecOpen
+	(*TerminalSize)(nil),              // 50: persys.agent.v1.TerminalSize
+	(*ExecResponse)(nil),              // 51: persys.agent.v1.ExecResponse
+	(*ExecOpened)(nil),                // 52: persys.agent.v1.ExecOpened
+	(*ExecExit)(nil),                  // 53: persys.agent.v1.ExecExit
+	(*CollectGarbageRequest)(nil),     // 54: persys.agent.v1.CollectGarbageRequest
+	(*CollectGarbageResponse)(nil),    // 55: persys.agent.v1.CollectGarbageResponse
+	(*Garbage)(nil),                   // 56: persys.agent.v1.Garbage
+	(*ListVolumesRequest)(nil),        // 57: persys.agent.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 58: persys.agent.v1.ListVolumesResponse
+	(*VolumeInfo)(nil),                // 59: persys.agent.v1.VolumeInfo
+	(*DeleteVolumeRequest)(nil),       // 60: persys.agent.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),      // 61: persys.agent.v1.DeleteVolumeResponse
+	nil,                               // 62: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
+	nil,                               // 63: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	nil,                               // 64: persys.agent.v1.ContainerSpec.EnvEntry
+	nil,                               // 65: persys.agent.v1.ContainerSpec.LabelsEntry
+	nil,                               // 66: persys.agent.v1.ContainerSpec.UlimitsEntry
+	nil,                               // 67: persys.agent.v1.ContainerSpec.SysctlsEntry
+	nil,                               // 68: persys.agent.v1.ContainerSpec.AnnotationsEntry
+	nil,                               // 69: persys.agent.v1.DeviceRequest.OptionsEntry
+	nil,                               // 70: persys.agent.v1.Logging.OptionsEntry
+	nil,                               // 71: persys.agent.v1.ComposeSpec.EnvEntry
+	nil,                               // 72: persys.agent.v1.VMSpec.MetadataEntry
+	nil,                               // 73: persys.agent.v1.WorkloadStatus.MetadataEntry
+	nil,                               // 74: persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	(*durationpb.Duration)(nil),       // 75: google.protobuf.Duration
 }
 var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	0,  // 0: persys.agent.v1.ApplyWorkloadRequest.type:type_name -> persys.agent.v1.WorkloadType
 	1,  // 1: persys.agent.v1.ApplyWorkloadRequest.desired_state:type_name -> persys.agent.v1.DesiredState
 	21, // 2: persys.agent.v1.ApplyWorkloadRequest.spec:type_name -> persys.agent.v1.WorkloadSpec
-	43, // 3: persys.agent.v1.ApplyWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
-	44, // 4: persys.agent.v1.ApplyWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
-	61, // 5: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
+	44, // 3: persys.agent.v1.ApplyWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
+	45, // 4: persys.agent.v1.ApplyWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
+	62, // 5: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
 	4,  // 6: persys.agent.v1.ApplyWorkloadRequest.networks:type_name -> persys.agent.v1.NetworkView
-	43, // 7: persys.agent.v1.NetworkView.epoch:type_name -> persys.agent.v1.Epoch
+	44, // 7: persys.agent.v1.NetworkView.epoch:type_name -> persys.agent.v1.Epoch
 	5,  // 8: persys.agent.v1.NetworkView.peers:type_name -> persys.agent.v1.NetworkPeer
 	6,  // 9: persys.agent.v1.NetworkView.networks:type_name -> persys.agent.v1.Network
 	7,  // 10: persys.agent.v1.Network.peers:type_name -> persys.agent.v1.NetworkSlice
-	41, // 11: persys.agent.v1.ApplyWorkloadResponse.status:type_name -> persys.agent.v1.WorkloadStatus
-	43, // 12: persys.agent.v1.ApplyWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
-	43, // 13: persys.agent.v1.DeleteWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
-	44, // 14: persys.agent.v1.DeleteWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
-	43, // 15: persys.agent.v1.DeleteWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
-	43, // 16: persys.agent.v1.GetWorkloadStatusRequest.epoch:type_name -> persys.agent.v1.Epoch
-	41, // 17: persys.agent.v1.GetWorkloadStatusResponse.status:type_name -> persys.agent.v1.WorkloadStatus
+	42, // 11: persys.agent.v1.ApplyWorkloadResponse.status:type_name -> persys.agent.v1.WorkloadStatus
+	44, // 12: persys.agent.v1.ApplyWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
+	44, // 13: persys.agent.v1.DeleteWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
+	45, // 14: persys.agent.v1.DeleteWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
+	44, // 15: persys.agent.v1.DeleteWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
+	44, // 16: persys.agent.v1.GetWorkloadStatusRequest.epoch:type_name -> persys.agent.v1.Epoch
+	42, // 17: persys.agent.v1.GetWorkloadStatusResponse.status:type_name -> persys.agent.v1.WorkloadStatus
 	0,  // 18: persys.agent.v1.ListWorkloadsRequest.type:type_name -> persys.agent.v1.WorkloadType
-	43, // 19: persys.agent.v1.ListWorkloadsRequest.epoch:type_name -> persys.agent.v1.Epoch
-	41, // 20: persys.agent.v1.ListWorkloadsResponse.workloads:type_name -> persys.agent.v1.WorkloadStatus
-	62, // 21: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	44, // 19: persys.agent.v1.ListWorkloadsRequest.epoch:type_name -> persys.agent.v1.Epoch
+	42, // 20: persys.agent.v1.ListWorkloadsResponse.workloads:type_name -> persys.agent.v1.WorkloadStatus
+	63, // 21: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
 	19, // 22: persys.agent.v1.ListActionsResponse.actions:type_name -> persys.agent.v1.AgentAction
 	24, // 23: persys.agent.v1.WorkloadSpec.container:type_name -> persys.agent.v1.ContainerSpec
-	30, // 24: persys.agent.v1.WorkloadSpec.compose:type_name -> persys.agent.v1.ComposeSpec
-	31, // 25: persys.agent.v1.WorkloadSpec.vm:type_name -> persys.agent.v1.VMSpec
+	31, // 24: persys.agent.v1.WorkloadSpec.compose:type_name -> persys.agent.v1.ComposeSpec
+	32, // 25: persys.agent.v1.WorkloadSpec.vm:type_name -> persys.agent.v1.VMSpec
 	23, // 26: persys.agent.v1.WorkloadSpec.health_check:type_name -> persys.agent.v1.HealthCheck
-	63, // 27: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
-	35, // 28: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
-	36, // 29: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
-	37, // 30: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
-	38, // 31: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
-	64, // 32: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
-	34, // 33: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	65, // 34: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
-	66, // 35: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
-	26, // 36: persys.agent.v1.ContainerSpec.devices:type_name -> persys.agent.v1.Device
-	27, // 37: persys.agent.v1.ContainerSpec.gpus:type_name -> persys.agent.v1.DeviceRequest
-	28, // 38: persys.agent.v1.ContainerSpec.logging:type_name -> persys.agent.v1.Logging
-	67, // 39: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
-	29, // 40: persys.agent.v1.ContainerSpec.healthcheck:type_name -> persys.agent.v1.EngineHealthCheck
+	64, // 27: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
+	36, // 28: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
+	37, // 29: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
+	38, // 30: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
+	39, // 31: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
+	65, // 32: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
+	35, // 33: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	66, // 34: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
+	67, // 35: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
+	27, // 36: persys.agent.v1.ContainerSpec.devices:type_name -> persys.agent.v1.Device
+	28, // 37: persys.agent.v1.ContainerSpec.gpus:type_name -> persys.agent.v1.DeviceRequest
+	29, // 38: persys.agent.v1.ContainerSpec.logging:type_name -> persys.agent.v1.Logging
+	68, // 39: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
+	30, // 40: persys.agent.v1.ContainerSpec.healthcheck:type_name -> persys.agent.v1.EngineHealthCheck
 	8,  // 41: persys.agent.v1.ContainerSpec.networks:type_name -> persys.agent.v1.NetworkAttachment
-	68, // 42: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
-	69, // 43: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
-	74, // 44: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	74, // 45: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	74, // 46: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	74, // 47: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	70, // 48: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
-	34, // 49: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	39, // 50: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
-	40, // 51: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
-	71, // 52: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
-	33, // 53: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
-	34, // 54: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	32, // 55: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
-	0,  // 56: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
-	1,  // 57: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
-	2,  // 58: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
-	72, // 59: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
-	42, // 60: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
-	44, // 61: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
-	36, // 62: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
-	22, // 63: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
-	0,  // 64: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
-	48, // 65: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
-	49, // 66: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
-	49, // 67: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
-	51, // 68: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
-	46, // 69: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
-	52, // 70: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
-	43, // 71: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
-	55, // 72: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
-	43, // 73: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
-	58, // 74: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
-	73, // 75: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	43, // 76: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
-	25, // 77: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
-	3,  // 78: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
-	10, // 79: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
-	12, // 80: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
-	14, // 81: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
-	16, // 82: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
-	18, // 83: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
-	45, // 84: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
-	47, // 85: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
-	53, // 86: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
-	56, // 87: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
-	59, // 88: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
-	9,  // 89: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
-	11, // 90: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
-	13, // 91: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
-	15, // 92: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
-	17, // 93: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
-	20, // 94: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
-	46, // 95: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
-	50, // 96: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
-	54, // 97: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
-	57, // 98: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
-	60, // 99: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
-	89, // [89:100] is the sub-list for method output_type
-	78, // [78:89] is the sub-list for method input_type
-	78, // [78:78] is the sub-list for extension type_name
-	78, // [78:78] is the sub-list for extension extendee
-	0,  // [0:78] is the sub-list for field type_name
+	25, // 42: persys.agent.v1.ContainerSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
+	69, // 43: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
+	70, // 44: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
+	75, // 45: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	75, // 46: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	75, // 47: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	75, // 48: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	71, // 49: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
+	35, // 50: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	40, // 51: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
+	41, // 52: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
+	72, // 53: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
+	34, // 54: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
+	35, // 55: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	33, // 56: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
+	0,  // 57: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
+	1,  // 58: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
+	2,  // 59: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
+	73, // 60: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
+	43, // 61: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
+	45, // 62: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
+	37, // 63: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
+	22, // 64: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
+	0,  // 65: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
+	49, // 66: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
+	50, // 67: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
+	50, // 68: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
+	52, // 69: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
+	47, // 70: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
+	53, // 71: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
+	44, // 72: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
+	56, // 73: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
+	44, // 74: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
+	59, // 75: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
+	74, // 76: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	44, // 77: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
+	26, // 78: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
+	3,  // 79: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
+	10, // 80: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
+	12, // 81: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
+	14, // 82: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
+	16, // 83: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
+	18, // 84: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
+	46, // 85: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
+	48, // 86: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
+	54, // 87: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
+	57, // 88: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
+	60, // 89: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
+	9,  // 90: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
+	11, // 91: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
+	13, // 92: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
+	15, // 93: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
+	17, // 94: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
+	20, // 95: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
+	47, // 96: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
+	51, // 97: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
+	55, // 98: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
+	58, // 99: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
+	61, // 100: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
+	90, // [90:101] is the sub-list for method output_type
+	79, // [79:90] is the sub-list for method input_type
+	79, // [79:79] is the sub-list for extension type_name
+	79, // [79:79] is the sub-list for extension extendee
+	0,  // [0:79] is the sub-list for field type_name
 }
 
 func init() { file_api_agent_v1_agent_proto_init() }
@@ -6200,14 +6299,14 @@ func file_api_agent_v1_agent_proto_init() {
 		(*WorkloadSpec_Vm)(nil),
 	}
 	file_api_agent_v1_agent_proto_msgTypes[21].OneofWrappers = []any{}
-	file_api_agent_v1_agent_proto_msgTypes[44].OneofWrappers = []any{
+	file_api_agent_v1_agent_proto_msgTypes[45].OneofWrappers = []any{
 		(*ExecRequest_Open)(nil),
 		(*ExecRequest_Input)(nil),
 		(*ExecRequest_EndInput)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_api_agent_v1_agent_proto_msgTypes[47].OneofWrappers = []any{
+	file_api_agent_v1_agent_proto_msgTypes[48].OneofWrappers = []any{
 		(*ExecResponse_Opened)(nil),
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
@@ -6218,7 +6317,7 @@ func file_api_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_agent_v1_agent_proto_rawDesc), len(file_api_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   71,
+			NumMessages:   72,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

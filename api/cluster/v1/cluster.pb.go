@@ -10779,6 +10779,768 @@ func (x *DeleteAccountRequest) GetRequestId() string {
 	return ""
 }
 
+// Object is a secret or a config of a namespace, without its values.
+type Object struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Kind: secret or config.
+	Kind      string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Namespace string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	CreatedBy string                 `protobuf:"bytes,5,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
+	// Stored versions, newest first.
+	Versions []*ObjectVersion `protobuf:"bytes,6,rep,name=versions,proto3" json:"versions,omitempty"`
+	// Ids of the workloads that use it, and the versions that they use.
+	Users         []*ObjectUser `protobuf:"bytes,7,rep,name=users,proto3" json:"users,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Object) Reset() {
+	*x = Object{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Object) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Object) ProtoMessage() {}
+
+func (x *Object) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Object.ProtoReflect.Descriptor instead.
+func (*Object) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{153}
+}
+
+func (x *Object) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Object) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Object) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Object) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *Object) GetCreatedBy() string {
+	if x != nil {
+		return x.CreatedBy
+	}
+	return ""
+}
+
+func (x *Object) GetVersions() []*ObjectVersion {
+	if x != nil {
+		return x.Versions
+	}
+	return nil
+}
+
+func (x *Object) GetUsers() []*ObjectUser {
+	if x != nil {
+		return x.Users
+	}
+	return nil
+}
+
+type ObjectVersion struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Number uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// Size of the value in bytes.
+	Size int64 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	// Number of the version whose value this is; 0 if the value was new.
+	From          uint64                 `protobuf:"varint,3,opt,name=from,proto3" json:"from,omitempty"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=at,proto3" json:"at,omitempty"`
+	By            string                 `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectVersion) Reset() {
+	*x = ObjectVersion{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectVersion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectVersion) ProtoMessage() {}
+
+func (x *ObjectVersion) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectVersion.ProtoReflect.Descriptor instead.
+func (*ObjectVersion) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{154}
+}
+
+func (x *ObjectVersion) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *ObjectVersion) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *ObjectVersion) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *ObjectVersion) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *ObjectVersion) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+type ObjectUser struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	// 0 if the workload gets the present version with each start.
+	Version       uint64 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectUser) Reset() {
+	*x = ObjectUser{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectUser) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectUser) ProtoMessage() {}
+
+func (x *ObjectUser) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectUser.ProtoReflect.Descriptor instead.
+func (*ObjectUser) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{155}
+}
+
+func (x *ObjectUser) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *ObjectUser) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+type ListObjectsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Kind: secret or config.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Empty means all namespaces that the caller may see.
+	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Empty means all names.
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListObjectsRequest) Reset() {
+	*x = ListObjectsRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListObjectsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListObjectsRequest) ProtoMessage() {}
+
+func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
+func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{156}
+}
+
+func (x *ListObjectsRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ListObjectsRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ListObjectsRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ListObjectsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ordered by namespace and name.
+	Objects []*Object `protobuf:"bytes,1,rep,name=objects,proto3" json:"objects,omitempty"`
+	// Log index that the answer reflects.
+	Index         uint64 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListObjectsResponse) Reset() {
+	*x = ListObjectsResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListObjectsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListObjectsResponse) ProtoMessage() {}
+
+func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
+func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{157}
+}
+
+func (x *ListObjectsResponse) GetObjects() []*Object {
+	if x != nil {
+		return x.Objects
+	}
+	return nil
+}
+
+func (x *ListObjectsResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type PutObjectRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Kind: secret or config.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Empty means default.
+	Namespace string `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Value, at most 512 KiB.
+	Data          []byte `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`
+	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutObjectRequest) Reset() {
+	*x = PutObjectRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutObjectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutObjectRequest) ProtoMessage() {}
+
+func (x *PutObjectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutObjectRequest.ProtoReflect.Descriptor instead.
+func (*PutObjectRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{158}
+}
+
+func (x *PutObjectRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *PutObjectRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PutObjectRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PutObjectRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *PutObjectRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type RollBackObjectRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Kind      string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Namespace string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Number of the version whose value becomes a new version; 0 means the version before the present one.
+	Number        uint64 `protobuf:"varint,4,opt,name=number,proto3" json:"number,omitempty"`
+	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollBackObjectRequest) Reset() {
+	*x = RollBackObjectRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollBackObjectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollBackObjectRequest) ProtoMessage() {}
+
+func (x *RollBackObjectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollBackObjectRequest.ProtoReflect.Descriptor instead.
+func (*RollBackObjectRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{159}
+}
+
+func (x *RollBackObjectRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *RollBackObjectRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RollBackObjectRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *RollBackObjectRequest) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *RollBackObjectRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type DeleteObjectRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Namespace     string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	RequestId     string                 `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteObjectRequest) Reset() {
+	*x = DeleteObjectRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteObjectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteObjectRequest) ProtoMessage() {}
+
+func (x *DeleteObjectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteObjectRequest.ProtoReflect.Descriptor instead.
+func (*DeleteObjectRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{160}
+}
+
+func (x *DeleteObjectRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *DeleteObjectRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DeleteObjectRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *DeleteObjectRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type ObjectResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the new version; 0 after a delete.
+	Version uint64 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	// A config has this value already.
+	Unchanged bool `protobuf:"varint,2,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
+	// Workloads that get the new version. Members of a group with an update policy get it one after the other.
+	WorkloadIds []string `protobuf:"bytes,3,rep,name=workload_ids,json=workloadIds,proto3" json:"workload_ids,omitempty"`
+	// Warnings: why workloads keep the former version.
+	Warnings []string `protobuf:"bytes,4,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	// Log index at which the change is committed.
+	Index         uint64 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectResponse) Reset() {
+	*x = ObjectResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectResponse) ProtoMessage() {}
+
+func (x *ObjectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectResponse.ProtoReflect.Descriptor instead.
+func (*ObjectResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{161}
+}
+
+func (x *ObjectResponse) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *ObjectResponse) GetUnchanged() bool {
+	if x != nil {
+		return x.Unchanged
+	}
+	return false
+}
+
+func (x *ObjectResponse) GetWorkloadIds() []string {
+	if x != nil {
+		return x.WorkloadIds
+	}
+	return nil
+}
+
+func (x *ObjectResponse) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
+func (x *ObjectResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type GetObjectValueRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Namespace string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// 0 means the present version.
+	Number        uint64 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetObjectValueRequest) Reset() {
+	*x = GetObjectValueRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetObjectValueRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetObjectValueRequest) ProtoMessage() {}
+
+func (x *GetObjectValueRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetObjectValueRequest.ProtoReflect.Descriptor instead.
+func (*GetObjectValueRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{162}
+}
+
+func (x *GetObjectValueRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *GetObjectValueRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *GetObjectValueRequest) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+type GetObjectValueResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetObjectValueResponse) Reset() {
+	*x = GetObjectValueResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetObjectValueResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetObjectValueResponse) ProtoMessage() {}
+
+func (x *GetObjectValueResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetObjectValueResponse.ProtoReflect.Descriptor instead.
+func (*GetObjectValueResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{163}
+}
+
+func (x *GetObjectValueResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *GetObjectValueResponse) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
 type GetAccessRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -10787,7 +11549,7 @@ type GetAccessRequest struct {
 
 func (x *GetAccessRequest) Reset() {
 	*x = GetAccessRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10799,7 +11561,7 @@ func (x *GetAccessRequest) String() string {
 func (*GetAccessRequest) ProtoMessage() {}
 
 func (x *GetAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10812,7 +11574,7 @@ func (x *GetAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAccessRequest.ProtoReflect.Descriptor instead.
 func (*GetAccessRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{153}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{164}
 }
 
 type GetAccessResponse struct {
@@ -10831,7 +11593,7 @@ type GetAccessResponse struct {
 
 func (x *GetAccessResponse) Reset() {
 	*x = GetAccessResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10843,7 +11605,7 @@ func (x *GetAccessResponse) String() string {
 func (*GetAccessResponse) ProtoMessage() {}
 
 func (x *GetAccessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10856,7 +11618,7 @@ func (x *GetAccessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAccessResponse.ProtoReflect.Descriptor instead.
 func (*GetAccessResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{154}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *GetAccessResponse) GetIdentity() string {
@@ -10901,7 +11663,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10913,7 +11675,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10926,7 +11688,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{155}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *Grant) GetRole() string {
@@ -10969,7 +11731,7 @@ type CheckAccessRequest struct {
 
 func (x *CheckAccessRequest) Reset() {
 	*x = CheckAccessRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10981,7 +11743,7 @@ func (x *CheckAccessRequest) String() string {
 func (*CheckAccessRequest) ProtoMessage() {}
 
 func (x *CheckAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10994,7 +11756,7 @@ func (x *CheckAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAccessRequest.ProtoReflect.Descriptor instead.
 func (*CheckAccessRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{156}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *CheckAccessRequest) GetVerb() string {
@@ -11023,7 +11785,7 @@ type CheckAccessResponse struct {
 
 func (x *CheckAccessResponse) Reset() {
 	*x = CheckAccessResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11035,7 +11797,7 @@ func (x *CheckAccessResponse) String() string {
 func (*CheckAccessResponse) ProtoMessage() {}
 
 func (x *CheckAccessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11048,7 +11810,7 @@ func (x *CheckAccessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAccessResponse.ProtoReflect.Descriptor instead.
 func (*CheckAccessResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{157}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *CheckAccessResponse) GetAllowed() bool {
@@ -11081,7 +11843,7 @@ type DeleteNamespaceResponse struct {
 
 func (x *DeleteNamespaceResponse) Reset() {
 	*x = DeleteNamespaceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11093,7 +11855,7 @@ func (x *DeleteNamespaceResponse) String() string {
 func (*DeleteNamespaceResponse) ProtoMessage() {}
 
 func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11106,7 +11868,7 @@ func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{158}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *DeleteNamespaceResponse) GetIndex() uint64 {
@@ -11126,7 +11888,7 @@ type GetRolloutRequest struct {
 
 func (x *GetRolloutRequest) Reset() {
 	*x = GetRolloutRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11138,7 +11900,7 @@ func (x *GetRolloutRequest) String() string {
 func (*GetRolloutRequest) ProtoMessage() {}
 
 func (x *GetRolloutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11151,7 +11913,7 @@ func (x *GetRolloutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolloutRequest.ProtoReflect.Descriptor instead.
 func (*GetRolloutRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{159}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *GetRolloutRequest) GetGroup() string {
@@ -11187,7 +11949,7 @@ type GetRolloutResponse struct {
 
 func (x *GetRolloutResponse) Reset() {
 	*x = GetRolloutResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11199,7 +11961,7 @@ func (x *GetRolloutResponse) String() string {
 func (*GetRolloutResponse) ProtoMessage() {}
 
 func (x *GetRolloutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11212,7 +11974,7 @@ func (x *GetRolloutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolloutResponse.ProtoReflect.Descriptor instead.
 func (*GetRolloutResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{160}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *GetRolloutResponse) GetGroup() string {
@@ -11319,7 +12081,7 @@ type RolloutMember struct {
 
 func (x *RolloutMember) Reset() {
 	*x = RolloutMember{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11331,7 +12093,7 @@ func (x *RolloutMember) String() string {
 func (*RolloutMember) ProtoMessage() {}
 
 func (x *RolloutMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11344,7 +12106,7 @@ func (x *RolloutMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutMember.ProtoReflect.Descriptor instead.
 func (*RolloutMember) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{161}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *RolloutMember) GetWorkloadId() string {
@@ -11415,7 +12177,7 @@ type SetRolloutRequest struct {
 
 func (x *SetRolloutRequest) Reset() {
 	*x = SetRolloutRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11427,7 +12189,7 @@ func (x *SetRolloutRequest) String() string {
 func (*SetRolloutRequest) ProtoMessage() {}
 
 func (x *SetRolloutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11440,7 +12202,7 @@ func (x *SetRolloutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolloutRequest.ProtoReflect.Descriptor instead.
 func (*SetRolloutRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{162}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *SetRolloutRequest) GetGroup() string {
@@ -11475,7 +12237,7 @@ type SetRolloutResponse struct {
 
 func (x *SetRolloutResponse) Reset() {
 	*x = SetRolloutResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11487,7 +12249,7 @@ func (x *SetRolloutResponse) String() string {
 func (*SetRolloutResponse) ProtoMessage() {}
 
 func (x *SetRolloutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11500,7 +12262,7 @@ func (x *SetRolloutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolloutResponse.ProtoReflect.Descriptor instead.
 func (*SetRolloutResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{163}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *SetRolloutResponse) GetIndex() uint64 {
@@ -11534,7 +12296,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11546,7 +12308,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11559,7 +12321,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{164}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *StartRunRequest) GetWorkloadId() string {
@@ -11612,7 +12374,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11624,7 +12386,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11637,7 +12399,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{165}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *StartRunResponse) GetRunId() string {
@@ -11682,7 +12444,7 @@ type ScaleGroupRequest struct {
 
 func (x *ScaleGroupRequest) Reset() {
 	*x = ScaleGroupRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11694,7 +12456,7 @@ func (x *ScaleGroupRequest) String() string {
 func (*ScaleGroupRequest) ProtoMessage() {}
 
 func (x *ScaleGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11707,7 +12469,7 @@ func (x *ScaleGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScaleGroupRequest.ProtoReflect.Descriptor instead.
 func (*ScaleGroupRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{166}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *ScaleGroupRequest) GetGroup() string {
@@ -11746,7 +12508,7 @@ type ScaleGroupResponse struct {
 
 func (x *ScaleGroupResponse) Reset() {
 	*x = ScaleGroupResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11758,7 +12520,7 @@ func (x *ScaleGroupResponse) String() string {
 func (*ScaleGroupResponse) ProtoMessage() {}
 
 func (x *ScaleGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11771,7 +12533,7 @@ func (x *ScaleGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScaleGroupResponse.ProtoReflect.Descriptor instead.
 func (*ScaleGroupResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{167}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *ScaleGroupResponse) GetWorkloadIds() []string {
@@ -11814,7 +12576,7 @@ type PreviewRebalanceRequest struct {
 
 func (x *PreviewRebalanceRequest) Reset() {
 	*x = PreviewRebalanceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11826,7 +12588,7 @@ func (x *PreviewRebalanceRequest) String() string {
 func (*PreviewRebalanceRequest) ProtoMessage() {}
 
 func (x *PreviewRebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11839,7 +12601,7 @@ func (x *PreviewRebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreviewRebalanceRequest.ProtoReflect.Descriptor instead.
 func (*PreviewRebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{168}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *PreviewRebalanceRequest) GetMinGainPercent() uint32 {
@@ -11874,7 +12636,7 @@ type PreviewRebalanceResponse struct {
 
 func (x *PreviewRebalanceResponse) Reset() {
 	*x = PreviewRebalanceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11886,7 +12648,7 @@ func (x *PreviewRebalanceResponse) String() string {
 func (*PreviewRebalanceResponse) ProtoMessage() {}
 
 func (x *PreviewRebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11899,7 +12661,7 @@ func (x *PreviewRebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreviewRebalanceResponse.ProtoReflect.Descriptor instead.
 func (*PreviewRebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{169}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *PreviewRebalanceResponse) GetMoves() []*RebalanceMove {
@@ -11957,7 +12719,7 @@ type ApplyRebalanceRequest struct {
 
 func (x *ApplyRebalanceRequest) Reset() {
 	*x = ApplyRebalanceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11969,7 +12731,7 @@ func (x *ApplyRebalanceRequest) String() string {
 func (*ApplyRebalanceRequest) ProtoMessage() {}
 
 func (x *ApplyRebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11982,7 +12744,7 @@ func (x *ApplyRebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyRebalanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyRebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{170}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *ApplyRebalanceRequest) GetRequestId() string {
@@ -12019,7 +12781,7 @@ type ApplyRebalanceResponse struct {
 
 func (x *ApplyRebalanceResponse) Reset() {
 	*x = ApplyRebalanceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12031,7 +12793,7 @@ func (x *ApplyRebalanceResponse) String() string {
 func (*ApplyRebalanceResponse) ProtoMessage() {}
 
 func (x *ApplyRebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12044,7 +12806,7 @@ func (x *ApplyRebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyRebalanceResponse.ProtoReflect.Descriptor instead.
 func (*ApplyRebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{171}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *ApplyRebalanceResponse) GetMoves() []*RebalanceMove {
@@ -12083,7 +12845,7 @@ type RebalanceMove struct {
 
 func (x *RebalanceMove) Reset() {
 	*x = RebalanceMove{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12095,7 +12857,7 @@ func (x *RebalanceMove) String() string {
 func (*RebalanceMove) ProtoMessage() {}
 
 func (x *RebalanceMove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12108,7 +12870,7 @@ func (x *RebalanceMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceMove.ProtoReflect.Descriptor instead.
 func (*RebalanceMove) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{172}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *RebalanceMove) GetWorkloadId() string {
@@ -12160,7 +12922,7 @@ type Imbalance struct {
 
 func (x *Imbalance) Reset() {
 	*x = Imbalance{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12172,7 +12934,7 @@ func (x *Imbalance) String() string {
 func (*Imbalance) ProtoMessage() {}
 
 func (x *Imbalance) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12185,7 +12947,7 @@ func (x *Imbalance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Imbalance.ProtoReflect.Descriptor instead.
 func (*Imbalance) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{173}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *Imbalance) GetDeviationPercent() float64 {
@@ -12219,7 +12981,7 @@ type ImmovableWorkloads struct {
 
 func (x *ImmovableWorkloads) Reset() {
 	*x = ImmovableWorkloads{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12231,7 +12993,7 @@ func (x *ImmovableWorkloads) String() string {
 func (*ImmovableWorkloads) ProtoMessage() {}
 
 func (x *ImmovableWorkloads) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12244,7 +13006,7 @@ func (x *ImmovableWorkloads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImmovableWorkloads.ProtoReflect.Descriptor instead.
 func (*ImmovableWorkloads) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{174}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *ImmovableWorkloads) GetReason() string {
@@ -12288,7 +13050,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[175]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12300,7 +13062,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[175]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12313,7 +13075,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{175}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *Network) GetId() uint32 {
@@ -12409,7 +13171,7 @@ type NetworkSlice struct {
 
 func (x *NetworkSlice) Reset() {
 	*x = NetworkSlice{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[176]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12421,7 +13183,7 @@ func (x *NetworkSlice) String() string {
 func (*NetworkSlice) ProtoMessage() {}
 
 func (x *NetworkSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[176]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12434,7 +13196,7 @@ func (x *NetworkSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkSlice.ProtoReflect.Descriptor instead.
 func (*NetworkSlice) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{176}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *NetworkSlice) GetNodeId() string {
@@ -12475,7 +13237,7 @@ type ListNetworksRequest struct {
 
 func (x *ListNetworksRequest) Reset() {
 	*x = ListNetworksRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[177]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12487,7 +13249,7 @@ func (x *ListNetworksRequest) String() string {
 func (*ListNetworksRequest) ProtoMessage() {}
 
 func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[177]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12500,7 +13262,7 @@ func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksRequest.ProtoReflect.Descriptor instead.
 func (*ListNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{177}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *ListNetworksRequest) GetNamespace() string {
@@ -12520,7 +13282,7 @@ type ListNetworksResponse struct {
 
 func (x *ListNetworksResponse) Reset() {
 	*x = ListNetworksResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[178]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12532,7 +13294,7 @@ func (x *ListNetworksResponse) String() string {
 func (*ListNetworksResponse) ProtoMessage() {}
 
 func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[178]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12545,7 +13307,7 @@ func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksResponse.ProtoReflect.Descriptor instead.
 func (*ListNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{178}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *ListNetworksResponse) GetNetworks() []*Network {
@@ -12573,7 +13335,7 @@ type GetNetworkRequest struct {
 
 func (x *GetNetworkRequest) Reset() {
 	*x = GetNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[179]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12585,7 +13347,7 @@ func (x *GetNetworkRequest) String() string {
 func (*GetNetworkRequest) ProtoMessage() {}
 
 func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[179]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12598,7 +13360,7 @@ func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*GetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{179}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *GetNetworkRequest) GetName() string {
@@ -12625,7 +13387,7 @@ type GetNetworkResponse struct {
 
 func (x *GetNetworkResponse) Reset() {
 	*x = GetNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[180]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12637,7 +13399,7 @@ func (x *GetNetworkResponse) String() string {
 func (*GetNetworkResponse) ProtoMessage() {}
 
 func (x *GetNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[180]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12650,7 +13412,7 @@ func (x *GetNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNetworkResponse.ProtoReflect.Descriptor instead.
 func (*GetNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{180}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *GetNetworkResponse) GetNetwork() *Network {
@@ -12686,7 +13448,7 @@ type CreateNetworkRequest struct {
 
 func (x *CreateNetworkRequest) Reset() {
 	*x = CreateNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[181]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12698,7 +13460,7 @@ func (x *CreateNetworkRequest) String() string {
 func (*CreateNetworkRequest) ProtoMessage() {}
 
 func (x *CreateNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[181]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12711,7 +13473,7 @@ func (x *CreateNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CreateNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{181}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{192}
 }
 
 func (x *CreateNetworkRequest) GetName() string {
@@ -12760,7 +13522,7 @@ type CreateNetworkResponse struct {
 
 func (x *CreateNetworkResponse) Reset() {
 	*x = CreateNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[182]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12772,7 +13534,7 @@ func (x *CreateNetworkResponse) String() string {
 func (*CreateNetworkResponse) ProtoMessage() {}
 
 func (x *CreateNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[182]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12785,7 +13547,7 @@ func (x *CreateNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNetworkResponse.ProtoReflect.Descriptor instead.
 func (*CreateNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{182}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{193}
 }
 
 func (x *CreateNetworkResponse) GetNetwork() *Network {
@@ -12815,7 +13577,7 @@ type DeleteNetworkRequest struct {
 
 func (x *DeleteNetworkRequest) Reset() {
 	*x = DeleteNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[183]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[194]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12827,7 +13589,7 @@ func (x *DeleteNetworkRequest) String() string {
 func (*DeleteNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[183]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[194]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12840,7 +13602,7 @@ func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{183}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{194}
 }
 
 func (x *DeleteNetworkRequest) GetName() string {
@@ -12873,7 +13635,7 @@ type DeleteNetworkResponse struct {
 
 func (x *DeleteNetworkResponse) Reset() {
 	*x = DeleteNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[184]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[195]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12885,7 +13647,7 @@ func (x *DeleteNetworkResponse) String() string {
 func (*DeleteNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[184]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[195]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12898,7 +13660,7 @@ func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{184}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{195}
 }
 
 func (x *DeleteNetworkResponse) GetIndex() uint64 {
@@ -13857,7 +14619,68 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x14DeleteAccountRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x02 \x01(\tR\trequestId\"\x12\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\"\x9b\x02\n" +
+	"\x06Object\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x129\n" +
+	"\n" +
+	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x1d\n" +
+	"\n" +
+	"created_by\x18\x05 \x01(\tR\tcreatedBy\x12<\n" +
+	"\bversions\x18\x06 \x03(\v2 .persys.cluster.v1.ObjectVersionR\bversions\x123\n" +
+	"\x05users\x18\a \x03(\v2\x1d.persys.cluster.v1.ObjectUserR\x05users\"\x8b\x01\n" +
+	"\rObjectVersion\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +
+	"\x04from\x18\x03 \x01(\x04R\x04from\x12*\n" +
+	"\x02at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x0e\n" +
+	"\x02by\x18\x05 \x01(\tR\x02by\"G\n" +
+	"\n" +
+	"ObjectUser\x12\x1f\n" +
+	"\vworkload_id\x18\x01 \x01(\tR\n" +
+	"workloadId\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\"Z\n" +
+	"\x12ListObjectsRequest\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"`\n" +
+	"\x13ListObjectsResponse\x123\n" +
+	"\aobjects\x18\x01 \x03(\v2\x19.persys.cluster.v1.ObjectR\aobjects\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"\x8b\x01\n" +
+	"\x10PutObjectRequest\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04data\x18\x04 \x01(\fR\x04data\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"\x94\x01\n" +
+	"\x15RollBackObjectRequest\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06number\x18\x04 \x01(\x04R\x06number\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"z\n" +
+	"\x13DeleteObjectRequest\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\"\x9d\x01\n" +
+	"\x0eObjectResponse\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1c\n" +
+	"\tunchanged\x18\x02 \x01(\bR\tunchanged\x12!\n" +
+	"\fworkload_ids\x18\x03 \x03(\tR\vworkloadIds\x12\x1a\n" +
+	"\bwarnings\x18\x04 \x03(\tR\bwarnings\x12\x14\n" +
+	"\x05index\x18\x05 \x01(\x04R\x05index\"a\n" +
+	"\x15GetObjectValueRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\x04R\x06number\"F\n" +
+	"\x16GetObjectValueResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\"\x12\n" +
 	"\x10GetAccessRequest\"\xc3\x01\n" +
 	"\x11GetAccessResponse\x12\x1a\n" +
 	"\bidentity\x18\x01 \x01(\tR\bidentity\x12\x10\n" +
@@ -14031,7 +14854,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\"-\n" +
 	"\x15DeleteNetworkResponse\x12\x14\n" +
-	"\x05index\x18\x01 \x01(\x04R\x05index2\xa51\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index2\xd75\n" +
 	"\aCluster\x12M\n" +
 	"\x06Status\x12 .persys.cluster.v1.StatusRequest\x1a!.persys.cluster.v1.StatusResponse\x12F\n" +
 	"\x06Events\x12 .persys.cluster.v1.EventsRequest\x1a\x18.persys.cluster.v1.Event0\x01\x12J\n" +
@@ -14097,7 +14920,14 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\fListAccounts\x12&.persys.cluster.v1.ListAccountsRequest\x1a'.persys.cluster.v1.ListAccountsResponse\x12a\n" +
 	"\rCreateAccount\x12'.persys.cluster.v1.CreateAccountRequest\x1a'.persys.cluster.v1.AccountTokenResponse\x12a\n" +
 	"\rRotateAccount\x12'.persys.cluster.v1.RotateAccountRequest\x1a'.persys.cluster.v1.AccountTokenResponse\x12Y\n" +
-	"\rDeleteAccount\x12'.persys.cluster.v1.DeleteAccountRequest\x1a\x1f.persys.cluster.v1.RoleResponse\x12V\n" +
+	"\rDeleteAccount\x12'.persys.cluster.v1.DeleteAccountRequest\x1a\x1f.persys.cluster.v1.RoleResponse\x12\\\n" +
+	"\vListObjects\x12%.persys.cluster.v1.ListObjectsRequest\x1a&.persys.cluster.v1.ListObjectsResponse\x12S\n" +
+	"\tPutObject\x12#.persys.cluster.v1.PutObjectRequest\x1a!.persys.cluster.v1.ObjectResponse\x12]\n" +
+	"\x0eRollBackObject\x12(.persys.cluster.v1.RollBackObjectRequest\x1a!.persys.cluster.v1.ObjectResponse\x12Y\n" +
+	"\fDeleteObject\x12&.persys.cluster.v1.DeleteObjectRequest\x1a!.persys.cluster.v1.ObjectResponse\x12a\n" +
+	"\n" +
+	"ShowSecret\x12(.persys.cluster.v1.GetObjectValueRequest\x1a).persys.cluster.v1.GetObjectValueResponse\x12`\n" +
+	"\tGetConfig\x12(.persys.cluster.v1.GetObjectValueRequest\x1a).persys.cluster.v1.GetObjectValueResponse\x12V\n" +
 	"\tGetAccess\x12#.persys.cluster.v1.GetAccessRequest\x1a$.persys.cluster.v1.GetAccessResponse\x12\\\n" +
 	"\vCheckAccess\x12%.persys.cluster.v1.CheckAccessRequest\x1a&.persys.cluster.v1.CheckAccessResponse\x12Y\n" +
 	"\n" +
@@ -14139,7 +14969,7 @@ func file_api_cluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_api_cluster_v1_cluster_proto_rawDescData
 }
 
-var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 193)
+var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 204)
 var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*RotateGossipRequest)(nil),        // 0: persys.cluster.v1.RotateGossipRequest
 	(*RotateGossipResponse)(nil),       // 1: persys.cluster.v1.RotateGossipResponse
@@ -14294,98 +15124,109 @@ var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*RotateAccountRequest)(nil),       // 150: persys.cluster.v1.RotateAccountRequest
 	(*AccountTokenResponse)(nil),       // 151: persys.cluster.v1.AccountTokenResponse
 	(*DeleteAccountRequest)(nil),       // 152: persys.cluster.v1.DeleteAccountRequest
-	(*GetAccessRequest)(nil),           // 153: persys.cluster.v1.GetAccessRequest
-	(*GetAccessResponse)(nil),          // 154: persys.cluster.v1.GetAccessResponse
-	(*Grant)(nil),                      // 155: persys.cluster.v1.Grant
-	(*CheckAccessRequest)(nil),         // 156: persys.cluster.v1.CheckAccessRequest
-	(*CheckAccessResponse)(nil),        // 157: persys.cluster.v1.CheckAccessResponse
-	(*DeleteNamespaceResponse)(nil),    // 158: persys.cluster.v1.DeleteNamespaceResponse
-	(*GetRolloutRequest)(nil),          // 159: persys.cluster.v1.GetRolloutRequest
-	(*GetRolloutResponse)(nil),         // 160: persys.cluster.v1.GetRolloutResponse
-	(*RolloutMember)(nil),              // 161: persys.cluster.v1.RolloutMember
-	(*SetRolloutRequest)(nil),          // 162: persys.cluster.v1.SetRolloutRequest
-	(*SetRolloutResponse)(nil),         // 163: persys.cluster.v1.SetRolloutResponse
-	(*StartRunRequest)(nil),            // 164: persys.cluster.v1.StartRunRequest
-	(*StartRunResponse)(nil),           // 165: persys.cluster.v1.StartRunResponse
-	(*ScaleGroupRequest)(nil),          // 166: persys.cluster.v1.ScaleGroupRequest
-	(*ScaleGroupResponse)(nil),         // 167: persys.cluster.v1.ScaleGroupResponse
-	(*PreviewRebalanceRequest)(nil),    // 168: persys.cluster.v1.PreviewRebalanceRequest
-	(*PreviewRebalanceResponse)(nil),   // 169: persys.cluster.v1.PreviewRebalanceResponse
-	(*ApplyRebalanceRequest)(nil),      // 170: persys.cluster.v1.ApplyRebalanceRequest
-	(*ApplyRebalanceResponse)(nil),     // 171: persys.cluster.v1.ApplyRebalanceResponse
-	(*RebalanceMove)(nil),              // 172: persys.cluster.v1.RebalanceMove
-	(*Imbalance)(nil),                  // 173: persys.cluster.v1.Imbalance
-	(*ImmovableWorkloads)(nil),         // 174: persys.cluster.v1.ImmovableWorkloads
-	(*Network)(nil),                    // 175: persys.cluster.v1.Network
-	(*NetworkSlice)(nil),               // 176: persys.cluster.v1.NetworkSlice
-	(*ListNetworksRequest)(nil),        // 177: persys.cluster.v1.ListNetworksRequest
-	(*ListNetworksResponse)(nil),       // 178: persys.cluster.v1.ListNetworksResponse
-	(*GetNetworkRequest)(nil),          // 179: persys.cluster.v1.GetNetworkRequest
-	(*GetNetworkResponse)(nil),         // 180: persys.cluster.v1.GetNetworkResponse
-	(*CreateNetworkRequest)(nil),       // 181: persys.cluster.v1.CreateNetworkRequest
-	(*CreateNetworkResponse)(nil),      // 182: persys.cluster.v1.CreateNetworkResponse
-	(*DeleteNetworkRequest)(nil),       // 183: persys.cluster.v1.DeleteNetworkRequest
-	(*DeleteNetworkResponse)(nil),      // 184: persys.cluster.v1.DeleteNetworkResponse
-	nil,                                // 185: persys.cluster.v1.Event.DetailsEntry
-	nil,                                // 186: persys.cluster.v1.LabelNodeRequest.LabelsEntry
-	nil,                                // 187: persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	nil,                                // 188: persys.cluster.v1.Namespace.NodeLabelsEntry
-	nil,                                // 189: persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
-	nil,                                // 190: persys.cluster.v1.Account.ClaimsEntry
-	nil,                                // 191: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
-	nil,                                // 192: persys.cluster.v1.StartRunRequest.ParametersEntry
-	(*timestamppb.Timestamp)(nil),      // 193: google.protobuf.Timestamp
-	(*v1.WorkloadView)(nil),            // 194: persys.control.v1.WorkloadView
-	(*v1.WorkloadAction)(nil),          // 195: persys.control.v1.WorkloadAction
-	(*v1.AutoscaleStatus)(nil),         // 196: persys.control.v1.AutoscaleStatus
-	(*v1.ApplyWorkloadRequest)(nil),    // 197: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 198: persys.control.v1.ApplyWorkloadResponse
-	(*v1.TakenBack)(nil),               // 199: persys.control.v1.TakenBack
-	(*v1.Taint)(nil),                   // 200: persys.control.v1.Taint
-	(*v1.NodeView)(nil),                // 201: persys.control.v1.NodeView
-	(*v1.WorkloadSpec)(nil),            // 202: persys.control.v1.WorkloadSpec
-	(*v1.Generation)(nil),              // 203: persys.control.v1.Generation
-	(*v1.UpdateStrategy)(nil),          // 204: persys.control.v1.UpdateStrategy
+	(*Object)(nil),                     // 153: persys.cluster.v1.Object
+	(*ObjectVersion)(nil),              // 154: persys.cluster.v1.ObjectVersion
+	(*ObjectUser)(nil),                 // 155: persys.cluster.v1.ObjectUser
+	(*ListObjectsRequest)(nil),         // 156: persys.cluster.v1.ListObjectsRequest
+	(*ListObjectsResponse)(nil),        // 157: persys.cluster.v1.ListObjectsResponse
+	(*PutObjectRequest)(nil),           // 158: persys.cluster.v1.PutObjectRequest
+	(*RollBackObjectRequest)(nil),      // 159: persys.cluster.v1.RollBackObjectRequest
+	(*DeleteObjectRequest)(nil),        // 160: persys.cluster.v1.DeleteObjectRequest
+	(*ObjectResponse)(nil),             // 161: persys.cluster.v1.ObjectResponse
+	(*GetObjectValueRequest)(nil),      // 162: persys.cluster.v1.GetObjectValueRequest
+	(*GetObjectValueResponse)(nil),     // 163: persys.cluster.v1.GetObjectValueResponse
+	(*GetAccessRequest)(nil),           // 164: persys.cluster.v1.GetAccessRequest
+	(*GetAccessResponse)(nil),          // 165: persys.cluster.v1.GetAccessResponse
+	(*Grant)(nil),                      // 166: persys.cluster.v1.Grant
+	(*CheckAccessRequest)(nil),         // 167: persys.cluster.v1.CheckAccessRequest
+	(*CheckAccessResponse)(nil),        // 168: persys.cluster.v1.CheckAccessResponse
+	(*DeleteNamespaceResponse)(nil),    // 169: persys.cluster.v1.DeleteNamespaceResponse
+	(*GetRolloutRequest)(nil),          // 170: persys.cluster.v1.GetRolloutRequest
+	(*GetRolloutResponse)(nil),         // 171: persys.cluster.v1.GetRolloutResponse
+	(*RolloutMember)(nil),              // 172: persys.cluster.v1.RolloutMember
+	(*SetRolloutRequest)(nil),          // 173: persys.cluster.v1.SetRolloutRequest
+	(*SetRolloutResponse)(nil),         // 174: persys.cluster.v1.SetRolloutResponse
+	(*StartRunRequest)(nil),            // 175: persys.cluster.v1.StartRunRequest
+	(*StartRunResponse)(nil),           // 176: persys.cluster.v1.StartRunResponse
+	(*ScaleGroupRequest)(nil),          // 177: persys.cluster.v1.ScaleGroupRequest
+	(*ScaleGroupResponse)(nil),         // 178: persys.cluster.v1.ScaleGroupResponse
+	(*PreviewRebalanceRequest)(nil),    // 179: persys.cluster.v1.PreviewRebalanceRequest
+	(*PreviewRebalanceResponse)(nil),   // 180: persys.cluster.v1.PreviewRebalanceResponse
+	(*ApplyRebalanceRequest)(nil),      // 181: persys.cluster.v1.ApplyRebalanceRequest
+	(*ApplyRebalanceResponse)(nil),     // 182: persys.cluster.v1.ApplyRebalanceResponse
+	(*RebalanceMove)(nil),              // 183: persys.cluster.v1.RebalanceMove
+	(*Imbalance)(nil),                  // 184: persys.cluster.v1.Imbalance
+	(*ImmovableWorkloads)(nil),         // 185: persys.cluster.v1.ImmovableWorkloads
+	(*Network)(nil),                    // 186: persys.cluster.v1.Network
+	(*NetworkSlice)(nil),               // 187: persys.cluster.v1.NetworkSlice
+	(*ListNetworksRequest)(nil),        // 188: persys.cluster.v1.ListNetworksRequest
+	(*ListNetworksResponse)(nil),       // 189: persys.cluster.v1.ListNetworksResponse
+	(*GetNetworkRequest)(nil),          // 190: persys.cluster.v1.GetNetworkRequest
+	(*GetNetworkResponse)(nil),         // 191: persys.cluster.v1.GetNetworkResponse
+	(*CreateNetworkRequest)(nil),       // 192: persys.cluster.v1.CreateNetworkRequest
+	(*CreateNetworkResponse)(nil),      // 193: persys.cluster.v1.CreateNetworkResponse
+	(*DeleteNetworkRequest)(nil),       // 194: persys.cluster.v1.DeleteNetworkRequest
+	(*DeleteNetworkResponse)(nil),      // 195: persys.cluster.v1.DeleteNetworkResponse
+	nil,                                // 196: persys.cluster.v1.Event.DetailsEntry
+	nil,                                // 197: persys.cluster.v1.LabelNodeRequest.LabelsEntry
+	nil,                                // 198: persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	nil,                                // 199: persys.cluster.v1.Namespace.NodeLabelsEntry
+	nil,                                // 200: persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
+	nil,                                // 201: persys.cluster.v1.Account.ClaimsEntry
+	nil,                                // 202: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	nil,                                // 203: persys.cluster.v1.StartRunRequest.ParametersEntry
+	(*timestamppb.Timestamp)(nil),      // 204: google.protobuf.Timestamp
+	(*v1.WorkloadView)(nil),            // 205: persys.control.v1.WorkloadView
+	(*v1.WorkloadAction)(nil),          // 206: persys.control.v1.WorkloadAction
+	(*v1.AutoscaleStatus)(nil),         // 207: persys.control.v1.AutoscaleStatus
+	(*v1.ApplyWorkloadRequest)(nil),    // 208: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 209: persys.control.v1.ApplyWorkloadResponse
+	(*v1.TakenBack)(nil),               // 210: persys.control.v1.TakenBack
+	(*v1.Taint)(nil),                   // 211: persys.control.v1.Taint
+	(*v1.NodeView)(nil),                // 212: persys.control.v1.NodeView
+	(*v1.WorkloadSpec)(nil),            // 213: persys.control.v1.WorkloadSpec
+	(*v1.Generation)(nil),              // 214: persys.control.v1.Generation
+	(*v1.UpdateStrategy)(nil),          // 215: persys.control.v1.UpdateStrategy
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	8,   // 0: persys.cluster.v1.BundleResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	193, // 1: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
+	204, // 1: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
 	11,  // 2: persys.cluster.v1.CreateTokenResponse.info:type_name -> persys.cluster.v1.TokenInfo
-	193, // 3: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
-	193, // 4: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
+	204, // 3: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
+	204, // 4: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
 	11,  // 5: persys.cluster.v1.ListTokensResponse.tokens:type_name -> persys.cluster.v1.TokenInfo
-	193, // 6: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
-	193, // 7: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
+	204, // 6: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
+	204, // 7: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
 	17,  // 8: persys.cluster.v1.ListIdentitiesResponse.identities:type_name -> persys.cluster.v1.IdentityInfo
 	8,   // 9: persys.cluster.v1.ListIdentitiesResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	193, // 10: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
-	193, // 11: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
+	204, // 10: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
+	204, // 11: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
 	22,  // 12: persys.cluster.v1.ListAuthoritiesResponse.authorities:type_name -> persys.cluster.v1.AuthorityInfo
 	22,  // 13: persys.cluster.v1.PutAuthorityResponse.authority:type_name -> persys.cluster.v1.AuthorityInfo
-	193, // 14: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	204, // 14: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	31,  // 15: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
-	193, // 16: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	193, // 17: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
-	185, // 18: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
+	204, // 16: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	204, // 17: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
+	196, // 18: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
 	37,  // 19: persys.cluster.v1.AuditRecord.details:type_name -> persys.cluster.v1.AuditDetail
-	194, // 20: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
+	205, // 20: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
 	42,  // 21: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
 	41,  // 22: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	195, // 23: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
-	196, // 24: persys.cluster.v1.WhyResponse.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	197, // 25: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	198, // 26: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	197, // 27: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	206, // 23: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
+	207, // 24: persys.cluster.v1.WhyResponse.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	208, // 25: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	209, // 26: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	208, // 27: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
 	47,  // 28: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
 	42,  // 29: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
 	41,  // 30: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	199, // 31: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
+	210, // 31: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
 	48,  // 32: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
-	197, // 33: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	198, // 34: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	186, // 35: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
-	200, // 36: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
-	201, // 37: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	208, // 33: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	209, // 34: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	197, // 35: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
+	211, // 36: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
+	212, // 37: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
 	58,  // 38: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
 	63,  // 39: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
 	64,  // 40: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
@@ -14393,22 +15234,22 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	66,  // 42: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
 	61,  // 43: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
 	67,  // 44: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
-	187, // 45: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	193, // 46: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	193, // 47: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	193, // 48: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	198, // 45: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	204, // 46: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	204, // 47: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	204, // 48: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
 	71,  // 49: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	193, // 50: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
+	204, // 50: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
 	47,  // 51: persys.cluster.v1.WorkloadRevision.changes:type_name -> persys.cluster.v1.FieldChange
-	202, // 52: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
+	213, // 52: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
 	74,  // 53: persys.cluster.v1.ListRevisionsResponse.revisions:type_name -> persys.cluster.v1.WorkloadRevision
 	47,  // 54: persys.cluster.v1.ListRevisionsResponse.changes:type_name -> persys.cluster.v1.FieldChange
-	193, // 55: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	204, // 55: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
 	84,  // 56: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
 	84,  // 57: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
 	84,  // 58: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
 	89,  // 59: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
-	193, // 60: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	204, // 60: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	88,  // 61: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
 	84,  // 62: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
 	94,  // 63: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
@@ -14416,220 +15257,237 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	104, // 65: persys.cluster.v1.MirrorStatusResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
 	88,  // 66: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
 	87,  // 67: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
-	193, // 68: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
+	204, // 68: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
 	108, // 69: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
-	197, // 70: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
+	208, // 70: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
 	115, // 71: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
 	118, // 72: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
 	119, // 73: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
-	193, // 74: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
-	193, // 75: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
+	204, // 74: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	204, // 75: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
 	122, // 76: persys.cluster.v1.Namespace.quota:type_name -> persys.cluster.v1.NamespaceAmounts
 	122, // 77: persys.cluster.v1.Namespace.used:type_name -> persys.cluster.v1.NamespaceAmounts
-	193, // 78: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
-	193, // 79: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
-	188, // 80: persys.cluster.v1.Namespace.node_labels:type_name -> persys.cluster.v1.Namespace.NodeLabelsEntry
+	204, // 78: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
+	204, // 79: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
+	199, // 80: persys.cluster.v1.Namespace.node_labels:type_name -> persys.cluster.v1.Namespace.NodeLabelsEntry
 	123, // 81: persys.cluster.v1.ListNamespacesResponse.namespaces:type_name -> persys.cluster.v1.Namespace
 	122, // 82: persys.cluster.v1.PutNamespaceRequest.quota:type_name -> persys.cluster.v1.NamespaceAmounts
-	189, // 83: persys.cluster.v1.PutNamespaceRequest.node_labels:type_name -> persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
+	200, // 83: persys.cluster.v1.PutNamespaceRequest.node_labels:type_name -> persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
 	123, // 84: persys.cluster.v1.NamespaceResponse.namespace:type_name -> persys.cluster.v1.Namespace
-	193, // 85: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
+	204, // 85: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
 	129, // 86: persys.cluster.v1.ListPoliciesResponse.policies:type_name -> persys.cluster.v1.Policy
-	193, // 87: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
+	204, // 87: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
 	136, // 88: persys.cluster.v1.ListRolesResponse.roles:type_name -> persys.cluster.v1.Role
-	193, // 89: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
+	204, // 89: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
 	142, // 90: persys.cluster.v1.ListBindingsResponse.bindings:type_name -> persys.cluster.v1.Binding
-	193, // 91: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
-	190, // 92: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
-	193, // 93: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
+	204, // 91: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
+	201, // 92: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
+	204, // 93: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
 	146, // 94: persys.cluster.v1.ListAccountsResponse.accounts:type_name -> persys.cluster.v1.Account
-	191, // 95: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	202, // 95: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
 	146, // 96: persys.cluster.v1.AccountTokenResponse.account:type_name -> persys.cluster.v1.Account
-	155, // 97: persys.cluster.v1.GetAccessResponse.grants:type_name -> persys.cluster.v1.Grant
-	193, // 98: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
-	203, // 99: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
-	204, // 100: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
-	161, // 101: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
-	193, // 102: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
-	193, // 103: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
-	192, // 104: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
-	172, // 105: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
-	173, // 106: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
-	173, // 107: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
-	174, // 108: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
-	172, // 109: persys.cluster.v1.ApplyRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
-	172, // 110: persys.cluster.v1.ApplyRebalanceResponse.dropped:type_name -> persys.cluster.v1.RebalanceMove
-	193, // 111: persys.cluster.v1.Network.created_at:type_name -> google.protobuf.Timestamp
-	176, // 112: persys.cluster.v1.Network.slices:type_name -> persys.cluster.v1.NetworkSlice
-	193, // 113: persys.cluster.v1.NetworkSlice.empty_since:type_name -> google.protobuf.Timestamp
-	175, // 114: persys.cluster.v1.ListNetworksResponse.networks:type_name -> persys.cluster.v1.Network
-	175, // 115: persys.cluster.v1.GetNetworkResponse.network:type_name -> persys.cluster.v1.Network
-	175, // 116: persys.cluster.v1.CreateNetworkResponse.network:type_name -> persys.cluster.v1.Network
-	30,  // 117: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	34,  // 118: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	35,  // 119: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
-	38,  // 120: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	40,  // 121: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	44,  // 122: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	46,  // 123: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	50,  // 124: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	52,  // 125: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	53,  // 126: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	54,  // 127: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	55,  // 128: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	56,  // 129: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
-	57,  // 130: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
-	168, // 131: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
-	170, // 132: persys.cluster.v1.Cluster.ApplyRebalance:input_type -> persys.cluster.v1.ApplyRebalanceRequest
-	60,  // 133: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	62,  // 134: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
-	68,  // 135: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
-	70,  // 136: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	73,  // 137: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
-	76,  // 138: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
-	77,  // 139: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	79,  // 140: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	81,  // 141: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	83,  // 142: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	86,  // 143: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	28,  // 144: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	90,  // 145: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
-	92,  // 146: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
-	105, // 147: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
-	95,  // 148: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
-	97,  // 149: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
-	99,  // 150: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
-	103, // 151: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
-	101, // 152: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
-	107, // 153: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
-	110, // 154: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
-	111, // 155: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
-	113, // 156: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
-	116, // 157: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
-	120, // 158: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
-	124, // 159: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
-	126, // 160: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
-	128, // 161: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
-	130, // 162: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
-	132, // 163: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
-	133, // 164: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
-	134, // 165: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
-	137, // 166: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
-	139, // 167: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
-	140, // 168: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
-	143, // 169: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
-	145, // 170: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
-	147, // 171: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
-	149, // 172: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
-	150, // 173: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
-	152, // 174: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
-	153, // 175: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
-	156, // 176: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
-	159, // 177: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
-	162, // 178: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
-	164, // 179: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
-	166, // 180: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
-	177, // 181: persys.cluster.v1.Cluster.ListNetworks:input_type -> persys.cluster.v1.ListNetworksRequest
-	179, // 182: persys.cluster.v1.Cluster.GetNetwork:input_type -> persys.cluster.v1.GetNetworkRequest
-	181, // 183: persys.cluster.v1.Cluster.CreateNetwork:input_type -> persys.cluster.v1.CreateNetworkRequest
-	183, // 184: persys.cluster.v1.Cluster.DeleteNetwork:input_type -> persys.cluster.v1.DeleteNetworkRequest
-	2,   // 185: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
-	4,   // 186: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
-	6,   // 187: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
-	9,   // 188: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
-	12,  // 189: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
-	14,  // 190: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
-	16,  // 191: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
-	19,  // 192: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
-	21,  // 193: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
-	24,  // 194: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
-	26,  // 195: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
-	0,   // 196: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
-	32,  // 197: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	33,  // 198: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	36,  // 199: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
-	39,  // 200: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	43,  // 201: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	45,  // 202: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	49,  // 203: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	51,  // 204: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	59,  // 205: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 206: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 207: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 208: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 209: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 210: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
-	169, // 211: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
-	171, // 212: persys.cluster.v1.Cluster.ApplyRebalance:output_type -> persys.cluster.v1.ApplyRebalanceResponse
-	61,  // 213: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	65,  // 214: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
-	69,  // 215: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
-	72,  // 216: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	75,  // 217: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
-	198, // 218: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
-	78,  // 219: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	80,  // 220: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	82,  // 221: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	85,  // 222: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	87,  // 223: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	29,  // 224: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	91,  // 225: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
-	93,  // 226: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
-	106, // 227: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
-	96,  // 228: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
-	98,  // 229: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
-	100, // 230: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
-	104, // 231: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
-	102, // 232: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
-	109, // 233: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
-	112, // 234: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	112, // 235: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	114, // 236: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
-	117, // 237: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
-	121, // 238: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
-	125, // 239: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
-	127, // 240: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
-	158, // 241: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
-	131, // 242: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
-	135, // 243: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	135, // 244: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
-	135, // 245: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	138, // 246: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
-	141, // 247: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
-	141, // 248: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
-	144, // 249: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
-	141, // 250: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
-	148, // 251: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
-	151, // 252: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	151, // 253: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	141, // 254: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
-	154, // 255: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
-	157, // 256: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
-	160, // 257: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
-	163, // 258: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
-	165, // 259: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
-	167, // 260: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
-	178, // 261: persys.cluster.v1.Cluster.ListNetworks:output_type -> persys.cluster.v1.ListNetworksResponse
-	180, // 262: persys.cluster.v1.Cluster.GetNetwork:output_type -> persys.cluster.v1.GetNetworkResponse
-	182, // 263: persys.cluster.v1.Cluster.CreateNetwork:output_type -> persys.cluster.v1.CreateNetworkResponse
-	184, // 264: persys.cluster.v1.Cluster.DeleteNetwork:output_type -> persys.cluster.v1.DeleteNetworkResponse
-	3,   // 265: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
-	5,   // 266: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
-	7,   // 267: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
-	10,  // 268: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
-	13,  // 269: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
-	15,  // 270: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
-	18,  // 271: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
-	20,  // 272: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
-	23,  // 273: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
-	25,  // 274: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
-	27,  // 275: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
-	1,   // 276: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
-	197, // [197:277] is the sub-list for method output_type
-	117, // [117:197] is the sub-list for method input_type
-	117, // [117:117] is the sub-list for extension type_name
-	117, // [117:117] is the sub-list for extension extendee
-	0,   // [0:117] is the sub-list for field type_name
+	204, // 97: persys.cluster.v1.Object.created_at:type_name -> google.protobuf.Timestamp
+	154, // 98: persys.cluster.v1.Object.versions:type_name -> persys.cluster.v1.ObjectVersion
+	155, // 99: persys.cluster.v1.Object.users:type_name -> persys.cluster.v1.ObjectUser
+	204, // 100: persys.cluster.v1.ObjectVersion.at:type_name -> google.protobuf.Timestamp
+	153, // 101: persys.cluster.v1.ListObjectsResponse.objects:type_name -> persys.cluster.v1.Object
+	166, // 102: persys.cluster.v1.GetAccessResponse.grants:type_name -> persys.cluster.v1.Grant
+	204, // 103: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
+	214, // 104: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
+	215, // 105: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
+	172, // 106: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
+	204, // 107: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
+	204, // 108: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
+	203, // 109: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
+	183, // 110: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
+	184, // 111: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
+	184, // 112: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
+	185, // 113: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
+	183, // 114: persys.cluster.v1.ApplyRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
+	183, // 115: persys.cluster.v1.ApplyRebalanceResponse.dropped:type_name -> persys.cluster.v1.RebalanceMove
+	204, // 116: persys.cluster.v1.Network.created_at:type_name -> google.protobuf.Timestamp
+	187, // 117: persys.cluster.v1.Network.slices:type_name -> persys.cluster.v1.NetworkSlice
+	204, // 118: persys.cluster.v1.NetworkSlice.empty_since:type_name -> google.protobuf.Timestamp
+	186, // 119: persys.cluster.v1.ListNetworksResponse.networks:type_name -> persys.cluster.v1.Network
+	186, // 120: persys.cluster.v1.GetNetworkResponse.network:type_name -> persys.cluster.v1.Network
+	186, // 121: persys.cluster.v1.CreateNetworkResponse.network:type_name -> persys.cluster.v1.Network
+	30,  // 122: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	34,  // 123: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	35,  // 124: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
+	38,  // 125: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	40,  // 126: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	44,  // 127: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	46,  // 128: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	50,  // 129: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	52,  // 130: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	53,  // 131: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	54,  // 132: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	55,  // 133: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	56,  // 134: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
+	57,  // 135: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
+	179, // 136: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
+	181, // 137: persys.cluster.v1.Cluster.ApplyRebalance:input_type -> persys.cluster.v1.ApplyRebalanceRequest
+	60,  // 138: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	62,  // 139: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
+	68,  // 140: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
+	70,  // 141: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	73,  // 142: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
+	76,  // 143: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
+	77,  // 144: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	79,  // 145: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	81,  // 146: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	83,  // 147: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	86,  // 148: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	28,  // 149: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	90,  // 150: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	92,  // 151: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	105, // 152: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	95,  // 153: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
+	97,  // 154: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
+	99,  // 155: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
+	103, // 156: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
+	101, // 157: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
+	107, // 158: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
+	110, // 159: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
+	111, // 160: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
+	113, // 161: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
+	116, // 162: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
+	120, // 163: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
+	124, // 164: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
+	126, // 165: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
+	128, // 166: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
+	130, // 167: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
+	132, // 168: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
+	133, // 169: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
+	134, // 170: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
+	137, // 171: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
+	139, // 172: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
+	140, // 173: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
+	143, // 174: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
+	145, // 175: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
+	147, // 176: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
+	149, // 177: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
+	150, // 178: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
+	152, // 179: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
+	156, // 180: persys.cluster.v1.Cluster.ListObjects:input_type -> persys.cluster.v1.ListObjectsRequest
+	158, // 181: persys.cluster.v1.Cluster.PutObject:input_type -> persys.cluster.v1.PutObjectRequest
+	159, // 182: persys.cluster.v1.Cluster.RollBackObject:input_type -> persys.cluster.v1.RollBackObjectRequest
+	160, // 183: persys.cluster.v1.Cluster.DeleteObject:input_type -> persys.cluster.v1.DeleteObjectRequest
+	162, // 184: persys.cluster.v1.Cluster.ShowSecret:input_type -> persys.cluster.v1.GetObjectValueRequest
+	162, // 185: persys.cluster.v1.Cluster.GetConfig:input_type -> persys.cluster.v1.GetObjectValueRequest
+	164, // 186: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
+	167, // 187: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
+	170, // 188: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
+	173, // 189: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
+	175, // 190: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
+	177, // 191: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
+	188, // 192: persys.cluster.v1.Cluster.ListNetworks:input_type -> persys.cluster.v1.ListNetworksRequest
+	190, // 193: persys.cluster.v1.Cluster.GetNetwork:input_type -> persys.cluster.v1.GetNetworkRequest
+	192, // 194: persys.cluster.v1.Cluster.CreateNetwork:input_type -> persys.cluster.v1.CreateNetworkRequest
+	194, // 195: persys.cluster.v1.Cluster.DeleteNetwork:input_type -> persys.cluster.v1.DeleteNetworkRequest
+	2,   // 196: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
+	4,   // 197: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
+	6,   // 198: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
+	9,   // 199: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
+	12,  // 200: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
+	14,  // 201: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
+	16,  // 202: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
+	19,  // 203: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
+	21,  // 204: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
+	24,  // 205: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
+	26,  // 206: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
+	0,   // 207: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
+	32,  // 208: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	33,  // 209: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	36,  // 210: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
+	39,  // 211: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	43,  // 212: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	45,  // 213: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	49,  // 214: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	51,  // 215: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	59,  // 216: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 217: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 218: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 219: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 220: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 221: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
+	180, // 222: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
+	182, // 223: persys.cluster.v1.Cluster.ApplyRebalance:output_type -> persys.cluster.v1.ApplyRebalanceResponse
+	61,  // 224: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	65,  // 225: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
+	69,  // 226: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
+	72,  // 227: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	75,  // 228: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
+	209, // 229: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
+	78,  // 230: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	80,  // 231: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	82,  // 232: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	85,  // 233: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	87,  // 234: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	29,  // 235: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	91,  // 236: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	93,  // 237: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	106, // 238: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	96,  // 239: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
+	98,  // 240: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
+	100, // 241: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
+	104, // 242: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
+	102, // 243: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
+	109, // 244: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
+	112, // 245: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	112, // 246: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	114, // 247: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
+	117, // 248: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
+	121, // 249: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
+	125, // 250: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
+	127, // 251: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
+	169, // 252: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
+	131, // 253: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
+	135, // 254: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	135, // 255: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
+	135, // 256: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	138, // 257: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
+	141, // 258: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
+	141, // 259: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
+	144, // 260: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
+	141, // 261: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
+	148, // 262: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
+	151, // 263: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	151, // 264: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	141, // 265: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
+	157, // 266: persys.cluster.v1.Cluster.ListObjects:output_type -> persys.cluster.v1.ListObjectsResponse
+	161, // 267: persys.cluster.v1.Cluster.PutObject:output_type -> persys.cluster.v1.ObjectResponse
+	161, // 268: persys.cluster.v1.Cluster.RollBackObject:output_type -> persys.cluster.v1.ObjectResponse
+	161, // 269: persys.cluster.v1.Cluster.DeleteObject:output_type -> persys.cluster.v1.ObjectResponse
+	163, // 270: persys.cluster.v1.Cluster.ShowSecret:output_type -> persys.cluster.v1.GetObjectValueResponse
+	163, // 271: persys.cluster.v1.Cluster.GetConfig:output_type -> persys.cluster.v1.GetObjectValueResponse
+	165, // 272: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
+	168, // 273: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
+	171, // 274: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
+	174, // 275: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
+	176, // 276: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
+	178, // 277: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
+	189, // 278: persys.cluster.v1.Cluster.ListNetworks:output_type -> persys.cluster.v1.ListNetworksResponse
+	191, // 279: persys.cluster.v1.Cluster.GetNetwork:output_type -> persys.cluster.v1.GetNetworkResponse
+	193, // 280: persys.cluster.v1.Cluster.CreateNetwork:output_type -> persys.cluster.v1.CreateNetworkResponse
+	195, // 281: persys.cluster.v1.Cluster.DeleteNetwork:output_type -> persys.cluster.v1.DeleteNetworkResponse
+	3,   // 282: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
+	5,   // 283: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
+	7,   // 284: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
+	10,  // 285: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
+	13,  // 286: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
+	15,  // 287: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
+	18,  // 288: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
+	20,  // 289: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
+	23,  // 290: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
+	25,  // 291: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
+	27,  // 292: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
+	1,   // 293: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
+	208, // [208:294] is the sub-list for method output_type
+	122, // [122:208] is the sub-list for method input_type
+	122, // [122:122] is the sub-list for extension type_name
+	122, // [122:122] is the sub-list for extension extendee
+	0,   // [0:122] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }
@@ -14658,7 +15516,7 @@ func file_api_cluster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_cluster_v1_cluster_proto_rawDesc), len(file_api_cluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   193,
+			NumMessages:   204,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

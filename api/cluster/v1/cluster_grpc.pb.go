@@ -81,6 +81,12 @@ const (
 	Cluster_CreateAccount_FullMethodName      = "/persys.cluster.v1.Cluster/CreateAccount"
 	Cluster_RotateAccount_FullMethodName      = "/persys.cluster.v1.Cluster/RotateAccount"
 	Cluster_DeleteAccount_FullMethodName      = "/persys.cluster.v1.Cluster/DeleteAccount"
+	Cluster_ListObjects_FullMethodName        = "/persys.cluster.v1.Cluster/ListObjects"
+	Cluster_PutObject_FullMethodName          = "/persys.cluster.v1.Cluster/PutObject"
+	Cluster_RollBackObject_FullMethodName     = "/persys.cluster.v1.Cluster/RollBackObject"
+	Cluster_DeleteObject_FullMethodName       = "/persys.cluster.v1.Cluster/DeleteObject"
+	Cluster_ShowSecret_FullMethodName         = "/persys.cluster.v1.Cluster/ShowSecret"
+	Cluster_GetConfig_FullMethodName          = "/persys.cluster.v1.Cluster/GetConfig"
 	Cluster_GetAccess_FullMethodName          = "/persys.cluster.v1.Cluster/GetAccess"
 	Cluster_CheckAccess_FullMethodName        = "/persys.cluster.v1.Cluster/CheckAccess"
 	Cluster_GetRollout_FullMethodName         = "/persys.cluster.v1.Cluster/GetRollout"
@@ -221,6 +227,18 @@ type ClusterClient interface {
 	RotateAccount(ctx context.Context, in *RotateAccountRequest, opts ...grpc.CallOption) (*AccountTokenResponse, error)
 	// Deletes an account with its bindings. Its token is refused from then on.
 	DeleteAccount(ctx context.Context, in *DeleteAccountRequest, opts ...grpc.CallOption) (*RoleResponse, error)
+	// Lists secrets or configs with their versions and users, without values.
+	ListObjects(ctx context.Context, in *ListObjectsRequest, opts ...grpc.CallOption) (*ListObjectsResponse, error)
+	// Creates a secret or a config, or adds a version to it. The workloads that use it get the new version.
+	PutObject(ctx context.Context, in *PutObjectRequest, opts ...grpc.CallOption) (*ObjectResponse, error)
+	// Makes the value of a stored version the present one, as a new version.
+	RollBackObject(ctx context.Context, in *RollBackObjectRequest, opts ...grpc.CallOption) (*ObjectResponse, error)
+	// Deletes a secret or a config that no workload uses.
+	DeleteObject(ctx context.Context, in *DeleteObjectRequest, opts ...grpc.CallOption) (*ObjectResponse, error)
+	// Returns the value of a secret. The call is recorded in the audit log before the value is returned.
+	ShowSecret(ctx context.Context, in *GetObjectValueRequest, opts ...grpc.CallOption) (*GetObjectValueResponse, error)
+	// Returns the value of a config.
+	GetConfig(ctx context.Context, in *GetObjectValueRequest, opts ...grpc.CallOption) (*GetObjectValueResponse, error)
 	// Returns the identity and the roles of the caller.
 	GetAccess(ctx context.Context, in *GetAccessRequest, opts ...grpc.CallOption) (*GetAccessResponse, error)
 	// Returns whether the caller may make a call, by the same rules that the call itself applies.
@@ -885,6 +903,66 @@ func (c *clusterClient) DeleteAccount(ctx context.Context, in *DeleteAccountRequ
 	return out, nil
 }
 
+func (c *clusterClient) ListObjects(ctx context.Context, in *ListObjectsRequest, opts ...grpc.CallOption) (*ListObjectsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListObjectsResponse)
+	err := c.cc.Invoke(ctx, Cluster_ListObjects_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) PutObject(ctx context.Context, in *PutObjectRequest, opts ...grpc.CallOption) (*ObjectResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ObjectResponse)
+	err := c.cc.Invoke(ctx, Cluster_PutObject_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) RollBackObject(ctx context.Context, in *RollBackObjectRequest, opts ...grpc.CallOption) (*ObjectResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ObjectResponse)
+	err := c.cc.Invoke(ctx, Cluster_RollBackObject_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) DeleteObject(ctx context.Context, in *DeleteObjectRequest, opts ...grpc.CallOption) (*ObjectResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ObjectResponse)
+	err := c.cc.Invoke(ctx, Cluster_DeleteObject_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) ShowSecret(ctx context.Context, in *GetObjectValueRequest, opts ...grpc.CallOption) (*GetObjectValueResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetObjectValueResponse)
+	err := c.cc.Invoke(ctx, Cluster_ShowSecret_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) GetConfig(ctx context.Context, in *GetObjectValueRequest, opts ...grpc.CallOption) (*GetObjectValueResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetObjectValueResponse)
+	err := c.cc.Invoke(ctx, Cluster_GetConfig_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *clusterClient) GetAccess(ctx context.Context, in *GetAccessRequest, opts ...grpc.CallOption) (*GetAccessResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetAccessResponse)
@@ -1113,6 +1191,18 @@ type ClusterServer interface {
 	RotateAccount(context.Context, *RotateAccountRequest) (*AccountTokenResponse, error)
 	// Deletes an account with its bindings. Its token is refused from then on.
 	DeleteAccount(context.Context, *DeleteAccountRequest) (*RoleResponse, error)
+	// Lists secrets or configs with their versions and users, without values.
+	ListObjects(context.Context, *ListObjectsRequest) (*ListObjectsResponse, error)
+	// Creates a secret or a config, or adds a version to it. The workloads that use it get the new version.
+	PutObject(context.Context, *PutObjectRequest) (*ObjectResponse, error)
+	// Makes the value of a stored version the present one, as a new version.
+	RollBackObject(context.Context, *RollBackObjectRequest) (*ObjectResponse, error)
+	// Deletes a secret or a config that no workload uses.
+	DeleteObject(context.Context, *DeleteObjectRequest) (*ObjectResponse, error)
+	// Returns the value of a secret. The call is recorded in the audit log before the value is returned.
+	ShowSecret(context.Context, *GetObjectValueRequest) (*GetObjectValueResponse, error)
+	// Returns the value of a config.
+	GetConfig(context.Context, *GetObjectValueRequest) (*GetObjectValueResponse, error)
 	// Returns the identity and the roles of the caller.
 	GetAccess(context.Context, *GetAccessRequest) (*GetAccessResponse, error)
 	// Returns whether the caller may make a call, by the same rules that the call itself applies.
@@ -1316,6 +1406,24 @@ func (UnimplementedClusterServer) RotateAccount(context.Context, *RotateAccountR
 }
 func (UnimplementedClusterServer) DeleteAccount(context.Context, *DeleteAccountRequest) (*RoleResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteAccount not implemented")
+}
+func (UnimplementedClusterServer) ListObjects(context.Context, *ListObjectsRequest) (*ListObjectsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListObjects not implemented")
+}
+func (UnimplementedClusterServer) PutObject(context.Context, *PutObjectRequest) (*ObjectResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PutObject not implemented")
+}
+func (UnimplementedClusterServer) RollBackObject(context.Context, *RollBackObjectRequest) (*ObjectResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RollBackObject not implemented")
+}
+func (UnimplementedClusterServer) DeleteObject(context.Context, *DeleteObjectRequest) (*ObjectResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteObject not implemented")
+}
+func (UnimplementedClusterServer) ShowSecret(context.Context, *GetObjectValueRequest) (*GetObjectValueResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ShowSecret not implemented")
+}
+func (UnimplementedClusterServer) GetConfig(context.Context, *GetObjectValueRequest) (*GetObjectValueResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetConfig not implemented")
 }
 func (UnimplementedClusterServer) GetAccess(context.Context, *GetAccessRequest) (*GetAccessResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetAccess not implemented")
@@ -2344,6 +2452,114 @@ func _Cluster_DeleteAccount_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_ListObjects_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListObjectsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ListObjects(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ListObjects_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ListObjects(ctx, req.(*ListObjectsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_PutObject_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PutObjectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).PutObject(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_PutObject_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).PutObject(ctx, req.(*PutObjectRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_RollBackObject_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RollBackObjectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).RollBackObject(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_RollBackObject_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).RollBackObject(ctx, req.(*RollBackObjectRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_DeleteObject_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteObjectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).DeleteObject(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_DeleteObject_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).DeleteObject(ctx, req.(*DeleteObjectRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_ShowSecret_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetObjectValueRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ShowSecret(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ShowSecret_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ShowSecret(ctx, req.(*GetObjectValueRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_GetConfig_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetObjectValueRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).GetConfig(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_GetConfig_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).GetConfig(ctx, req.(*GetObjectValueRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Cluster_GetAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetAccessRequest)
 	if err := dec(in); err != nil {
@@ -2730,6 +2946,30 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteAccount",
 			Handler:    _Cluster_DeleteAccount_Handler,
+		},
+		{
+			MethodName: "ListObjects",
+			Handler:    _Cluster_ListObjects_Handler,
+		},
+		{
+			MethodName: "PutObject",
+			Handler:    _Cluster_PutObject_Handler,
+		},
+		{
+			MethodName: "RollBackObject",
+			Handler:    _Cluster_RollBackObject_Handler,
+		},
+		{
+			MethodName: "DeleteObject",
+			Handler:    _Cluster_DeleteObject_Handler,
+		},
+		{
+			MethodName: "ShowSecret",
+			Handler:    _Cluster_ShowSecret_Handler,
+		},
+		{
+			MethodName: "GetConfig",
+			Handler:    _Cluster_GetConfig_Handler,
 		},
 		{
 			MethodName: "GetAccess",

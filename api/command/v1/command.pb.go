@@ -365,6 +365,8 @@ type Command struct {
 	//	*Command_PutNetwork
 	//	*Command_DeleteNetwork
 	//	*Command_ReleaseSlices
+	//	*Command_PutObject
+	//	*Command_DeleteObject
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -972,6 +974,24 @@ func (x *Command) GetReleaseSlices() *ReleaseSlices {
 	return nil
 }
 
+func (x *Command) GetPutObject() *PutObject {
+	if x != nil {
+		if x, ok := x.Body.(*Command_PutObject); ok {
+			return x.PutObject
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetDeleteObject() *DeleteObject {
+	if x != nil {
+		if x, ok := x.Body.(*Command_DeleteObject); ok {
+			return x.DeleteObject
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -1224,6 +1244,14 @@ type Command_ReleaseSlices struct {
 	ReleaseSlices *ReleaseSlices `protobuf:"bytes,422,opt,name=release_slices,json=releaseSlices,proto3,oneof"`
 }
 
+type Command_PutObject struct {
+	PutObject *PutObject `protobuf:"bytes,400,opt,name=put_object,json=putObject,proto3,oneof"`
+}
+
+type Command_DeleteObject struct {
+	DeleteObject *DeleteObject `protobuf:"bytes,401,opt,name=delete_object,json=deleteObject,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Body() {}
 
 func (*Command_PutWorkloads) isCommand_Body() {}
@@ -1347,6 +1375,10 @@ func (*Command_PutNetwork) isCommand_Body() {}
 func (*Command_DeleteNetwork) isCommand_Body() {}
 
 func (*Command_ReleaseSlices) isCommand_Body() {}
+
+func (*Command_PutObject) isCommand_Body() {}
+
+func (*Command_DeleteObject) isCommand_Body() {}
 
 type Label struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3589,7 +3621,14 @@ type WorkloadPut struct {
 	Bundle string `protobuf:"bytes,240,opt,name=bundle,proto3" json:"bundle,omitempty"`
 	// Condition on the present revision: its number, its etag, or 0 for a workload that does not
 	// exist. Empty = no condition. Not for a group.
-	IfRevision    string `protobuf:"bytes,290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
+	IfRevision string `protobuf:"bytes,290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
+	// Secrets and configs that the specification refers to, sorted by kind and name.
+	Objects []*ObjectUse `protobuf:"bytes,400,rep,name=objects,proto3" json:"objects,omitempty"`
+	// With objects: the content hash of the specification alone. The state machine sets it, and derives content
+	// from it and from the versions of the objects.
+	SpecContent string `protobuf:"bytes,401,opt,name=spec_content,json=specContent,proto3" json:"spec_content,omitempty"`
+	// With objects: how the members of the group get a new version of an object; absent = all at once.
+	Update        *UpdatePolicy `protobuf:"bytes,402,opt,name=update,proto3" json:"update,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3708,6 +3747,455 @@ func (x *WorkloadPut) GetIfRevision() string {
 	return ""
 }
 
+func (x *WorkloadPut) GetObjects() []*ObjectUse {
+	if x != nil {
+		return x.Objects
+	}
+	return nil
+}
+
+func (x *WorkloadPut) GetSpecContent() string {
+	if x != nil {
+		return x.SpecContent
+	}
+	return ""
+}
+
+func (x *WorkloadPut) GetUpdate() *UpdatePolicy {
+	if x != nil {
+		return x.Update
+	}
+	return nil
+}
+
+// ObjectUse is the reference of a workload to a secret or a config of its namespace.
+type ObjectUse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Kind: secret or config.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Version that the workload uses. 0 in a put of a user: the state machine chooses the present version.
+	Version uint64 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
+	// A new version does not change the workload. The version is then 0 in records too, and the node gets
+	// the present version with each order.
+	Keep          bool `protobuf:"varint,4,opt,name=keep,proto3" json:"keep,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectUse) Reset() {
+	*x = ObjectUse{}
+	mi := &file_api_command_v1_command_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectUse) ProtoMessage() {}
+
+func (x *ObjectUse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectUse.ProtoReflect.Descriptor instead.
+func (*ObjectUse) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ObjectUse) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ObjectUse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ObjectUse) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *ObjectUse) GetKeep() bool {
+	if x != nil {
+		return x.Keep
+	}
+	return false
+}
+
+// PutObject creates a secret or a config, or adds a version to it, and changes the workloads that use it.
+type PutObject struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Kind: secret or config.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Namespace; empty = default.
+	Namespace string `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Value: sealed under the cluster key for a secret, plain for a config.
+	Data []byte `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`
+	// Size of the plain value in bytes.
+	Size int64 `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
+	// Number of the version whose value this is; 0 = the value is new.
+	From uint64 `protobuf:"varint,6,opt,name=from,proto3" json:"from,omitempty"`
+	// Surge members for the groups that use the object and start first in updates, with their present
+	// specifications.
+	Surge         []*WorkloadPut `protobuf:"bytes,7,rep,name=surge,proto3" json:"surge,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutObject) Reset() {
+	*x = PutObject{}
+	mi := &file_api_command_v1_command_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutObject) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutObject) ProtoMessage() {}
+
+func (x *PutObject) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutObject.ProtoReflect.Descriptor instead.
+func (*PutObject) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *PutObject) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *PutObject) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PutObject) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PutObject) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *PutObject) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *PutObject) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *PutObject) GetSurge() []*WorkloadPut {
+	if x != nil {
+		return x.Surge
+	}
+	return nil
+}
+
+// DeleteObject deletes a secret or a config that no workload uses.
+type DeleteObject struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Kind  string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Namespace; empty = default.
+	Namespace     string `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteObject) Reset() {
+	*x = DeleteObject{}
+	mi := &file_api_command_v1_command_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteObject) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteObject) ProtoMessage() {}
+
+func (x *DeleteObject) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteObject.ProtoReflect.Descriptor instead.
+func (*DeleteObject) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *DeleteObject) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *DeleteObject) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DeleteObject) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+// ObjectVersion is a stored version of a secret or a config.
+type ObjectVersion struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Number uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// Value: sealed under the cluster key for a secret, plain for a config.
+	Data []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	// Size of the plain value in bytes.
+	Size int64 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
+	// Number of the version whose value this is; 0 = the value was new.
+	From uint64 `protobuf:"varint,4,opt,name=from,proto3" json:"from,omitempty"`
+	// Unix nanoseconds.
+	At            int64  `protobuf:"varint,5,opt,name=at,proto3" json:"at,omitempty"`
+	By            string `protobuf:"bytes,6,opt,name=by,proto3" json:"by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectVersion) Reset() {
+	*x = ObjectVersion{}
+	mi := &file_api_command_v1_command_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectVersion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectVersion) ProtoMessage() {}
+
+func (x *ObjectVersion) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectVersion.ProtoReflect.Descriptor instead.
+func (*ObjectVersion) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ObjectVersion) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *ObjectVersion) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *ObjectVersion) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *ObjectVersion) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *ObjectVersion) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *ObjectVersion) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+// ObjectRecord is a secret or a config with its stored versions, oldest first.
+type ObjectRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Kind  string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Namespace; empty = default.
+	Namespace string `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Unix nanoseconds.
+	CreatedAt int64  `protobuf:"varint,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	CreatedBy string `protobuf:"bytes,5,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
+	// Highest version number that the object has ever had.
+	Counter       uint64           `protobuf:"varint,6,opt,name=counter,proto3" json:"counter,omitempty"`
+	Versions      []*ObjectVersion `protobuf:"bytes,7,rep,name=versions,proto3" json:"versions,omitempty"`
+	ModifyIndex   uint64           `protobuf:"varint,8,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectRecord) Reset() {
+	*x = ObjectRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectRecord) ProtoMessage() {}
+
+func (x *ObjectRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectRecord.ProtoReflect.Descriptor instead.
+func (*ObjectRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *ObjectRecord) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ObjectRecord) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ObjectRecord) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ObjectRecord) GetCreatedAt() int64 {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return 0
+}
+
+func (x *ObjectRecord) GetCreatedBy() string {
+	if x != nil {
+		return x.CreatedBy
+	}
+	return ""
+}
+
+func (x *ObjectRecord) GetCounter() uint64 {
+	if x != nil {
+		return x.Counter
+	}
+	return 0
+}
+
+func (x *ObjectRecord) GetVersions() []*ObjectVersion {
+	if x != nil {
+		return x.Versions
+	}
+	return nil
+}
+
+func (x *ObjectRecord) GetModifyIndex() uint64 {
+	if x != nil {
+		return x.ModifyIndex
+	}
+	return 0
+}
+
 // Bundle holds the files that lie beside a Compose file. Workloads, former revisions and updates share
 // it. The state keeps it until nothing refers to it.
 type Bundle struct {
@@ -3722,7 +4210,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_api_command_v1_command_proto_msgTypes[36]
+	mi := &file_api_command_v1_command_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3734,7 +4222,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[36]
+	mi := &file_api_command_v1_command_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3747,7 +4235,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{36}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Bundle) GetDigest() string {
@@ -3796,7 +4284,7 @@ type PutWorkloads struct {
 
 func (x *PutWorkloads) Reset() {
 	*x = PutWorkloads{}
-	mi := &file_api_command_v1_command_proto_msgTypes[37]
+	mi := &file_api_command_v1_command_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3808,7 +4296,7 @@ func (x *PutWorkloads) String() string {
 func (*PutWorkloads) ProtoMessage() {}
 
 func (x *PutWorkloads) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[37]
+	mi := &file_api_command_v1_command_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3821,7 +4309,7 @@ func (x *PutWorkloads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutWorkloads.ProtoReflect.Descriptor instead.
 func (*PutWorkloads) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{37}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PutWorkloads) GetWorkloads() []*WorkloadPut {
@@ -3909,7 +4397,7 @@ type UpdatePolicy struct {
 
 func (x *UpdatePolicy) Reset() {
 	*x = UpdatePolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[38]
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3921,7 +4409,7 @@ func (x *UpdatePolicy) String() string {
 func (*UpdatePolicy) ProtoMessage() {}
 
 func (x *UpdatePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[38]
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3934,7 +4422,7 @@ func (x *UpdatePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePolicy.ProtoReflect.Descriptor instead.
 func (*UpdatePolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{38}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *UpdatePolicy) GetMaxParallel() int32 {
@@ -4002,7 +4490,7 @@ type AdvanceRollout struct {
 
 func (x *AdvanceRollout) Reset() {
 	*x = AdvanceRollout{}
-	mi := &file_api_command_v1_command_proto_msgTypes[39]
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4014,7 +4502,7 @@ func (x *AdvanceRollout) String() string {
 func (*AdvanceRollout) ProtoMessage() {}
 
 func (x *AdvanceRollout) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[39]
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4027,7 +4515,7 @@ func (x *AdvanceRollout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceRollout.ProtoReflect.Descriptor instead.
 func (*AdvanceRollout) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{39}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *AdvanceRollout) GetGroup() string {
@@ -4098,7 +4586,7 @@ type SetRollout struct {
 
 func (x *SetRollout) Reset() {
 	*x = SetRollout{}
-	mi := &file_api_command_v1_command_proto_msgTypes[40]
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4110,7 +4598,7 @@ func (x *SetRollout) String() string {
 func (*SetRollout) ProtoMessage() {}
 
 func (x *SetRollout) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[40]
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4123,7 +4611,7 @@ func (x *SetRollout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRollout.ProtoReflect.Descriptor instead.
 func (*SetRollout) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{40}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SetRollout) GetGroup() string {
@@ -4164,7 +4652,7 @@ type ScaleGroup struct {
 
 func (x *ScaleGroup) Reset() {
 	*x = ScaleGroup{}
-	mi := &file_api_command_v1_command_proto_msgTypes[41]
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4176,7 +4664,7 @@ func (x *ScaleGroup) String() string {
 func (*ScaleGroup) ProtoMessage() {}
 
 func (x *ScaleGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[41]
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4189,7 +4677,7 @@ func (x *ScaleGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScaleGroup.ProtoReflect.Descriptor instead.
 func (*ScaleGroup) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{41}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ScaleGroup) GetGroup() string {
@@ -4261,7 +4749,7 @@ type SetDesired struct {
 
 func (x *SetDesired) Reset() {
 	*x = SetDesired{}
-	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4273,7 +4761,7 @@ func (x *SetDesired) String() string {
 func (*SetDesired) ProtoMessage() {}
 
 func (x *SetDesired) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4286,7 +4774,7 @@ func (x *SetDesired) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDesired.ProtoReflect.Descriptor instead.
 func (*SetDesired) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{42}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SetDesired) GetId() string {
@@ -4323,7 +4811,7 @@ type DeleteWorkload struct {
 
 func (x *DeleteWorkload) Reset() {
 	*x = DeleteWorkload{}
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4335,7 +4823,7 @@ func (x *DeleteWorkload) String() string {
 func (*DeleteWorkload) ProtoMessage() {}
 
 func (x *DeleteWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4348,7 +4836,7 @@ func (x *DeleteWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkload.ProtoReflect.Descriptor instead.
 func (*DeleteWorkload) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DeleteWorkload) GetId() string {
@@ -4386,7 +4874,7 @@ type RetryWorkload struct {
 
 func (x *RetryWorkload) Reset() {
 	*x = RetryWorkload{}
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4398,7 +4886,7 @@ func (x *RetryWorkload) String() string {
 func (*RetryWorkload) ProtoMessage() {}
 
 func (x *RetryWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4411,7 +4899,7 @@ func (x *RetryWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkload.ProtoReflect.Descriptor instead.
 func (*RetryWorkload) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RetryWorkload) GetId() string {
@@ -4446,7 +4934,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4458,7 +4946,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4471,7 +4959,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Pool) GetName() string {
@@ -4525,7 +5013,7 @@ type RegisterNode struct {
 
 func (x *RegisterNode) Reset() {
 	*x = RegisterNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4537,7 +5025,7 @@ func (x *RegisterNode) String() string {
 func (*RegisterNode) ProtoMessage() {}
 
 func (x *RegisterNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4550,7 +5038,7 @@ func (x *RegisterNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNode.ProtoReflect.Descriptor instead.
 func (*RegisterNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RegisterNode) GetId() string {
@@ -4694,7 +5182,7 @@ type NodeNetworking struct {
 
 func (x *NodeNetworking) Reset() {
 	*x = NodeNetworking{}
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4706,7 +5194,7 @@ func (x *NodeNetworking) String() string {
 func (*NodeNetworking) ProtoMessage() {}
 
 func (x *NodeNetworking) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4719,7 +5207,7 @@ func (x *NodeNetworking) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeNetworking.ProtoReflect.Descriptor instead.
 func (*NodeNetworking) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *NodeNetworking) GetAddress() string {
@@ -4761,7 +5249,7 @@ type PutNetwork struct {
 
 func (x *PutNetwork) Reset() {
 	*x = PutNetwork{}
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4773,7 +5261,7 @@ func (x *PutNetwork) String() string {
 func (*PutNetwork) ProtoMessage() {}
 
 func (x *PutNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4786,7 +5274,7 @@ func (x *PutNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNetwork.ProtoReflect.Descriptor instead.
 func (*PutNetwork) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PutNetwork) GetName() string {
@@ -4835,7 +5323,7 @@ type DeleteNetwork struct {
 
 func (x *DeleteNetwork) Reset() {
 	*x = DeleteNetwork{}
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4847,7 +5335,7 @@ func (x *DeleteNetwork) String() string {
 func (*DeleteNetwork) ProtoMessage() {}
 
 func (x *DeleteNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4860,7 +5348,7 @@ func (x *DeleteNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetwork.ProtoReflect.Descriptor instead.
 func (*DeleteNetwork) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DeleteNetwork) GetName() string {
@@ -4887,7 +5375,7 @@ type ReleaseSlices struct {
 
 func (x *ReleaseSlices) Reset() {
 	*x = ReleaseSlices{}
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4899,7 +5387,7 @@ func (x *ReleaseSlices) String() string {
 func (*ReleaseSlices) ProtoMessage() {}
 
 func (x *ReleaseSlices) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4912,7 +5400,7 @@ func (x *ReleaseSlices) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseSlices.ProtoReflect.Descriptor instead.
 func (*ReleaseSlices) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ReleaseSlices) GetSlices() []*IdleSlice {
@@ -4932,7 +5420,7 @@ type IdleSlice struct {
 
 func (x *IdleSlice) Reset() {
 	*x = IdleSlice{}
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4944,7 +5432,7 @@ func (x *IdleSlice) String() string {
 func (*IdleSlice) ProtoMessage() {}
 
 func (x *IdleSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4957,7 +5445,7 @@ func (x *IdleSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdleSlice.ProtoReflect.Descriptor instead.
 func (*IdleSlice) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *IdleSlice) GetNetwork() uint32 {
@@ -4994,7 +5482,7 @@ type NetworkRecord struct {
 
 func (x *NetworkRecord) Reset() {
 	*x = NetworkRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5006,7 +5494,7 @@ func (x *NetworkRecord) String() string {
 func (*NetworkRecord) ProtoMessage() {}
 
 func (x *NetworkRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5019,7 +5507,7 @@ func (x *NetworkRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkRecord.ProtoReflect.Descriptor instead.
 func (*NetworkRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *NetworkRecord) GetId() uint32 {
@@ -5107,7 +5595,7 @@ type SliceRecord struct {
 
 func (x *SliceRecord) Reset() {
 	*x = SliceRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5119,7 +5607,7 @@ func (x *SliceRecord) String() string {
 func (*SliceRecord) ProtoMessage() {}
 
 func (x *SliceRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5132,7 +5620,7 @@ func (x *SliceRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SliceRecord.ProtoReflect.Descriptor instead.
 func (*SliceRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *SliceRecord) GetNumber() uint32 {
@@ -5173,7 +5661,7 @@ type CordonNode struct {
 
 func (x *CordonNode) Reset() {
 	*x = CordonNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5185,7 +5673,7 @@ func (x *CordonNode) String() string {
 func (*CordonNode) ProtoMessage() {}
 
 func (x *CordonNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5198,7 +5686,7 @@ func (x *CordonNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNode.ProtoReflect.Descriptor instead.
 func (*CordonNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CordonNode) GetId() string {
@@ -5227,7 +5715,7 @@ type LabelNode struct {
 
 func (x *LabelNode) Reset() {
 	*x = LabelNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5239,7 +5727,7 @@ func (x *LabelNode) String() string {
 func (*LabelNode) ProtoMessage() {}
 
 func (x *LabelNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5252,7 +5740,7 @@ func (x *LabelNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelNode.ProtoReflect.Descriptor instead.
 func (*LabelNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *LabelNode) GetId() string {
@@ -5281,7 +5769,7 @@ type NodeLabel struct {
 
 func (x *NodeLabel) Reset() {
 	*x = NodeLabel{}
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5293,7 +5781,7 @@ func (x *NodeLabel) String() string {
 func (*NodeLabel) ProtoMessage() {}
 
 func (x *NodeLabel) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5306,7 +5794,7 @@ func (x *NodeLabel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeLabel.ProtoReflect.Descriptor instead.
 func (*NodeLabel) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *NodeLabel) GetKey() string {
@@ -5341,7 +5829,7 @@ type TaintNode struct {
 
 func (x *TaintNode) Reset() {
 	*x = TaintNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5353,7 +5841,7 @@ func (x *TaintNode) String() string {
 func (*TaintNode) ProtoMessage() {}
 
 func (x *TaintNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5366,7 +5854,7 @@ func (x *TaintNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaintNode.ProtoReflect.Descriptor instead.
 func (*TaintNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *TaintNode) GetId() string {
@@ -5394,7 +5882,7 @@ type NodeTaint struct {
 
 func (x *NodeTaint) Reset() {
 	*x = NodeTaint{}
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5406,7 +5894,7 @@ func (x *NodeTaint) String() string {
 func (*NodeTaint) ProtoMessage() {}
 
 func (x *NodeTaint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5419,7 +5907,7 @@ func (x *NodeTaint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTaint.ProtoReflect.Descriptor instead.
 func (*NodeTaint) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *NodeTaint) GetTaint() *Taint {
@@ -5448,7 +5936,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5460,7 +5948,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5473,7 +5961,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DrainNode) GetId() string {
@@ -5510,7 +5998,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5522,7 +6010,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5535,7 +6023,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RemoveNode) GetId() string {
@@ -5571,7 +6059,7 @@ type FenceNode struct {
 
 func (x *FenceNode) Reset() {
 	*x = FenceNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5583,7 +6071,7 @@ func (x *FenceNode) String() string {
 func (*FenceNode) ProtoMessage() {}
 
 func (x *FenceNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5596,7 +6084,7 @@ func (x *FenceNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceNode.ProtoReflect.Descriptor instead.
 func (*FenceNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *FenceNode) GetId() string {
@@ -5628,7 +6116,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5640,7 +6128,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5653,7 +6141,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *NodeState) GetId() string {
@@ -5700,7 +6188,7 @@ type SetNodeStates struct {
 
 func (x *SetNodeStates) Reset() {
 	*x = SetNodeStates{}
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5712,7 +6200,7 @@ func (x *SetNodeStates) String() string {
 func (*SetNodeStates) ProtoMessage() {}
 
 func (x *SetNodeStates) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5725,7 +6213,7 @@ func (x *SetNodeStates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeStates.ProtoReflect.Descriptor instead.
 func (*SetNodeStates) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *SetNodeStates) GetNodes() []*NodeState {
@@ -5748,7 +6236,7 @@ type Assignment struct {
 
 func (x *Assignment) Reset() {
 	*x = Assignment{}
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5760,7 +6248,7 @@ func (x *Assignment) String() string {
 func (*Assignment) ProtoMessage() {}
 
 func (x *Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5773,7 +6261,7 @@ func (x *Assignment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
 func (*Assignment) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Assignment) GetWorkload() string {
@@ -5813,7 +6301,7 @@ type Assign struct {
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5825,7 +6313,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5838,7 +6326,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Assign) GetAssignments() []*Assignment {
@@ -5867,7 +6355,7 @@ type Eviction struct {
 
 func (x *Eviction) Reset() {
 	*x = Eviction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5879,7 +6367,7 @@ func (x *Eviction) String() string {
 func (*Eviction) ProtoMessage() {}
 
 func (x *Eviction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5892,7 +6380,7 @@ func (x *Eviction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Eviction.ProtoReflect.Descriptor instead.
 func (*Eviction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Eviction) GetWorkload() string {
@@ -5953,7 +6441,7 @@ type Evict struct {
 
 func (x *Evict) Reset() {
 	*x = Evict{}
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5965,7 +6453,7 @@ func (x *Evict) String() string {
 func (*Evict) ProtoMessage() {}
 
 func (x *Evict) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5978,7 +6466,7 @@ func (x *Evict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evict.ProtoReflect.Descriptor instead.
 func (*Evict) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Evict) GetEvictions() []*Eviction {
@@ -5999,7 +6487,7 @@ type MoveWorkloads struct {
 
 func (x *MoveWorkloads) Reset() {
 	*x = MoveWorkloads{}
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6011,7 +6499,7 @@ func (x *MoveWorkloads) String() string {
 func (*MoveWorkloads) ProtoMessage() {}
 
 func (x *MoveWorkloads) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6024,7 +6512,7 @@ func (x *MoveWorkloads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveWorkloads.ProtoReflect.Descriptor instead.
 func (*MoveWorkloads) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *MoveWorkloads) GetMoves() []*WorkloadMove {
@@ -6055,7 +6543,7 @@ type WorkloadMove struct {
 
 func (x *WorkloadMove) Reset() {
 	*x = WorkloadMove{}
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6067,7 +6555,7 @@ func (x *WorkloadMove) String() string {
 func (*WorkloadMove) ProtoMessage() {}
 
 func (x *WorkloadMove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6080,7 +6568,7 @@ func (x *WorkloadMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadMove.ProtoReflect.Descriptor instead.
 func (*WorkloadMove) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *WorkloadMove) GetWorkload() string {
@@ -6154,7 +6642,7 @@ type ReservedAmounts struct {
 
 func (x *ReservedAmounts) Reset() {
 	*x = ReservedAmounts{}
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6166,7 +6654,7 @@ func (x *ReservedAmounts) String() string {
 func (*ReservedAmounts) ProtoMessage() {}
 
 func (x *ReservedAmounts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6179,7 +6667,7 @@ func (x *ReservedAmounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReservedAmounts.ProtoReflect.Descriptor instead.
 func (*ReservedAmounts) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ReservedAmounts) GetCpuMillicores() int64 {
@@ -6234,7 +6722,7 @@ type Retry struct {
 
 func (x *Retry) Reset() {
 	*x = Retry{}
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6246,7 +6734,7 @@ func (x *Retry) String() string {
 func (*Retry) ProtoMessage() {}
 
 func (x *Retry) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6259,7 +6747,7 @@ func (x *Retry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retry.ProtoReflect.Descriptor instead.
 func (*Retry) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Retry) GetWorkload() string {
@@ -6320,7 +6808,7 @@ type ScheduleRetries struct {
 
 func (x *ScheduleRetries) Reset() {
 	*x = ScheduleRetries{}
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6332,7 +6820,7 @@ func (x *ScheduleRetries) String() string {
 func (*ScheduleRetries) ProtoMessage() {}
 
 func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6345,7 +6833,7 @@ func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleRetries.ProtoReflect.Descriptor instead.
 func (*ScheduleRetries) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ScheduleRetries) GetRetries() []*Retry {
@@ -6367,7 +6855,7 @@ type Unplaced struct {
 
 func (x *Unplaced) Reset() {
 	*x = Unplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6379,7 +6867,7 @@ func (x *Unplaced) String() string {
 func (*Unplaced) ProtoMessage() {}
 
 func (x *Unplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6392,7 +6880,7 @@ func (x *Unplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unplaced.ProtoReflect.Descriptor instead.
 func (*Unplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Unplaced) GetWorkload() string {
@@ -6432,7 +6920,7 @@ type ExplainUnplaced struct {
 
 func (x *ExplainUnplaced) Reset() {
 	*x = ExplainUnplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6444,7 +6932,7 @@ func (x *ExplainUnplaced) String() string {
 func (*ExplainUnplaced) ProtoMessage() {}
 
 func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6457,7 +6945,7 @@ func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainUnplaced.ProtoReflect.Descriptor instead.
 func (*ExplainUnplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ExplainUnplaced) GetWorkloads() []*Unplaced {
@@ -6476,7 +6964,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	mi := &file_api_command_v1_command_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6488,7 +6976,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	mi := &file_api_command_v1_command_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6501,7 +6989,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Address) GetIp() string {
@@ -6524,7 +7012,7 @@ type PortBinding struct {
 
 func (x *PortBinding) Reset() {
 	*x = PortBinding{}
-	mi := &file_api_command_v1_command_proto_msgTypes[76]
+	mi := &file_api_command_v1_command_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6536,7 +7024,7 @@ func (x *PortBinding) String() string {
 func (*PortBinding) ProtoMessage() {}
 
 func (x *PortBinding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[76]
+	mi := &file_api_command_v1_command_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6549,7 +7037,7 @@ func (x *PortBinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortBinding.ProtoReflect.Descriptor instead.
 func (*PortBinding) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{76}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *PortBinding) GetHostPort() uint32 {
@@ -6620,7 +7108,7 @@ type WorkloadReport struct {
 
 func (x *WorkloadReport) Reset() {
 	*x = WorkloadReport{}
-	mi := &file_api_command_v1_command_proto_msgTypes[77]
+	mi := &file_api_command_v1_command_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6632,7 +7120,7 @@ func (x *WorkloadReport) String() string {
 func (*WorkloadReport) ProtoMessage() {}
 
 func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[77]
+	mi := &file_api_command_v1_command_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6645,7 +7133,7 @@ func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadReport.ProtoReflect.Descriptor instead.
 func (*WorkloadReport) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{77}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *WorkloadReport) GetWorkload() string {
@@ -6790,7 +7278,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_api_command_v1_command_proto_msgTypes[78]
+	mi := &file_api_command_v1_command_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6802,7 +7290,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[78]
+	mi := &file_api_command_v1_command_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6815,7 +7303,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{78}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Report) GetReports() []*WorkloadReport {
@@ -6841,7 +7329,7 @@ type SetMode struct {
 
 func (x *SetMode) Reset() {
 	*x = SetMode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[79]
+	mi := &file_api_command_v1_command_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6853,7 +7341,7 @@ func (x *SetMode) String() string {
 func (*SetMode) ProtoMessage() {}
 
 func (x *SetMode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[79]
+	mi := &file_api_command_v1_command_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6866,7 +7354,7 @@ func (x *SetMode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMode.ProtoReflect.Descriptor instead.
 func (*SetMode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{79}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *SetMode) GetMode() string {
@@ -6919,7 +7407,7 @@ type PutReplica struct {
 
 func (x *PutReplica) Reset() {
 	*x = PutReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[80]
+	mi := &file_api_command_v1_command_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6931,7 +7419,7 @@ func (x *PutReplica) String() string {
 func (*PutReplica) ProtoMessage() {}
 
 func (x *PutReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[80]
+	mi := &file_api_command_v1_command_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6944,7 +7432,7 @@ func (x *PutReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutReplica.ProtoReflect.Descriptor instead.
 func (*PutReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{80}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *PutReplica) GetId() string {
@@ -7043,7 +7531,7 @@ type ReplicaRepair struct {
 
 func (x *ReplicaRepair) Reset() {
 	*x = ReplicaRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[81]
+	mi := &file_api_command_v1_command_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7055,7 +7543,7 @@ func (x *ReplicaRepair) String() string {
 func (*ReplicaRepair) ProtoMessage() {}
 
 func (x *ReplicaRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[81]
+	mi := &file_api_command_v1_command_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7068,7 +7556,7 @@ func (x *ReplicaRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaRepair.ProtoReflect.Descriptor instead.
 func (*ReplicaRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{81}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ReplicaRepair) GetOf() string {
@@ -7115,7 +7603,7 @@ type RemoveReplica struct {
 
 func (x *RemoveReplica) Reset() {
 	*x = RemoveReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[82]
+	mi := &file_api_command_v1_command_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7127,7 +7615,7 @@ func (x *RemoveReplica) String() string {
 func (*RemoveReplica) ProtoMessage() {}
 
 func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[82]
+	mi := &file_api_command_v1_command_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7140,7 +7628,7 @@ func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplica.ProtoReflect.Descriptor instead.
 func (*RemoveReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{82}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *RemoveReplica) GetId() string {
@@ -7159,7 +7647,7 @@ type SetFeatureLevel struct {
 
 func (x *SetFeatureLevel) Reset() {
 	*x = SetFeatureLevel{}
-	mi := &file_api_command_v1_command_proto_msgTypes[83]
+	mi := &file_api_command_v1_command_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7171,7 +7659,7 @@ func (x *SetFeatureLevel) String() string {
 func (*SetFeatureLevel) ProtoMessage() {}
 
 func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[83]
+	mi := &file_api_command_v1_command_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7184,7 +7672,7 @@ func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFeatureLevel.ProtoReflect.Descriptor instead.
 func (*SetFeatureLevel) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{83}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *SetFeatureLevel) GetLevel() uint32 {
@@ -7203,7 +7691,7 @@ type Barrier struct {
 
 func (x *Barrier) Reset() {
 	*x = Barrier{}
-	mi := &file_api_command_v1_command_proto_msgTypes[84]
+	mi := &file_api_command_v1_command_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7215,7 +7703,7 @@ func (x *Barrier) String() string {
 func (*Barrier) ProtoMessage() {}
 
 func (x *Barrier) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[84]
+	mi := &file_api_command_v1_command_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7228,7 +7716,7 @@ func (x *Barrier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Barrier.ProtoReflect.Descriptor instead.
 func (*Barrier) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{84}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{89}
 }
 
 // MirrorAttached records that an etcd has held the whole mirror. From then on
@@ -7244,7 +7732,7 @@ type MirrorAttached struct {
 
 func (x *MirrorAttached) Reset() {
 	*x = MirrorAttached{}
-	mi := &file_api_command_v1_command_proto_msgTypes[85]
+	mi := &file_api_command_v1_command_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7256,7 +7744,7 @@ func (x *MirrorAttached) String() string {
 func (*MirrorAttached) ProtoMessage() {}
 
 func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[85]
+	mi := &file_api_command_v1_command_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7269,7 +7757,7 @@ func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorAttached.ProtoReflect.Descriptor instead.
 func (*MirrorAttached) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{85}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *MirrorAttached) GetEtcdClusterId() uint64 {
@@ -7292,7 +7780,7 @@ type AttachMirror struct {
 
 func (x *AttachMirror) Reset() {
 	*x = AttachMirror{}
-	mi := &file_api_command_v1_command_proto_msgTypes[86]
+	mi := &file_api_command_v1_command_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7304,7 +7792,7 @@ func (x *AttachMirror) String() string {
 func (*AttachMirror) ProtoMessage() {}
 
 func (x *AttachMirror) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[86]
+	mi := &file_api_command_v1_command_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7317,7 +7805,7 @@ func (x *AttachMirror) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachMirror.ProtoReflect.Descriptor instead.
 func (*AttachMirror) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{86}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *AttachMirror) GetEndpoints() []string {
@@ -7343,7 +7831,7 @@ type DetachMirror struct {
 
 func (x *DetachMirror) Reset() {
 	*x = DetachMirror{}
-	mi := &file_api_command_v1_command_proto_msgTypes[87]
+	mi := &file_api_command_v1_command_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7355,7 +7843,7 @@ func (x *DetachMirror) String() string {
 func (*DetachMirror) ProtoMessage() {}
 
 func (x *DetachMirror) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[87]
+	mi := &file_api_command_v1_command_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7368,7 +7856,7 @@ func (x *DetachMirror) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachMirror.ProtoReflect.Descriptor instead.
 func (*DetachMirror) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{87}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{92}
 }
 
 // SetGossipRing replaces the gossip keys. They are sealed under the cluster key, so the
@@ -7386,7 +7874,7 @@ type SetGossipRing struct {
 
 func (x *SetGossipRing) Reset() {
 	*x = SetGossipRing{}
-	mi := &file_api_command_v1_command_proto_msgTypes[88]
+	mi := &file_api_command_v1_command_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7398,7 +7886,7 @@ func (x *SetGossipRing) String() string {
 func (*SetGossipRing) ProtoMessage() {}
 
 func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[88]
+	mi := &file_api_command_v1_command_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7411,7 +7899,7 @@ func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGossipRing.ProtoReflect.Descriptor instead.
 func (*SetGossipRing) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{88}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *SetGossipRing) GetIfVersion() uint64 {
@@ -7447,7 +7935,7 @@ type PinClusterKey struct {
 
 func (x *PinClusterKey) Reset() {
 	*x = PinClusterKey{}
-	mi := &file_api_command_v1_command_proto_msgTypes[89]
+	mi := &file_api_command_v1_command_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7459,7 +7947,7 @@ func (x *PinClusterKey) String() string {
 func (*PinClusterKey) ProtoMessage() {}
 
 func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[89]
+	mi := &file_api_command_v1_command_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7472,7 +7960,7 @@ func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinClusterKey.ProtoReflect.Descriptor instead.
 func (*PinClusterKey) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{89}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *PinClusterKey) GetKeyId() string {
@@ -7505,7 +7993,7 @@ type PutAuthority struct {
 
 func (x *PutAuthority) Reset() {
 	*x = PutAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[90]
+	mi := &file_api_command_v1_command_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7517,7 +8005,7 @@ func (x *PutAuthority) String() string {
 func (*PutAuthority) ProtoMessage() {}
 
 func (x *PutAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[90]
+	mi := &file_api_command_v1_command_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7530,7 +8018,7 @@ func (x *PutAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAuthority.ProtoReflect.Descriptor instead.
 func (*PutAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{90}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *PutAuthority) GetId() string {
@@ -7591,7 +8079,7 @@ type DropAuthority struct {
 
 func (x *DropAuthority) Reset() {
 	*x = DropAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[91]
+	mi := &file_api_command_v1_command_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7603,7 +8091,7 @@ func (x *DropAuthority) String() string {
 func (*DropAuthority) ProtoMessage() {}
 
 func (x *DropAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[91]
+	mi := &file_api_command_v1_command_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7616,7 +8104,7 @@ func (x *DropAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropAuthority.ProtoReflect.Descriptor instead.
 func (*DropAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{91}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *DropAuthority) GetId() string {
@@ -7648,7 +8136,7 @@ type PutToken struct {
 
 func (x *PutToken) Reset() {
 	*x = PutToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[92]
+	mi := &file_api_command_v1_command_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7660,7 +8148,7 @@ func (x *PutToken) String() string {
 func (*PutToken) ProtoMessage() {}
 
 func (x *PutToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[92]
+	mi := &file_api_command_v1_command_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7673,7 +8161,7 @@ func (x *PutToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutToken.ProtoReflect.Descriptor instead.
 func (*PutToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{92}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *PutToken) GetId() string {
@@ -7741,7 +8229,7 @@ type DropToken struct {
 
 func (x *DropToken) Reset() {
 	*x = DropToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[93]
+	mi := &file_api_command_v1_command_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7753,7 +8241,7 @@ func (x *DropToken) String() string {
 func (*DropToken) ProtoMessage() {}
 
 func (x *DropToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[93]
+	mi := &file_api_command_v1_command_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7766,7 +8254,7 @@ func (x *DropToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropToken.ProtoReflect.Descriptor instead.
 func (*DropToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{93}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *DropToken) GetId() string {
@@ -7800,7 +8288,7 @@ type Admit struct {
 
 func (x *Admit) Reset() {
 	*x = Admit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[94]
+	mi := &file_api_command_v1_command_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7812,7 +8300,7 @@ func (x *Admit) String() string {
 func (*Admit) ProtoMessage() {}
 
 func (x *Admit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[94]
+	mi := &file_api_command_v1_command_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7825,7 +8313,7 @@ func (x *Admit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admit.ProtoReflect.Descriptor instead.
 func (*Admit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{94}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *Admit) GetToken() string {
@@ -7912,7 +8400,7 @@ type Revoke struct {
 
 func (x *Revoke) Reset() {
 	*x = Revoke{}
-	mi := &file_api_command_v1_command_proto_msgTypes[95]
+	mi := &file_api_command_v1_command_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7924,7 +8412,7 @@ func (x *Revoke) String() string {
 func (*Revoke) ProtoMessage() {}
 
 func (x *Revoke) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[95]
+	mi := &file_api_command_v1_command_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7937,7 +8425,7 @@ func (x *Revoke) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revoke.ProtoReflect.Descriptor instead.
 func (*Revoke) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{95}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *Revoke) GetRole() string {
@@ -7983,7 +8471,7 @@ type PutRole struct {
 
 func (x *PutRole) Reset() {
 	*x = PutRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[96]
+	mi := &file_api_command_v1_command_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7995,7 +8483,7 @@ func (x *PutRole) String() string {
 func (*PutRole) ProtoMessage() {}
 
 func (x *PutRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[96]
+	mi := &file_api_command_v1_command_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8008,7 +8496,7 @@ func (x *PutRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRole.ProtoReflect.Descriptor instead.
 func (*PutRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{96}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *PutRole) GetName() string {
@@ -8048,7 +8536,7 @@ type DeleteRole struct {
 
 func (x *DeleteRole) Reset() {
 	*x = DeleteRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[97]
+	mi := &file_api_command_v1_command_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8060,7 +8548,7 @@ func (x *DeleteRole) String() string {
 func (*DeleteRole) ProtoMessage() {}
 
 func (x *DeleteRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[97]
+	mi := &file_api_command_v1_command_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8073,7 +8561,7 @@ func (x *DeleteRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRole.ProtoReflect.Descriptor instead.
 func (*DeleteRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{97}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *DeleteRole) GetName() string {
@@ -8105,7 +8593,7 @@ type BindRole struct {
 
 func (x *BindRole) Reset() {
 	*x = BindRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[98]
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8117,7 +8605,7 @@ func (x *BindRole) String() string {
 func (*BindRole) ProtoMessage() {}
 
 func (x *BindRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[98]
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8130,7 +8618,7 @@ func (x *BindRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindRole.ProtoReflect.Descriptor instead.
 func (*BindRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{98}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *BindRole) GetRole() string {
@@ -8206,7 +8694,7 @@ type PutAccount struct {
 
 func (x *PutAccount) Reset() {
 	*x = PutAccount{}
-	mi := &file_api_command_v1_command_proto_msgTypes[99]
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8218,7 +8706,7 @@ func (x *PutAccount) String() string {
 func (*PutAccount) ProtoMessage() {}
 
 func (x *PutAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[99]
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8231,7 +8719,7 @@ func (x *PutAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAccount.ProtoReflect.Descriptor instead.
 func (*PutAccount) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{99}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *PutAccount) GetName() string {
@@ -8307,7 +8795,7 @@ type DeleteAccount struct {
 
 func (x *DeleteAccount) Reset() {
 	*x = DeleteAccount{}
-	mi := &file_api_command_v1_command_proto_msgTypes[100]
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8319,7 +8807,7 @@ func (x *DeleteAccount) String() string {
 func (*DeleteAccount) ProtoMessage() {}
 
 func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[100]
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8332,7 +8820,7 @@ func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteAccount.ProtoReflect.Descriptor instead.
 func (*DeleteAccount) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{100}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *DeleteAccount) GetName() string {
@@ -8349,16 +8837,18 @@ type Audit struct {
 	Type    string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	Message string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	// Sorted by key.
-	Details       []*Label `protobuf:"bytes,3,rep,name=details,proto3" json:"details,omitempty"`
-	Workload      string   `protobuf:"bytes,100,opt,name=workload,proto3" json:"workload,omitempty"`
-	Node          string   `protobuf:"bytes,101,opt,name=node,proto3" json:"node,omitempty"`
+	Details  []*Label `protobuf:"bytes,3,rep,name=details,proto3" json:"details,omitempty"`
+	Workload string   `protobuf:"bytes,100,opt,name=workload,proto3" json:"workload,omitempty"`
+	Node     string   `protobuf:"bytes,101,opt,name=node,proto3" json:"node,omitempty"`
+	// Namespace that the event is about; empty = none, or default.
+	Namespace     string `protobuf:"bytes,402,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[101]
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8370,7 +8860,7 @@ func (x *Audit) String() string {
 func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[101]
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8383,7 +8873,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{101}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *Audit) GetType() string {
@@ -8421,6 +8911,13 @@ func (x *Audit) GetNode() string {
 	return ""
 }
 
+func (x *Audit) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
 // Forgiveness clears the failures of a workload that has run for long enough. It
 // is skipped if the workload has another generation by now, or does not run.
 type Forgiveness struct {
@@ -8433,7 +8930,7 @@ type Forgiveness struct {
 
 func (x *Forgiveness) Reset() {
 	*x = Forgiveness{}
-	mi := &file_api_command_v1_command_proto_msgTypes[102]
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8445,7 +8942,7 @@ func (x *Forgiveness) String() string {
 func (*Forgiveness) ProtoMessage() {}
 
 func (x *Forgiveness) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[102]
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8458,7 +8955,7 @@ func (x *Forgiveness) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgiveness.ProtoReflect.Descriptor instead.
 func (*Forgiveness) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{102}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *Forgiveness) GetWorkload() string {
@@ -8484,7 +8981,7 @@ type ForgiveFailures struct {
 
 func (x *ForgiveFailures) Reset() {
 	*x = ForgiveFailures{}
-	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8496,7 +8993,7 @@ func (x *ForgiveFailures) String() string {
 func (*ForgiveFailures) ProtoMessage() {}
 
 func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8509,7 +9006,7 @@ func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgiveFailures.ProtoReflect.Descriptor instead.
 func (*ForgiveFailures) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ForgiveFailures) GetWorkloads() []*Forgiveness {
@@ -8539,7 +9036,7 @@ type AgentAction struct {
 
 func (x *AgentAction) Reset() {
 	*x = AgentAction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8551,7 +9048,7 @@ func (x *AgentAction) String() string {
 func (*AgentAction) ProtoMessage() {}
 
 func (x *AgentAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8564,7 +9061,7 @@ func (x *AgentAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentAction.ProtoReflect.Descriptor instead.
 func (*AgentAction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *AgentAction) GetTaskId() string {
@@ -8640,7 +9137,7 @@ type RecordActions struct {
 
 func (x *RecordActions) Reset() {
 	*x = RecordActions{}
-	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8652,7 +9149,7 @@ func (x *RecordActions) String() string {
 func (*RecordActions) ProtoMessage() {}
 
 func (x *RecordActions) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8665,7 +9162,7 @@ func (x *RecordActions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordActions.ProtoReflect.Descriptor instead.
 func (*RecordActions) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *RecordActions) GetNode() string {
@@ -8713,7 +9210,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8725,7 +9222,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8738,7 +9235,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *Drift) GetNode() string {
@@ -8824,7 +9321,7 @@ type DriftRepair struct {
 
 func (x *DriftRepair) Reset() {
 	*x = DriftRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8836,7 +9333,7 @@ func (x *DriftRepair) String() string {
 func (*DriftRepair) ProtoMessage() {}
 
 func (x *DriftRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8849,7 +9346,7 @@ func (x *DriftRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftRepair.ProtoReflect.Descriptor instead.
 func (*DriftRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *DriftRepair) GetWorkload() string {
@@ -8886,7 +9383,7 @@ type DriftAdoption struct {
 
 func (x *DriftAdoption) Reset() {
 	*x = DriftAdoption{}
-	mi := &file_api_command_v1_command_proto_msgTypes[108]
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8898,7 +9395,7 @@ func (x *DriftAdoption) String() string {
 func (*DriftAdoption) ProtoMessage() {}
 
 func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[108]
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8911,7 +9408,7 @@ func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftAdoption.ProtoReflect.Descriptor instead.
 func (*DriftAdoption) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *DriftAdoption) GetWorkload() string {
@@ -8957,7 +9454,7 @@ type SetDrifts struct {
 
 func (x *SetDrifts) Reset() {
 	*x = SetDrifts{}
-	mi := &file_api_command_v1_command_proto_msgTypes[109]
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8969,7 +9466,7 @@ func (x *SetDrifts) String() string {
 func (*SetDrifts) ProtoMessage() {}
 
 func (x *SetDrifts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[109]
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8982,7 +9479,7 @@ func (x *SetDrifts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDrifts.ProtoReflect.Descriptor instead.
 func (*SetDrifts) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *SetDrifts) GetOpen() []*Drift {
@@ -9028,7 +9525,7 @@ type AdoptDrift struct {
 
 func (x *AdoptDrift) Reset() {
 	*x = AdoptDrift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9040,7 +9537,7 @@ func (x *AdoptDrift) String() string {
 func (*AdoptDrift) ProtoMessage() {}
 
 func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9053,7 +9550,7 @@ func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDrift.ProtoReflect.Descriptor instead.
 func (*AdoptDrift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *AdoptDrift) GetNode() string {
@@ -9095,7 +9592,7 @@ type DropOrphan struct {
 
 func (x *DropOrphan) Reset() {
 	*x = DropOrphan{}
-	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9107,7 +9604,7 @@ func (x *DropOrphan) String() string {
 func (*DropOrphan) ProtoMessage() {}
 
 func (x *DropOrphan) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9120,7 +9617,7 @@ func (x *DropOrphan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropOrphan.ProtoReflect.Descriptor instead.
 func (*DropOrphan) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *DropOrphan) GetNode() string {
@@ -9151,7 +9648,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9163,7 +9660,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9176,7 +9673,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *Quota) GetCpuMillicores() int64 {
@@ -9235,7 +9732,7 @@ type PutNamespace struct {
 
 func (x *PutNamespace) Reset() {
 	*x = PutNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9247,7 +9744,7 @@ func (x *PutNamespace) String() string {
 func (*PutNamespace) ProtoMessage() {}
 
 func (x *PutNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9260,7 +9757,7 @@ func (x *PutNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNamespace.ProtoReflect.Descriptor instead.
 func (*PutNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *PutNamespace) GetName() string {
@@ -9335,7 +9832,7 @@ type DeleteNamespace struct {
 
 func (x *DeleteNamespace) Reset() {
 	*x = DeleteNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9347,7 +9844,7 @@ func (x *DeleteNamespace) String() string {
 func (*DeleteNamespace) ProtoMessage() {}
 
 func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9360,7 +9857,7 @@ func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespace.ProtoReflect.Descriptor instead.
 func (*DeleteNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *DeleteNamespace) GetName() string {
@@ -9409,7 +9906,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9421,7 +9918,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9434,7 +9931,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *Policy) GetName() string {
@@ -9643,7 +10140,7 @@ type PolicyHostPath struct {
 
 func (x *PolicyHostPath) Reset() {
 	*x = PolicyHostPath{}
-	mi := &file_api_command_v1_command_proto_msgTypes[116]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9655,7 +10152,7 @@ func (x *PolicyHostPath) String() string {
 func (*PolicyHostPath) ProtoMessage() {}
 
 func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[116]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9668,7 +10165,7 @@ func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyHostPath.ProtoReflect.Descriptor instead.
 func (*PolicyHostPath) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *PolicyHostPath) GetPath() string {
@@ -9698,7 +10195,7 @@ type PutPolicy struct {
 
 func (x *PutPolicy) Reset() {
 	*x = PutPolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[117]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9710,7 +10207,7 @@ func (x *PutPolicy) String() string {
 func (*PutPolicy) ProtoMessage() {}
 
 func (x *PutPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[117]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9723,7 +10220,7 @@ func (x *PutPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutPolicy.ProtoReflect.Descriptor instead.
 func (*PutPolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *PutPolicy) GetPolicy() *Policy {
@@ -9750,7 +10247,7 @@ type DeletePolicy struct {
 
 func (x *DeletePolicy) Reset() {
 	*x = DeletePolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[118]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9762,7 +10259,7 @@ func (x *DeletePolicy) String() string {
 func (*DeletePolicy) ProtoMessage() {}
 
 func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[118]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9775,7 +10272,7 @@ func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePolicy.ProtoReflect.Descriptor instead.
 func (*DeletePolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *DeletePolicy) GetName() string {
@@ -9800,7 +10297,7 @@ type BindPolicy struct {
 
 func (x *BindPolicy) Reset() {
 	*x = BindPolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[119]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9812,7 +10309,7 @@ func (x *BindPolicy) String() string {
 func (*BindPolicy) ProtoMessage() {}
 
 func (x *BindPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[119]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9825,7 +10322,7 @@ func (x *BindPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindPolicy.ProtoReflect.Descriptor instead.
 func (*BindPolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *BindPolicy) GetPolicy() string {
@@ -9862,7 +10359,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_api_command_v1_command_proto_msgTypes[120]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9874,7 +10371,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[120]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9887,7 +10384,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *SnapshotHeader) GetMagic() string {
@@ -9947,6 +10444,7 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_RoleBinding
 	//	*SnapshotRecord_Account
 	//	*SnapshotRecord_Network
+	//	*SnapshotRecord_Object
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -9954,7 +10452,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[121]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9966,7 +10464,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[121]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9979,7 +10477,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -10214,6 +10712,15 @@ func (x *SnapshotRecord) GetNetwork() *NetworkRecord {
 	return nil
 }
 
+func (x *SnapshotRecord) GetObject() *ObjectRecord {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Object); ok {
+			return x.Object
+		}
+	}
+	return nil
+}
+
 type isSnapshotRecord_Record interface {
 	isSnapshotRecord_Record()
 }
@@ -10319,6 +10826,11 @@ type SnapshotRecord_Network struct {
 	Network *NetworkRecord `protobuf:"bytes,425,opt,name=network,proto3,oneof"`
 }
 
+type SnapshotRecord_Object struct {
+	// A secret or a config; written before the workloads that use it.
+	Object *ObjectRecord `protobuf:"bytes,400,opt,name=object,proto3,oneof"`
+}
+
 func (*SnapshotRecord_Meta) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Workload) isSnapshotRecord_Record() {}
@@ -10369,6 +10881,8 @@ func (*SnapshotRecord_Account) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Network) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_Object) isSnapshotRecord_Record() {}
+
 // RoleRecord is a role that is not built in.
 type RoleRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -10385,7 +10899,7 @@ type RoleRecord struct {
 
 func (x *RoleRecord) Reset() {
 	*x = RoleRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[122]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10397,7 +10911,7 @@ func (x *RoleRecord) String() string {
 func (*RoleRecord) ProtoMessage() {}
 
 func (x *RoleRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[122]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10410,7 +10924,7 @@ func (x *RoleRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoleRecord.ProtoReflect.Descriptor instead.
 func (*RoleRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *RoleRecord) GetPut() *PutRole {
@@ -10468,7 +10982,7 @@ type BindingRecord struct {
 
 func (x *BindingRecord) Reset() {
 	*x = BindingRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[123]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10480,7 +10994,7 @@ func (x *BindingRecord) String() string {
 func (*BindingRecord) ProtoMessage() {}
 
 func (x *BindingRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[123]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10493,7 +11007,7 @@ func (x *BindingRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindingRecord.ProtoReflect.Descriptor instead.
 func (*BindingRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *BindingRecord) GetPut() *BindRole {
@@ -10538,7 +11052,7 @@ type AccountRecord struct {
 
 func (x *AccountRecord) Reset() {
 	*x = AccountRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[124]
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10550,7 +11064,7 @@ func (x *AccountRecord) String() string {
 func (*AccountRecord) ProtoMessage() {}
 
 func (x *AccountRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[124]
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10563,7 +11077,7 @@ func (x *AccountRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountRecord.ProtoReflect.Descriptor instead.
 func (*AccountRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *AccountRecord) GetPut() *PutAccount {
@@ -10613,7 +11127,7 @@ type PolicyRecord struct {
 
 func (x *PolicyRecord) Reset() {
 	*x = PolicyRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[125]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10625,7 +11139,7 @@ func (x *PolicyRecord) String() string {
 func (*PolicyRecord) ProtoMessage() {}
 
 func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[125]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10638,7 +11152,7 @@ func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRecord.ProtoReflect.Descriptor instead.
 func (*PolicyRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *PolicyRecord) GetPolicy() *Policy {
@@ -10713,7 +11227,7 @@ type AuditLogRecord struct {
 
 func (x *AuditLogRecord) Reset() {
 	*x = AuditLogRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[126]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10725,7 +11239,7 @@ func (x *AuditLogRecord) String() string {
 func (*AuditLogRecord) ProtoMessage() {}
 
 func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[126]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10738,7 +11252,7 @@ func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditLogRecord.ProtoReflect.Descriptor instead.
 func (*AuditLogRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *AuditLogRecord) GetLog() string {
@@ -10780,7 +11294,7 @@ type AuditEntryRecord struct {
 
 func (x *AuditEntryRecord) Reset() {
 	*x = AuditEntryRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[127]
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10792,7 +11306,7 @@ func (x *AuditEntryRecord) String() string {
 func (*AuditEntryRecord) ProtoMessage() {}
 
 func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[127]
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10805,7 +11319,7 @@ func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntryRecord.ProtoReflect.Descriptor instead.
 func (*AuditEntryRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *AuditEntryRecord) GetLog() string {
@@ -10851,7 +11365,7 @@ type RolloutRecord struct {
 
 func (x *RolloutRecord) Reset() {
 	*x = RolloutRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[128]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10863,7 +11377,7 @@ func (x *RolloutRecord) String() string {
 func (*RolloutRecord) ProtoMessage() {}
 
 func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[128]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10876,7 +11390,7 @@ func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutRecord.ProtoReflect.Descriptor instead.
 func (*RolloutRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *RolloutRecord) GetGroup() string {
@@ -10998,7 +11512,7 @@ type RolloutMember struct {
 
 func (x *RolloutMember) Reset() {
 	*x = RolloutMember{}
-	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	mi := &file_api_command_v1_command_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11010,7 +11524,7 @@ func (x *RolloutMember) String() string {
 func (*RolloutMember) ProtoMessage() {}
 
 func (x *RolloutMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	mi := &file_api_command_v1_command_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11023,7 +11537,7 @@ func (x *RolloutMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutMember.ProtoReflect.Descriptor instead.
 func (*RolloutMember) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *RolloutMember) GetId() string {
@@ -11087,7 +11601,7 @@ type RevisionsRecord struct {
 
 func (x *RevisionsRecord) Reset() {
 	*x = RevisionsRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[130]
+	mi := &file_api_command_v1_command_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11099,7 +11613,7 @@ func (x *RevisionsRecord) String() string {
 func (*RevisionsRecord) ProtoMessage() {}
 
 func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[130]
+	mi := &file_api_command_v1_command_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11112,7 +11626,7 @@ func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevisionsRecord.ProtoReflect.Descriptor instead.
 func (*RevisionsRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *RevisionsRecord) GetWorkload() string {
@@ -11147,7 +11661,7 @@ type Revision struct {
 
 func (x *Revision) Reset() {
 	*x = Revision{}
-	mi := &file_api_command_v1_command_proto_msgTypes[131]
+	mi := &file_api_command_v1_command_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11159,7 +11673,7 @@ func (x *Revision) String() string {
 func (*Revision) ProtoMessage() {}
 
 func (x *Revision) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[131]
+	mi := &file_api_command_v1_command_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11172,7 +11686,7 @@ func (x *Revision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revision.ProtoReflect.Descriptor instead.
 func (*Revision) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *Revision) GetNumber() uint64 {
@@ -11239,7 +11753,7 @@ type NodeAuditRecord struct {
 
 func (x *NodeAuditRecord) Reset() {
 	*x = NodeAuditRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	mi := &file_api_command_v1_command_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11251,7 +11765,7 @@ func (x *NodeAuditRecord) String() string {
 func (*NodeAuditRecord) ProtoMessage() {}
 
 func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	mi := &file_api_command_v1_command_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11264,7 +11778,7 @@ func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAuditRecord.ProtoReflect.Descriptor instead.
 func (*NodeAuditRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *NodeAuditRecord) GetNode() string {
@@ -11303,7 +11817,7 @@ type NamespaceRecord struct {
 
 func (x *NamespaceRecord) Reset() {
 	*x = NamespaceRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[133]
+	mi := &file_api_command_v1_command_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11315,7 +11829,7 @@ func (x *NamespaceRecord) String() string {
 func (*NamespaceRecord) ProtoMessage() {}
 
 func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[133]
+	mi := &file_api_command_v1_command_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11328,7 +11842,7 @@ func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRecord.ProtoReflect.Descriptor instead.
 func (*NamespaceRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *NamespaceRecord) GetPut() *PutNamespace {
@@ -11385,7 +11899,7 @@ type TokenRecord struct {
 
 func (x *TokenRecord) Reset() {
 	*x = TokenRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[134]
+	mi := &file_api_command_v1_command_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11397,7 +11911,7 @@ func (x *TokenRecord) String() string {
 func (*TokenRecord) ProtoMessage() {}
 
 func (x *TokenRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[134]
+	mi := &file_api_command_v1_command_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11410,7 +11924,7 @@ func (x *TokenRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRecord.ProtoReflect.Descriptor instead.
 func (*TokenRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{134}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *TokenRecord) GetToken() *PutToken {
@@ -11446,7 +11960,7 @@ type RevocationRecord struct {
 
 func (x *RevocationRecord) Reset() {
 	*x = RevocationRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[135]
+	mi := &file_api_command_v1_command_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11458,7 +11972,7 @@ func (x *RevocationRecord) String() string {
 func (*RevocationRecord) ProtoMessage() {}
 
 func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[135]
+	mi := &file_api_command_v1_command_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11471,7 +11985,7 @@ func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationRecord.ProtoReflect.Descriptor instead.
 func (*RevocationRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{135}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *RevocationRecord) GetRevoke() *Revoke {
@@ -11506,7 +12020,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_api_command_v1_command_proto_msgTypes[136]
+	mi := &file_api_command_v1_command_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11518,7 +12032,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[136]
+	mi := &file_api_command_v1_command_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11531,7 +12045,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{136}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -11585,15 +12099,17 @@ type MetaRecord struct {
 	MirrorPin       uint64 `protobuf:"varint,250,opt,name=mirror_pin,json=mirrorPin,proto3" json:"mirror_pin,omitempty"`
 	MirrorEndpoints string `protobuf:"bytes,251,opt,name=mirror_endpoints,json=mirrorEndpoints,proto3" json:"mirror_endpoints,omitempty"`
 	// Number of the newest network, and the log index of the newest change of what nodes have to set up for networks.
-	NetworkId     uint32 `protobuf:"varint,426,opt,name=network_id,json=networkId,proto3" json:"network_id,omitempty"`
-	NetworkIndex  uint64 `protobuf:"varint,427,opt,name=network_index,json=networkIndex,proto3" json:"network_index,omitempty"`
+	NetworkId    uint32 `protobuf:"varint,426,opt,name=network_id,json=networkId,proto3" json:"network_id,omitempty"`
+	NetworkIndex uint64 `protobuf:"varint,427,opt,name=network_index,json=networkIndex,proto3" json:"network_index,omitempty"`
+	// Highest version number of all deleted secrets and configs.
+	ObjectFloor   uint64 `protobuf:"varint,400,opt,name=object_floor,json=objectFloor,proto3" json:"object_floor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MetaRecord) Reset() {
 	*x = MetaRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[137]
+	mi := &file_api_command_v1_command_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11605,7 +12121,7 @@ func (x *MetaRecord) String() string {
 func (*MetaRecord) ProtoMessage() {}
 
 func (x *MetaRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[137]
+	mi := &file_api_command_v1_command_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11618,7 +12134,7 @@ func (x *MetaRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRecord.ProtoReflect.Descriptor instead.
 func (*MetaRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{137}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *MetaRecord) GetClusterId() string {
@@ -11796,6 +12312,13 @@ func (x *MetaRecord) GetNetworkIndex() uint64 {
 	return 0
 }
 
+func (x *MetaRecord) GetObjectFloor() uint64 {
+	if x != nil {
+		return x.ObjectFloor
+	}
+	return 0
+}
+
 type WorkloadRecord struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Put             *WorkloadPut           `protobuf:"bytes,1,opt,name=put,proto3" json:"put,omitempty"`
@@ -11870,7 +12393,7 @@ type WorkloadRecord struct {
 
 func (x *WorkloadRecord) Reset() {
 	*x = WorkloadRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[138]
+	mi := &file_api_command_v1_command_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11882,7 +12405,7 @@ func (x *WorkloadRecord) String() string {
 func (*WorkloadRecord) ProtoMessage() {}
 
 func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[138]
+	mi := &file_api_command_v1_command_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11895,7 +12418,7 @@ func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRecord.ProtoReflect.Descriptor instead.
 func (*WorkloadRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{138}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *WorkloadRecord) GetPut() *WorkloadPut {
@@ -12208,7 +12731,7 @@ type Moved struct {
 
 func (x *Moved) Reset() {
 	*x = Moved{}
-	mi := &file_api_command_v1_command_proto_msgTypes[139]
+	mi := &file_api_command_v1_command_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12220,7 +12743,7 @@ func (x *Moved) String() string {
 func (*Moved) ProtoMessage() {}
 
 func (x *Moved) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[139]
+	mi := &file_api_command_v1_command_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12233,7 +12756,7 @@ func (x *Moved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moved.ProtoReflect.Descriptor instead.
 func (*Moved) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{139}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *Moved) GetAt() int64 {
@@ -12279,7 +12802,7 @@ type NodeFailure struct {
 
 func (x *NodeFailure) Reset() {
 	*x = NodeFailure{}
-	mi := &file_api_command_v1_command_proto_msgTypes[140]
+	mi := &file_api_command_v1_command_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12291,7 +12814,7 @@ func (x *NodeFailure) String() string {
 func (*NodeFailure) ProtoMessage() {}
 
 func (x *NodeFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[140]
+	mi := &file_api_command_v1_command_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12304,7 +12827,7 @@ func (x *NodeFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFailure.ProtoReflect.Descriptor instead.
 func (*NodeFailure) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{140}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *NodeFailure) GetNode() string {
@@ -12361,7 +12884,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[141]
+	mi := &file_api_command_v1_command_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12373,7 +12896,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[141]
+	mi := &file_api_command_v1_command_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12386,7 +12909,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{141}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *NodeRecord) GetFacts() *RegisterNode {
@@ -12511,7 +13034,7 @@ type ResidualRecord struct {
 
 func (x *ResidualRecord) Reset() {
 	*x = ResidualRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[142]
+	mi := &file_api_command_v1_command_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12523,7 +13046,7 @@ func (x *ResidualRecord) String() string {
 func (*ResidualRecord) ProtoMessage() {}
 
 func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[142]
+	mi := &file_api_command_v1_command_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12536,7 +13059,7 @@ func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResidualRecord.ProtoReflect.Descriptor instead.
 func (*ResidualRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{142}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *ResidualRecord) GetNode() string {
@@ -12613,7 +13136,7 @@ type TombstoneRecord struct {
 
 func (x *TombstoneRecord) Reset() {
 	*x = TombstoneRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[143]
+	mi := &file_api_command_v1_command_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12625,7 +13148,7 @@ func (x *TombstoneRecord) String() string {
 func (*TombstoneRecord) ProtoMessage() {}
 
 func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[143]
+	mi := &file_api_command_v1_command_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12638,7 +13161,7 @@ func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TombstoneRecord.ProtoReflect.Descriptor instead.
 func (*TombstoneRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{143}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *TombstoneRecord) GetWorkload() string {
@@ -12702,7 +13225,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[144]
+	mi := &file_api_command_v1_command_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12714,7 +13237,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[144]
+	mi := &file_api_command_v1_command_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12727,7 +13250,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{144}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -12773,7 +13296,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[145]
+	mi := &file_api_command_v1_command_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12785,7 +13308,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[145]
+	mi := &file_api_command_v1_command_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12798,7 +13321,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{145}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -12853,7 +13376,7 @@ type ItemOutcome struct {
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[146]
+	mi := &file_api_command_v1_command_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12865,7 +13388,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[146]
+	mi := &file_api_command_v1_command_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12878,7 +13401,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{146}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -12950,7 +13473,7 @@ type EventRecord struct {
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[147]
+	mi := &file_api_command_v1_command_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12962,7 +13485,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[147]
+	mi := &file_api_command_v1_command_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12975,7 +13498,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{147}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -13079,7 +13602,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"namespaces\x18n \x03(\tR\n" +
 	"namespaces\x12\x10\n" +
 	"\x03via\x18x \x01(\tR\x03via\x12\"\n" +
-	"\frequest_hash\x18\xa2\x02 \x01(\x06R\vrequestHash\"\xc1!\n" +
+	"\frequest_hash\x18\xa2\x02 \x01(\x06R\vrequestHash\"\xca\"\n" +
 	"\aCommand\x12+\n" +
 	"\x04head\x18\x01 \x01(\v2\x17.persys.command.v1.HeadR\x04head\x12C\n" +
 	"\finit_cluster\x18\n" +
@@ -13166,7 +13689,10 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\vput_network\x18\xa4\x03 \x01(\v2\x1d.persys.command.v1.PutNetworkH\x00R\n" +
 	"putNetwork\x12J\n" +
 	"\x0edelete_network\x18\xa5\x03 \x01(\v2 .persys.command.v1.DeleteNetworkH\x00R\rdeleteNetwork\x12J\n" +
-	"\x0erelease_slices\x18\xa6\x03 \x01(\v2 .persys.command.v1.ReleaseSlicesH\x00R\rreleaseSlicesB\x06\n" +
+	"\x0erelease_slices\x18\xa6\x03 \x01(\v2 .persys.command.v1.ReleaseSlicesH\x00R\rreleaseSlices\x12>\n" +
+	"\n" +
+	"put_object\x18\x90\x03 \x01(\v2\x1c.persys.command.v1.PutObjectH\x00R\tputObject\x12G\n" +
+	"\rdelete_object\x18\x91\x03 \x01(\v2\x1f.persys.command.v1.DeleteObjectH\x00R\fdeleteObjectB\x06\n" +
 	"\x04body\"/\n" +
 	"\x05Label\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -13343,7 +13869,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
-	"\x05shard\x18\x03 \x01(\tR\x05shard\"\xfa\x02\n" +
+	"\x05shard\x18\x03 \x01(\tR\x05shard\"\x91\x04\n" +
 	"\vWorkloadPut\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04spec\x18\x02 \x01(\fR\x04spec\x12\x18\n" +
@@ -13357,7 +13883,45 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\fdiscard_data\x18\xc8\x01 \x01(\bR\vdiscardData\x12\x17\n" +
 	"\x06bundle\x18\xf0\x01 \x01(\tR\x06bundle\x12 \n" +
 	"\vif_revision\x18\xa2\x02 \x01(\tR\n" +
-	"ifRevision\"4\n" +
+	"ifRevision\x127\n" +
+	"\aobjects\x18\x90\x03 \x03(\v2\x1c.persys.command.v1.ObjectUseR\aobjects\x12\"\n" +
+	"\fspec_content\x18\x91\x03 \x01(\tR\vspecContent\x128\n" +
+	"\x06update\x18\x92\x03 \x01(\v2\x1f.persys.command.v1.UpdatePolicyR\x06update\"a\n" +
+	"\tObjectUse\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\x04R\aversion\x12\x12\n" +
+	"\x04keep\x18\x04 \x01(\bR\x04keep\"\xc3\x01\n" +
+	"\tPutObject\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04data\x18\x04 \x01(\fR\x04data\x12\x12\n" +
+	"\x04size\x18\x05 \x01(\x03R\x04size\x12\x12\n" +
+	"\x04from\x18\x06 \x01(\x04R\x04from\x124\n" +
+	"\x05surge\x18\a \x03(\v2\x1e.persys.command.v1.WorkloadPutR\x05surge\"T\n" +
+	"\fDeleteObject\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\"\x83\x01\n" +
+	"\rObjectVersion\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x03R\x04size\x12\x12\n" +
+	"\x04from\x18\x04 \x01(\x04R\x04from\x12\x0e\n" +
+	"\x02at\x18\x05 \x01(\x03R\x02at\x12\x0e\n" +
+	"\x02by\x18\x06 \x01(\tR\x02by\"\x8d\x02\n" +
+	"\fObjectRecord\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x1d\n" +
+	"\n" +
+	"created_at\x18\x04 \x01(\x03R\tcreatedAt\x12\x1d\n" +
+	"\n" +
+	"created_by\x18\x05 \x01(\tR\tcreatedBy\x12\x18\n" +
+	"\acounter\x18\x06 \x01(\x04R\acounter\x12<\n" +
+	"\bversions\x18\a \x03(\v2 .persys.command.v1.ObjectVersionR\bversions\x12!\n" +
+	"\fmodify_index\x18\b \x01(\x04R\vmodifyIndex\"4\n" +
 	"\x06Bundle\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\"\x94\x03\n" +
@@ -13736,13 +14300,14 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\abinding\x18\b \x01(\v2\x1b.persys.command.v1.BindRoleR\abinding\x12\x16\n" +
 	"\x06rotate\x18\t \x01(\bR\x06rotate\"#\n" +
 	"\rDeleteAccount\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\x99\x01\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\xb8\x01\n" +
 	"\x05Audit\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x122\n" +
 	"\adetails\x18\x03 \x03(\v2\x18.persys.command.v1.LabelR\adetails\x12\x1a\n" +
 	"\bworkload\x18d \x01(\tR\bworkload\x12\x12\n" +
-	"\x04node\x18e \x01(\tR\x04node\"m\n" +
+	"\x04node\x18e \x01(\tR\x04node\x12\x1d\n" +
+	"\tnamespace\x18\x92\x03 \x01(\tR\tnamespace\"m\n" +
 	"\vForgiveness\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\tR\bworkload\x12B\n" +
 	"\rif_generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\"O\n" +
@@ -13876,7 +14441,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x05magic\x18\x01 \x01(\tR\x05magic\x12\x16\n" +
 	"\x06format\x18\x02 \x01(\rR\x06format\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x12\n" +
-	"\x04term\x18\x04 \x01(\x04R\x04term\"\xac\f\n" +
+	"\x04term\x18\x04 \x01(\x04R\x04term\"\xe8\f\n" +
 	"\x0eSnapshotRecord\x123\n" +
 	"\x04meta\x18\x01 \x01(\v2\x1d.persys.command.v1.MetaRecordH\x00R\x04meta\x12?\n" +
 	"\bworkload\x18\x02 \x01(\v2!.persys.command.v1.WorkloadRecordH\x00R\bworkload\x123\n" +
@@ -13906,7 +14471,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04role\x18\x98\x02 \x01(\v2\x1d.persys.command.v1.RoleRecordH\x00R\x04role\x12F\n" +
 	"\frole_binding\x18\x99\x02 \x01(\v2 .persys.command.v1.BindingRecordH\x00R\vroleBinding\x12=\n" +
 	"\aaccount\x18\x9a\x02 \x01(\v2 .persys.command.v1.AccountRecordH\x00R\aaccount\x12=\n" +
-	"\anetwork\x18\xa9\x03 \x01(\v2 .persys.command.v1.NetworkRecordH\x00R\anetworkB\b\n" +
+	"\anetwork\x18\xa9\x03 \x01(\v2 .persys.command.v1.NetworkRecordH\x00R\anetwork\x12:\n" +
+	"\x06object\x18\x90\x03 \x01(\v2\x1f.persys.command.v1.ObjectRecordH\x00R\x06objectB\b\n" +
 	"\x06record\"\xdd\x01\n" +
 	"\n" +
 	"RoleRecord\x12,\n" +
@@ -14018,7 +14584,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x02by\x18\x03 \x01(\tR\x02by\"G\n" +
 	"\x0fSnapshotTrailer\x12\x18\n" +
 	"\arecords\x18\x01 \x01(\x04R\arecords\x12\x1a\n" +
-	"\bchecksum\x18\x02 \x01(\x04R\bchecksum\"\xb4\x06\n" +
+	"\bchecksum\x18\x02 \x01(\x04R\bchecksum\"\xd8\x06\n" +
 	"\n" +
 	"MetaRecord\x12\x1d\n" +
 	"\n" +
@@ -14054,7 +14620,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x10mirror_endpoints\x18\xfb\x01 \x01(\tR\x0fmirrorEndpoints\x12\x1e\n" +
 	"\n" +
 	"network_id\x18\xaa\x03 \x01(\rR\tnetworkId\x12$\n" +
-	"\rnetwork_index\x18\xab\x03 \x01(\x04R\fnetworkIndex\"\x9a\r\n" +
+	"\rnetwork_index\x18\xab\x03 \x01(\x04R\fnetworkIndex\x12\"\n" +
+	"\fobject_floor\x18\x90\x03 \x01(\x04R\vobjectFloor\"\x9a\r\n" +
 	"\x0eWorkloadRecord\x120\n" +
 	"\x03put\x18\x01 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12\x12\n" +
@@ -14204,7 +14771,7 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 148)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 153)
 var file_api_command_v1_command_proto_goTypes = []any{
 	(*Batch)(nil),            // 0: persys.command.v1.Batch
 	(*Epoch)(nil),            // 1: persys.command.v1.Epoch
@@ -14242,334 +14809,346 @@ var file_api_command_v1_command_proto_goTypes = []any{
 	(*PortName)(nil),         // 33: persys.command.v1.PortName
 	(*InitCluster)(nil),      // 34: persys.command.v1.InitCluster
 	(*WorkloadPut)(nil),      // 35: persys.command.v1.WorkloadPut
-	(*Bundle)(nil),           // 36: persys.command.v1.Bundle
-	(*PutWorkloads)(nil),     // 37: persys.command.v1.PutWorkloads
-	(*UpdatePolicy)(nil),     // 38: persys.command.v1.UpdatePolicy
-	(*AdvanceRollout)(nil),   // 39: persys.command.v1.AdvanceRollout
-	(*SetRollout)(nil),       // 40: persys.command.v1.SetRollout
-	(*ScaleGroup)(nil),       // 41: persys.command.v1.ScaleGroup
-	(*SetDesired)(nil),       // 42: persys.command.v1.SetDesired
-	(*DeleteWorkload)(nil),   // 43: persys.command.v1.DeleteWorkload
-	(*RetryWorkload)(nil),    // 44: persys.command.v1.RetryWorkload
-	(*Pool)(nil),             // 45: persys.command.v1.Pool
-	(*RegisterNode)(nil),     // 46: persys.command.v1.RegisterNode
-	(*NodeNetworking)(nil),   // 47: persys.command.v1.NodeNetworking
-	(*PutNetwork)(nil),       // 48: persys.command.v1.PutNetwork
-	(*DeleteNetwork)(nil),    // 49: persys.command.v1.DeleteNetwork
-	(*ReleaseSlices)(nil),    // 50: persys.command.v1.ReleaseSlices
-	(*IdleSlice)(nil),        // 51: persys.command.v1.IdleSlice
-	(*NetworkRecord)(nil),    // 52: persys.command.v1.NetworkRecord
-	(*SliceRecord)(nil),      // 53: persys.command.v1.SliceRecord
-	(*CordonNode)(nil),       // 54: persys.command.v1.CordonNode
-	(*LabelNode)(nil),        // 55: persys.command.v1.LabelNode
-	(*NodeLabel)(nil),        // 56: persys.command.v1.NodeLabel
-	(*TaintNode)(nil),        // 57: persys.command.v1.TaintNode
-	(*NodeTaint)(nil),        // 58: persys.command.v1.NodeTaint
-	(*DrainNode)(nil),        // 59: persys.command.v1.DrainNode
-	(*RemoveNode)(nil),       // 60: persys.command.v1.RemoveNode
-	(*FenceNode)(nil),        // 61: persys.command.v1.FenceNode
-	(*NodeState)(nil),        // 62: persys.command.v1.NodeState
-	(*SetNodeStates)(nil),    // 63: persys.command.v1.SetNodeStates
-	(*Assignment)(nil),       // 64: persys.command.v1.Assignment
-	(*Assign)(nil),           // 65: persys.command.v1.Assign
-	(*Eviction)(nil),         // 66: persys.command.v1.Eviction
-	(*Evict)(nil),            // 67: persys.command.v1.Evict
-	(*MoveWorkloads)(nil),    // 68: persys.command.v1.MoveWorkloads
-	(*WorkloadMove)(nil),     // 69: persys.command.v1.WorkloadMove
-	(*ReservedAmounts)(nil),  // 70: persys.command.v1.ReservedAmounts
-	(*Retry)(nil),            // 71: persys.command.v1.Retry
-	(*ScheduleRetries)(nil),  // 72: persys.command.v1.ScheduleRetries
-	(*Unplaced)(nil),         // 73: persys.command.v1.Unplaced
-	(*ExplainUnplaced)(nil),  // 74: persys.command.v1.ExplainUnplaced
-	(*Address)(nil),          // 75: persys.command.v1.Address
-	(*PortBinding)(nil),      // 76: persys.command.v1.PortBinding
-	(*WorkloadReport)(nil),   // 77: persys.command.v1.WorkloadReport
-	(*Report)(nil),           // 78: persys.command.v1.Report
-	(*SetMode)(nil),          // 79: persys.command.v1.SetMode
-	(*PutReplica)(nil),       // 80: persys.command.v1.PutReplica
-	(*ReplicaRepair)(nil),    // 81: persys.command.v1.ReplicaRepair
-	(*RemoveReplica)(nil),    // 82: persys.command.v1.RemoveReplica
-	(*SetFeatureLevel)(nil),  // 83: persys.command.v1.SetFeatureLevel
-	(*Barrier)(nil),          // 84: persys.command.v1.Barrier
-	(*MirrorAttached)(nil),   // 85: persys.command.v1.MirrorAttached
-	(*AttachMirror)(nil),     // 86: persys.command.v1.AttachMirror
-	(*DetachMirror)(nil),     // 87: persys.command.v1.DetachMirror
-	(*SetGossipRing)(nil),    // 88: persys.command.v1.SetGossipRing
-	(*PinClusterKey)(nil),    // 89: persys.command.v1.PinClusterKey
-	(*PutAuthority)(nil),     // 90: persys.command.v1.PutAuthority
-	(*DropAuthority)(nil),    // 91: persys.command.v1.DropAuthority
-	(*PutToken)(nil),         // 92: persys.command.v1.PutToken
-	(*DropToken)(nil),        // 93: persys.command.v1.DropToken
-	(*Admit)(nil),            // 94: persys.command.v1.Admit
-	(*Revoke)(nil),           // 95: persys.command.v1.Revoke
-	(*PutRole)(nil),          // 96: persys.command.v1.PutRole
-	(*DeleteRole)(nil),       // 97: persys.command.v1.DeleteRole
-	(*BindRole)(nil),         // 98: persys.command.v1.BindRole
-	(*PutAccount)(nil),       // 99: persys.command.v1.PutAccount
-	(*DeleteAccount)(nil),    // 100: persys.command.v1.DeleteAccount
-	(*Audit)(nil),            // 101: persys.command.v1.Audit
-	(*Forgiveness)(nil),      // 102: persys.command.v1.Forgiveness
-	(*ForgiveFailures)(nil),  // 103: persys.command.v1.ForgiveFailures
-	(*AgentAction)(nil),      // 104: persys.command.v1.AgentAction
-	(*RecordActions)(nil),    // 105: persys.command.v1.RecordActions
-	(*Drift)(nil),            // 106: persys.command.v1.Drift
-	(*DriftRepair)(nil),      // 107: persys.command.v1.DriftRepair
-	(*DriftAdoption)(nil),    // 108: persys.command.v1.DriftAdoption
-	(*SetDrifts)(nil),        // 109: persys.command.v1.SetDrifts
-	(*AdoptDrift)(nil),       // 110: persys.command.v1.AdoptDrift
-	(*DropOrphan)(nil),       // 111: persys.command.v1.DropOrphan
-	(*Quota)(nil),            // 112: persys.command.v1.Quota
-	(*PutNamespace)(nil),     // 113: persys.command.v1.PutNamespace
-	(*DeleteNamespace)(nil),  // 114: persys.command.v1.DeleteNamespace
-	(*Policy)(nil),           // 115: persys.command.v1.Policy
-	(*PolicyHostPath)(nil),   // 116: persys.command.v1.PolicyHostPath
-	(*PutPolicy)(nil),        // 117: persys.command.v1.PutPolicy
-	(*DeletePolicy)(nil),     // 118: persys.command.v1.DeletePolicy
-	(*BindPolicy)(nil),       // 119: persys.command.v1.BindPolicy
-	(*SnapshotHeader)(nil),   // 120: persys.command.v1.SnapshotHeader
-	(*SnapshotRecord)(nil),   // 121: persys.command.v1.SnapshotRecord
-	(*RoleRecord)(nil),       // 122: persys.command.v1.RoleRecord
-	(*BindingRecord)(nil),    // 123: persys.command.v1.BindingRecord
-	(*AccountRecord)(nil),    // 124: persys.command.v1.AccountRecord
-	(*PolicyRecord)(nil),     // 125: persys.command.v1.PolicyRecord
-	(*AuditLogRecord)(nil),   // 126: persys.command.v1.AuditLogRecord
-	(*AuditEntryRecord)(nil), // 127: persys.command.v1.AuditEntryRecord
-	(*RolloutRecord)(nil),    // 128: persys.command.v1.RolloutRecord
-	(*RolloutMember)(nil),    // 129: persys.command.v1.RolloutMember
-	(*RevisionsRecord)(nil),  // 130: persys.command.v1.RevisionsRecord
-	(*Revision)(nil),         // 131: persys.command.v1.Revision
-	(*NodeAuditRecord)(nil),  // 132: persys.command.v1.NodeAuditRecord
-	(*NamespaceRecord)(nil),  // 133: persys.command.v1.NamespaceRecord
-	(*TokenRecord)(nil),      // 134: persys.command.v1.TokenRecord
-	(*RevocationRecord)(nil), // 135: persys.command.v1.RevocationRecord
-	(*SnapshotTrailer)(nil),  // 136: persys.command.v1.SnapshotTrailer
-	(*MetaRecord)(nil),       // 137: persys.command.v1.MetaRecord
-	(*WorkloadRecord)(nil),   // 138: persys.command.v1.WorkloadRecord
-	(*Moved)(nil),            // 139: persys.command.v1.Moved
-	(*NodeFailure)(nil),      // 140: persys.command.v1.NodeFailure
-	(*NodeRecord)(nil),       // 141: persys.command.v1.NodeRecord
-	(*ResidualRecord)(nil),   // 142: persys.command.v1.ResidualRecord
-	(*TombstoneRecord)(nil),  // 143: persys.command.v1.TombstoneRecord
-	(*ReceiptRecord)(nil),    // 144: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),          // 145: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),      // 146: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),      // 147: persys.command.v1.EventRecord
+	(*ObjectUse)(nil),        // 36: persys.command.v1.ObjectUse
+	(*PutObject)(nil),        // 37: persys.command.v1.PutObject
+	(*DeleteObject)(nil),     // 38: persys.command.v1.DeleteObject
+	(*ObjectVersion)(nil),    // 39: persys.command.v1.ObjectVersion
+	(*ObjectRecord)(nil),     // 40: persys.command.v1.ObjectRecord
+	(*Bundle)(nil),           // 41: persys.command.v1.Bundle
+	(*PutWorkloads)(nil),     // 42: persys.command.v1.PutWorkloads
+	(*UpdatePolicy)(nil),     // 43: persys.command.v1.UpdatePolicy
+	(*AdvanceRollout)(nil),   // 44: persys.command.v1.AdvanceRollout
+	(*SetRollout)(nil),       // 45: persys.command.v1.SetRollout
+	(*ScaleGroup)(nil),       // 46: persys.command.v1.ScaleGroup
+	(*SetDesired)(nil),       // 47: persys.command.v1.SetDesired
+	(*DeleteWorkload)(nil),   // 48: persys.command.v1.DeleteWorkload
+	(*RetryWorkload)(nil),    // 49: persys.command.v1.RetryWorkload
+	(*Pool)(nil),             // 50: persys.command.v1.Pool
+	(*RegisterNode)(nil),     // 51: persys.command.v1.RegisterNode
+	(*NodeNetworking)(nil),   // 52: persys.command.v1.NodeNetworking
+	(*PutNetwork)(nil),       // 53: persys.command.v1.PutNetwork
+	(*DeleteNetwork)(nil),    // 54: persys.command.v1.DeleteNetwork
+	(*ReleaseSlices)(nil),    // 55: persys.command.v1.ReleaseSlices
+	(*IdleSlice)(nil),        // 56: persys.command.v1.IdleSlice
+	(*NetworkRecord)(nil),    // 57: persys.command.v1.NetworkRecord
+	(*SliceRecord)(nil),      // 58: persys.command.v1.SliceRecord
+	(*CordonNode)(nil),       // 59: persys.command.v1.CordonNode
+	(*LabelNode)(nil),        // 60: persys.command.v1.LabelNode
+	(*NodeLabel)(nil),        // 61: persys.command.v1.NodeLabel
+	(*TaintNode)(nil),        // 62: persys.command.v1.TaintNode
+	(*NodeTaint)(nil),        // 63: persys.command.v1.NodeTaint
+	(*DrainNode)(nil),        // 64: persys.command.v1.DrainNode
+	(*RemoveNode)(nil),       // 65: persys.command.v1.RemoveNode
+	(*FenceNode)(nil),        // 66: persys.command.v1.FenceNode
+	(*NodeState)(nil),        // 67: persys.command.v1.NodeState
+	(*SetNodeStates)(nil),    // 68: persys.command.v1.SetNodeStates
+	(*Assignment)(nil),       // 69: persys.command.v1.Assignment
+	(*Assign)(nil),           // 70: persys.command.v1.Assign
+	(*Eviction)(nil),         // 71: persys.command.v1.Eviction
+	(*Evict)(nil),            // 72: persys.command.v1.Evict
+	(*MoveWorkloads)(nil),    // 73: persys.command.v1.MoveWorkloads
+	(*WorkloadMove)(nil),     // 74: persys.command.v1.WorkloadMove
+	(*ReservedAmounts)(nil),  // 75: persys.command.v1.ReservedAmounts
+	(*Retry)(nil),            // 76: persys.command.v1.Retry
+	(*ScheduleRetries)(nil),  // 77: persys.command.v1.ScheduleRetries
+	(*Unplaced)(nil),         // 78: persys.command.v1.Unplaced
+	(*ExplainUnplaced)(nil),  // 79: persys.command.v1.ExplainUnplaced
+	(*Address)(nil),          // 80: persys.command.v1.Address
+	(*PortBinding)(nil),      // 81: persys.command.v1.PortBinding
+	(*WorkloadReport)(nil),   // 82: persys.command.v1.WorkloadReport
+	(*Report)(nil),           // 83: persys.command.v1.Report
+	(*SetMode)(nil),          // 84: persys.command.v1.SetMode
+	(*PutReplica)(nil),       // 85: persys.command.v1.PutReplica
+	(*ReplicaRepair)(nil),    // 86: persys.command.v1.ReplicaRepair
+	(*RemoveReplica)(nil),    // 87: persys.command.v1.RemoveReplica
+	(*SetFeatureLevel)(nil),  // 88: persys.command.v1.SetFeatureLevel
+	(*Barrier)(nil),          // 89: persys.command.v1.Barrier
+	(*MirrorAttached)(nil),   // 90: persys.command.v1.MirrorAttached
+	(*AttachMirror)(nil),     // 91: persys.command.v1.AttachMirror
+	(*DetachMirror)(nil),     // 92: persys.command.v1.DetachMirror
+	(*SetGossipRing)(nil),    // 93: persys.command.v1.SetGossipRing
+	(*PinClusterKey)(nil),    // 94: persys.command.v1.PinClusterKey
+	(*PutAuthority)(nil),     // 95: persys.command.v1.PutAuthority
+	(*DropAuthority)(nil),    // 96: persys.command.v1.DropAuthority
+	(*PutToken)(nil),         // 97: persys.command.v1.PutToken
+	(*DropToken)(nil),        // 98: persys.command.v1.DropToken
+	(*Admit)(nil),            // 99: persys.command.v1.Admit
+	(*Revoke)(nil),           // 100: persys.command.v1.Revoke
+	(*PutRole)(nil),          // 101: persys.command.v1.PutRole
+	(*DeleteRole)(nil),       // 102: persys.command.v1.DeleteRole
+	(*BindRole)(nil),         // 103: persys.command.v1.BindRole
+	(*PutAccount)(nil),       // 104: persys.command.v1.PutAccount
+	(*DeleteAccount)(nil),    // 105: persys.command.v1.DeleteAccount
+	(*Audit)(nil),            // 106: persys.command.v1.Audit
+	(*Forgiveness)(nil),      // 107: persys.command.v1.Forgiveness
+	(*ForgiveFailures)(nil),  // 108: persys.command.v1.ForgiveFailures
+	(*AgentAction)(nil),      // 109: persys.command.v1.AgentAction
+	(*RecordActions)(nil),    // 110: persys.command.v1.RecordActions
+	(*Drift)(nil),            // 111: persys.command.v1.Drift
+	(*DriftRepair)(nil),      // 112: persys.command.v1.DriftRepair
+	(*DriftAdoption)(nil),    // 113: persys.command.v1.DriftAdoption
+	(*SetDrifts)(nil),        // 114: persys.command.v1.SetDrifts
+	(*AdoptDrift)(nil),       // 115: persys.command.v1.AdoptDrift
+	(*DropOrphan)(nil),       // 116: persys.command.v1.DropOrphan
+	(*Quota)(nil),            // 117: persys.command.v1.Quota
+	(*PutNamespace)(nil),     // 118: persys.command.v1.PutNamespace
+	(*DeleteNamespace)(nil),  // 119: persys.command.v1.DeleteNamespace
+	(*Policy)(nil),           // 120: persys.command.v1.Policy
+	(*PolicyHostPath)(nil),   // 121: persys.command.v1.PolicyHostPath
+	(*PutPolicy)(nil),        // 122: persys.command.v1.PutPolicy
+	(*DeletePolicy)(nil),     // 123: persys.command.v1.DeletePolicy
+	(*BindPolicy)(nil),       // 124: persys.command.v1.BindPolicy
+	(*SnapshotHeader)(nil),   // 125: persys.command.v1.SnapshotHeader
+	(*SnapshotRecord)(nil),   // 126: persys.command.v1.SnapshotRecord
+	(*RoleRecord)(nil),       // 127: persys.command.v1.RoleRecord
+	(*BindingRecord)(nil),    // 128: persys.command.v1.BindingRecord
+	(*AccountRecord)(nil),    // 129: persys.command.v1.AccountRecord
+	(*PolicyRecord)(nil),     // 130: persys.command.v1.PolicyRecord
+	(*AuditLogRecord)(nil),   // 131: persys.command.v1.AuditLogRecord
+	(*AuditEntryRecord)(nil), // 132: persys.command.v1.AuditEntryRecord
+	(*RolloutRecord)(nil),    // 133: persys.command.v1.RolloutRecord
+	(*RolloutMember)(nil),    // 134: persys.command.v1.RolloutMember
+	(*RevisionsRecord)(nil),  // 135: persys.command.v1.RevisionsRecord
+	(*Revision)(nil),         // 136: persys.command.v1.Revision
+	(*NodeAuditRecord)(nil),  // 137: persys.command.v1.NodeAuditRecord
+	(*NamespaceRecord)(nil),  // 138: persys.command.v1.NamespaceRecord
+	(*TokenRecord)(nil),      // 139: persys.command.v1.TokenRecord
+	(*RevocationRecord)(nil), // 140: persys.command.v1.RevocationRecord
+	(*SnapshotTrailer)(nil),  // 141: persys.command.v1.SnapshotTrailer
+	(*MetaRecord)(nil),       // 142: persys.command.v1.MetaRecord
+	(*WorkloadRecord)(nil),   // 143: persys.command.v1.WorkloadRecord
+	(*Moved)(nil),            // 144: persys.command.v1.Moved
+	(*NodeFailure)(nil),      // 145: persys.command.v1.NodeFailure
+	(*NodeRecord)(nil),       // 146: persys.command.v1.NodeRecord
+	(*ResidualRecord)(nil),   // 147: persys.command.v1.ResidualRecord
+	(*TombstoneRecord)(nil),  // 148: persys.command.v1.TombstoneRecord
+	(*ReceiptRecord)(nil),    // 149: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),          // 150: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),      // 151: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),      // 152: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
 	4,   // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
 	1,   // 1: persys.command.v1.Head.epoch:type_name -> persys.command.v1.Epoch
 	3,   // 2: persys.command.v1.Command.head:type_name -> persys.command.v1.Head
 	34,  // 3: persys.command.v1.Command.init_cluster:type_name -> persys.command.v1.InitCluster
-	37,  // 4: persys.command.v1.Command.put_workloads:type_name -> persys.command.v1.PutWorkloads
-	42,  // 5: persys.command.v1.Command.set_desired:type_name -> persys.command.v1.SetDesired
-	43,  // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
-	44,  // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
-	46,  // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
-	54,  // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
-	59,  // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
-	60,  // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
-	61,  // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
-	63,  // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
-	65,  // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
-	67,  // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
-	72,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
-	74,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
-	78,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
-	79,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
-	80,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
-	82,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
-	83,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
-	84,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
-	85,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
-	89,  // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
-	90,  // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
-	91,  // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
-	92,  // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
-	93,  // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
-	94,  // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
-	95,  // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
-	101, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
-	103, // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
-	105, // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
-	109, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
-	110, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
-	111, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
-	88,  // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
-	113, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
-	114, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
-	39,  // 41: persys.command.v1.Command.advance_rollout:type_name -> persys.command.v1.AdvanceRollout
-	40,  // 42: persys.command.v1.Command.set_rollout:type_name -> persys.command.v1.SetRollout
-	117, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
-	118, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
-	119, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
-	86,  // 46: persys.command.v1.Command.attach_mirror:type_name -> persys.command.v1.AttachMirror
-	87,  // 47: persys.command.v1.Command.detach_mirror:type_name -> persys.command.v1.DetachMirror
-	96,  // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
-	97,  // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
-	98,  // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
-	99,  // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
-	100, // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
-	55,  // 53: persys.command.v1.Command.label_node:type_name -> persys.command.v1.LabelNode
-	57,  // 54: persys.command.v1.Command.taint_node:type_name -> persys.command.v1.TaintNode
+	42,  // 4: persys.command.v1.Command.put_workloads:type_name -> persys.command.v1.PutWorkloads
+	47,  // 5: persys.command.v1.Command.set_desired:type_name -> persys.command.v1.SetDesired
+	48,  // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
+	49,  // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
+	51,  // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
+	59,  // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
+	64,  // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
+	65,  // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
+	66,  // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
+	68,  // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
+	70,  // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
+	72,  // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
+	77,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
+	79,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
+	83,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
+	84,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
+	85,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
+	87,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
+	88,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
+	89,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
+	90,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
+	94,  // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
+	95,  // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
+	96,  // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
+	97,  // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
+	98,  // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
+	99,  // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
+	100, // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
+	106, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
+	108, // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
+	110, // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
+	114, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
+	115, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
+	116, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
+	93,  // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
+	118, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
+	119, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
+	44,  // 41: persys.command.v1.Command.advance_rollout:type_name -> persys.command.v1.AdvanceRollout
+	45,  // 42: persys.command.v1.Command.set_rollout:type_name -> persys.command.v1.SetRollout
+	122, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
+	123, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
+	124, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
+	91,  // 46: persys.command.v1.Command.attach_mirror:type_name -> persys.command.v1.AttachMirror
+	92,  // 47: persys.command.v1.Command.detach_mirror:type_name -> persys.command.v1.DetachMirror
+	101, // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
+	102, // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
+	103, // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
+	104, // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
+	105, // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
+	60,  // 53: persys.command.v1.Command.label_node:type_name -> persys.command.v1.LabelNode
+	62,  // 54: persys.command.v1.Command.taint_node:type_name -> persys.command.v1.TaintNode
 	26,  // 55: persys.command.v1.Command.finish_jobs:type_name -> persys.command.v1.FinishJobs
 	28,  // 56: persys.command.v1.Command.expire_jobs:type_name -> persys.command.v1.ExpireJobs
 	14,  // 57: persys.command.v1.Command.create_runs:type_name -> persys.command.v1.CreateRuns
 	16,  // 58: persys.command.v1.Command.start_run:type_name -> persys.command.v1.StartRun
-	41,  // 59: persys.command.v1.Command.scale_group:type_name -> persys.command.v1.ScaleGroup
-	68,  // 60: persys.command.v1.Command.move_workloads:type_name -> persys.command.v1.MoveWorkloads
+	46,  // 59: persys.command.v1.Command.scale_group:type_name -> persys.command.v1.ScaleGroup
+	73,  // 60: persys.command.v1.Command.move_workloads:type_name -> persys.command.v1.MoveWorkloads
 	17,  // 61: persys.command.v1.Command.place_members:type_name -> persys.command.v1.PlaceMembers
-	48,  // 62: persys.command.v1.Command.put_network:type_name -> persys.command.v1.PutNetwork
-	49,  // 63: persys.command.v1.Command.delete_network:type_name -> persys.command.v1.DeleteNetwork
-	50,  // 64: persys.command.v1.Command.release_slices:type_name -> persys.command.v1.ReleaseSlices
-	8,   // 65: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
-	5,   // 66: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
-	6,   // 67: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
-	7,   // 68: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
-	33,  // 69: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
-	31,  // 70: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
-	32,  // 71: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
-	24,  // 72: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
-	12,  // 73: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
-	21,  // 74: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
-	5,   // 75: persys.command.v1.Demand.tags:type_name -> persys.command.v1.Label
-	10,  // 76: persys.command.v1.Demand.autoscale:type_name -> persys.command.v1.Autoscale
-	11,  // 77: persys.command.v1.Demand.reschedule:type_name -> persys.command.v1.Reschedule
-	13,  // 78: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
-	15,  // 79: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
-	2,   // 80: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 81: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
-	35,  // 82: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
-	18,  // 83: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
-	2,   // 84: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
-	22,  // 85: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
-	23,  // 86: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
-	6,   // 87: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
-	5,   // 88: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
-	27,  // 89: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
-	2,   // 90: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
-	29,  // 91: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
-	2,   // 92: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
-	25,  // 93: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
-	9,   // 94: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
-	35,  // 95: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	38,  // 96: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
-	36,  // 97: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
-	35,  // 98: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
-	2,   // 99: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
-	35,  // 100: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
-	45,  // 101: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,   // 102: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,   // 103: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	47,  // 104: persys.command.v1.RegisterNode.networking:type_name -> persys.command.v1.NodeNetworking
-	51,  // 105: persys.command.v1.ReleaseSlices.slices:type_name -> persys.command.v1.IdleSlice
-	53,  // 106: persys.command.v1.NetworkRecord.slices:type_name -> persys.command.v1.SliceRecord
-	56,  // 107: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
-	58,  // 108: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
-	7,   // 109: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
-	62,  // 110: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,   // 111: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	64,  // 112: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,   // 113: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	66,  // 114: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	69,  // 115: persys.command.v1.MoveWorkloads.moves:type_name -> persys.command.v1.WorkloadMove
-	2,   // 116: persys.command.v1.WorkloadMove.if_generation:type_name -> persys.command.v1.Generation
-	70,  // 117: persys.command.v1.WorkloadMove.from_reserved:type_name -> persys.command.v1.ReservedAmounts
-	70,  // 118: persys.command.v1.WorkloadMove.to_reserved:type_name -> persys.command.v1.ReservedAmounts
-	2,   // 119: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	71,  // 120: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,   // 121: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	73,  // 122: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,   // 123: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	76,  // 124: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	25,  // 125: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
-	77,  // 126: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	81,  // 127: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
-	5,   // 128: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
-	98,  // 129: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
-	5,   // 130: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
-	2,   // 131: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
-	102, // 132: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
-	104, // 133: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
-	2,   // 134: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 135: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
-	106, // 136: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
-	106, // 137: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
-	107, // 138: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
-	108, // 139: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
-	35,  // 140: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
-	36,  // 141: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
-	112, // 142: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
-	5,   // 143: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
-	116, // 144: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
-	115, // 145: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
-	5,   // 146: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
-	137, // 147: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	138, // 148: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	141, // 149: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	142, // 150: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	144, // 151: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	147, // 152: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	80,  // 153: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	90,  // 154: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	134, // 155: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	94,  // 156: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	135, // 157: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	143, // 158: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
-	132, // 159: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
-	106, // 160: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
-	133, // 161: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
-	130, // 162: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
-	128, // 163: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
-	125, // 164: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
-	36,  // 165: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
-	126, // 166: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
-	127, // 167: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
-	122, // 168: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
-	123, // 169: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
-	124, // 170: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
-	52,  // 171: persys.command.v1.SnapshotRecord.network:type_name -> persys.command.v1.NetworkRecord
-	96,  // 172: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
-	98,  // 173: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
-	99,  // 174: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
-	115, // 175: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
-	5,   // 176: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
-	147, // 177: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
-	2,   // 178: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
-	38,  // 179: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
-	129, // 180: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
-	35,  // 181: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
-	35,  // 182: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
-	131, // 183: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
-	113, // 184: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
-	92,  // 185: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	95,  // 186: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	35,  // 187: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,   // 188: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	77,  // 189: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	8,   // 190: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
-	104, // 191: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	32,  // 192: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
-	139, // 193: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
-	30,  // 194: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
-	19,  // 195: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
-	20,  // 196: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
-	140, // 197: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
-	46,  // 198: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	56,  // 199: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
-	58,  // 200: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
-	2,   // 201: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 202: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,   // 203: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 204: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
-	145, // 205: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	146, // 206: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,   // 207: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,   // 208: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	209, // [209:209] is the sub-list for method output_type
-	209, // [209:209] is the sub-list for method input_type
-	209, // [209:209] is the sub-list for extension type_name
-	209, // [209:209] is the sub-list for extension extendee
-	0,   // [0:209] is the sub-list for field type_name
+	53,  // 62: persys.command.v1.Command.put_network:type_name -> persys.command.v1.PutNetwork
+	54,  // 63: persys.command.v1.Command.delete_network:type_name -> persys.command.v1.DeleteNetwork
+	55,  // 64: persys.command.v1.Command.release_slices:type_name -> persys.command.v1.ReleaseSlices
+	37,  // 65: persys.command.v1.Command.put_object:type_name -> persys.command.v1.PutObject
+	38,  // 66: persys.command.v1.Command.delete_object:type_name -> persys.command.v1.DeleteObject
+	8,   // 67: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
+	5,   // 68: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
+	6,   // 69: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
+	7,   // 70: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
+	33,  // 71: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
+	31,  // 72: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
+	32,  // 73: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
+	24,  // 74: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
+	12,  // 75: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
+	21,  // 76: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
+	5,   // 77: persys.command.v1.Demand.tags:type_name -> persys.command.v1.Label
+	10,  // 78: persys.command.v1.Demand.autoscale:type_name -> persys.command.v1.Autoscale
+	11,  // 79: persys.command.v1.Demand.reschedule:type_name -> persys.command.v1.Reschedule
+	13,  // 80: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
+	15,  // 81: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
+	2,   // 82: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 83: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
+	35,  // 84: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
+	18,  // 85: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
+	2,   // 86: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
+	22,  // 87: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
+	23,  // 88: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
+	6,   // 89: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
+	5,   // 90: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
+	27,  // 91: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
+	2,   // 92: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
+	29,  // 93: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
+	2,   // 94: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
+	25,  // 95: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
+	9,   // 96: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
+	36,  // 97: persys.command.v1.WorkloadPut.objects:type_name -> persys.command.v1.ObjectUse
+	43,  // 98: persys.command.v1.WorkloadPut.update:type_name -> persys.command.v1.UpdatePolicy
+	35,  // 99: persys.command.v1.PutObject.surge:type_name -> persys.command.v1.WorkloadPut
+	39,  // 100: persys.command.v1.ObjectRecord.versions:type_name -> persys.command.v1.ObjectVersion
+	35,  // 101: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	43,  // 102: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
+	41,  // 103: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
+	35,  // 104: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
+	2,   // 105: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
+	35,  // 106: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
+	50,  // 107: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,   // 108: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,   // 109: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	52,  // 110: persys.command.v1.RegisterNode.networking:type_name -> persys.command.v1.NodeNetworking
+	56,  // 111: persys.command.v1.ReleaseSlices.slices:type_name -> persys.command.v1.IdleSlice
+	58,  // 112: persys.command.v1.NetworkRecord.slices:type_name -> persys.command.v1.SliceRecord
+	61,  // 113: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
+	63,  // 114: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
+	7,   // 115: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
+	67,  // 116: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,   // 117: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	69,  // 118: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,   // 119: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	71,  // 120: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	74,  // 121: persys.command.v1.MoveWorkloads.moves:type_name -> persys.command.v1.WorkloadMove
+	2,   // 122: persys.command.v1.WorkloadMove.if_generation:type_name -> persys.command.v1.Generation
+	75,  // 123: persys.command.v1.WorkloadMove.from_reserved:type_name -> persys.command.v1.ReservedAmounts
+	75,  // 124: persys.command.v1.WorkloadMove.to_reserved:type_name -> persys.command.v1.ReservedAmounts
+	2,   // 125: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	76,  // 126: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,   // 127: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	78,  // 128: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,   // 129: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	81,  // 130: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	25,  // 131: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
+	82,  // 132: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	86,  // 133: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
+	5,   // 134: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
+	103, // 135: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
+	5,   // 136: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	2,   // 137: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
+	107, // 138: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
+	109, // 139: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
+	2,   // 140: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 141: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
+	111, // 142: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
+	111, // 143: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
+	112, // 144: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
+	113, // 145: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
+	35,  // 146: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
+	41,  // 147: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
+	117, // 148: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
+	5,   // 149: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
+	121, // 150: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
+	120, // 151: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
+	5,   // 152: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
+	142, // 153: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	143, // 154: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	146, // 155: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	147, // 156: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	149, // 157: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	152, // 158: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	85,  // 159: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	95,  // 160: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	139, // 161: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	99,  // 162: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	140, // 163: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	148, // 164: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
+	137, // 165: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	111, // 166: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
+	138, // 167: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
+	135, // 168: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
+	133, // 169: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
+	130, // 170: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
+	41,  // 171: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
+	131, // 172: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
+	132, // 173: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
+	127, // 174: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
+	128, // 175: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
+	129, // 176: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
+	57,  // 177: persys.command.v1.SnapshotRecord.network:type_name -> persys.command.v1.NetworkRecord
+	40,  // 178: persys.command.v1.SnapshotRecord.object:type_name -> persys.command.v1.ObjectRecord
+	101, // 179: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
+	103, // 180: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
+	104, // 181: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
+	120, // 182: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
+	5,   // 183: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
+	152, // 184: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
+	2,   // 185: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
+	43,  // 186: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
+	134, // 187: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
+	35,  // 188: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
+	35,  // 189: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
+	136, // 190: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
+	118, // 191: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
+	97,  // 192: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	100, // 193: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	35,  // 194: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,   // 195: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	82,  // 196: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	8,   // 197: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
+	109, // 198: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	32,  // 199: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
+	144, // 200: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
+	30,  // 201: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
+	19,  // 202: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
+	20,  // 203: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
+	145, // 204: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
+	51,  // 205: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	61,  // 206: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
+	63,  // 207: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
+	2,   // 208: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 209: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,   // 210: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 211: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
+	150, // 212: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	151, // 213: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,   // 214: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,   // 215: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	216, // [216:216] is the sub-list for method output_type
+	216, // [216:216] is the sub-list for method input_type
+	216, // [216:216] is the sub-list for extension type_name
+	216, // [216:216] is the sub-list for extension extendee
+	0,   // [0:216] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -14640,13 +15219,15 @@ func file_api_command_v1_command_proto_init() {
 		(*Command_PutNetwork)(nil),
 		(*Command_DeleteNetwork)(nil),
 		(*Command_ReleaseSlices)(nil),
+		(*Command_PutObject)(nil),
+		(*Command_DeleteObject)(nil),
 	}
-	file_api_command_v1_command_proto_msgTypes[37].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[41].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[96].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[113].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[117].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[121].OneofWrappers = []any{
+	file_api_command_v1_command_proto_msgTypes[42].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[46].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[101].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[118].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[122].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[126].OneofWrappers = []any{
 		(*SnapshotRecord_Meta)(nil),
 		(*SnapshotRecord_Workload)(nil),
 		(*SnapshotRecord_Node)(nil),
@@ -14672,6 +15253,7 @@ func file_api_command_v1_command_proto_init() {
 		(*SnapshotRecord_RoleBinding)(nil),
 		(*SnapshotRecord_Account)(nil),
 		(*SnapshotRecord_Network)(nil),
+		(*SnapshotRecord_Object)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -14679,7 +15261,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   148,
+			NumMessages:   153,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

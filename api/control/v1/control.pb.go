@@ -3598,7 +3598,16 @@ type ContainerSpec struct {
 	Expose []string `protobuf:"bytes,1376,rep,name=expose,proto3" json:"expose,omitempty"`
 	// Networks that the container joins, at most 8, made with CreateNetwork in the namespace of the workload. Empty
 	// means the engine's default bridge. Not with network_mode.
-	Networks      []*ContainerNetwork `protobuf:"bytes,1483,rep,name=networks,proto3" json:"networks,omitempty"`
+	Networks []*ContainerNetwork `protobuf:"bytes,1483,rep,name=networks,proto3" json:"networks,omitempty"`
+	// Secrets and configs of the namespace that the container gets as files in memory.
+	Secrets []*ObjectFile `protobuf:"bytes,1460,rep,name=secrets,proto3" json:"secrets,omitempty"`
+	Configs []*ObjectFile `protobuf:"bytes,1461,rep,name=configs,proto3" json:"configs,omitempty"`
+	// Environment variables that have the value of a secret or a config, by the name of the variable.
+	EnvSecrets map[string]string `protobuf:"bytes,1462,rep,name=env_secrets,json=envSecrets,proto3" json:"env_secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	EnvConfigs map[string]string `protobuf:"bytes,1463,rep,name=env_configs,json=envConfigs,proto3" json:"env_configs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// What a new version of a secret or a config does: restart (default) recreates the container as an update, nothing leaves it
+	// as it is until it is recreated for another reason.
+	OnChange      string `protobuf:"bytes,1464,opt,name=on_change,json=onChange,proto3" json:"on_change,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4004,6 +4013,123 @@ func (x *ContainerSpec) GetNetworks() []*ContainerNetwork {
 	return nil
 }
 
+func (x *ContainerSpec) GetSecrets() []*ObjectFile {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetConfigs() []*ObjectFile {
+	if x != nil {
+		return x.Configs
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetEnvSecrets() map[string]string {
+	if x != nil {
+		return x.EnvSecrets
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetEnvConfigs() map[string]string {
+	if x != nil {
+		return x.EnvConfigs
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetOnChange() string {
+	if x != nil {
+		return x.OnChange
+	}
+	return ""
+}
+
+// ObjectFile is a secret or a config as a file in a container.
+type ObjectFile struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the secret or config.
+	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	// Absolute path of the file. Empty means /run/secrets/SOURCE for a secret and /SOURCE for a config. A relative path of a
+	// secret is below /run/secrets.
+	Target string `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	// Owner of the file: ids, not names. Empty means 0.
+	Uid string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid string `protobuf:"bytes,4,opt,name=gid,proto3" json:"gid,omitempty"`
+	// Permission bits; absent means 0444.
+	Mode          *uint32 `protobuf:"varint,5,opt,name=mode,proto3,oneof" json:"mode,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectFile) Reset() {
+	*x = ObjectFile{}
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectFile) ProtoMessage() {}
+
+func (x *ObjectFile) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectFile.ProtoReflect.Descriptor instead.
+func (*ObjectFile) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ObjectFile) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *ObjectFile) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *ObjectFile) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *ObjectFile) GetGid() string {
+	if x != nil {
+		return x.Gid
+	}
+	return ""
+}
+
+func (x *ObjectFile) GetMode() uint32 {
+	if x != nil && x.Mode != nil {
+		return *x.Mode
+	}
+	return 0
+}
+
 // A network that a container joins.
 type ContainerNetwork struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4016,7 +4142,7 @@ type ContainerNetwork struct {
 
 func (x *ContainerNetwork) Reset() {
 	*x = ContainerNetwork{}
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4028,7 +4154,7 @@ func (x *ContainerNetwork) String() string {
 func (*ContainerNetwork) ProtoMessage() {}
 
 func (x *ContainerNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4041,7 +4167,7 @@ func (x *ContainerNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerNetwork.ProtoReflect.Descriptor instead.
 func (*ContainerNetwork) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ContainerNetwork) GetName() string {
@@ -4069,7 +4195,7 @@ type Ulimit struct {
 
 func (x *Ulimit) Reset() {
 	*x = Ulimit{}
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4081,7 +4207,7 @@ func (x *Ulimit) String() string {
 func (*Ulimit) ProtoMessage() {}
 
 func (x *Ulimit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4094,7 +4220,7 @@ func (x *Ulimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
 func (*Ulimit) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Ulimit) GetSoft() int64 {
@@ -4126,7 +4252,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4138,7 +4264,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4151,7 +4277,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Device) GetSource() string {
@@ -4190,7 +4316,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4202,7 +4328,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4215,7 +4341,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DeviceRequest) GetDriver() string {
@@ -4264,7 +4390,7 @@ type Logging struct {
 
 func (x *Logging) Reset() {
 	*x = Logging{}
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4276,7 +4402,7 @@ func (x *Logging) String() string {
 func (*Logging) ProtoMessage() {}
 
 func (x *Logging) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4289,7 +4415,7 @@ func (x *Logging) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Logging.ProtoReflect.Descriptor instead.
 func (*Logging) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Logging) GetDriver() string {
@@ -4323,7 +4449,7 @@ type EngineHealthCheck struct {
 
 func (x *EngineHealthCheck) Reset() {
 	*x = EngineHealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4335,7 +4461,7 @@ func (x *EngineHealthCheck) String() string {
 func (*EngineHealthCheck) ProtoMessage() {}
 
 func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4348,7 +4474,7 @@ func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineHealthCheck.ProtoReflect.Descriptor instead.
 func (*EngineHealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *EngineHealthCheck) GetTest() []string {
@@ -4406,7 +4532,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4418,7 +4544,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4431,7 +4557,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -4475,7 +4601,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4487,7 +4613,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4500,7 +4626,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Port) GetHostPort() int32 {
@@ -4567,7 +4693,7 @@ type ComposeSpec struct {
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4579,7 +4705,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4592,7 +4718,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ComposeSpec) GetSourceType() string {
@@ -4681,7 +4807,7 @@ type StackFile struct {
 
 func (x *StackFile) Reset() {
 	*x = StackFile{}
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4693,7 +4819,7 @@ func (x *StackFile) String() string {
 func (*StackFile) ProtoMessage() {}
 
 func (x *StackFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4706,7 +4832,7 @@ func (x *StackFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackFile.ProtoReflect.Descriptor instead.
 func (*StackFile) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StackFile) GetPath() string {
@@ -4757,7 +4883,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4769,7 +4895,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4782,7 +4908,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *VMSpec) GetVcpus() int32 {
@@ -4854,7 +4980,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4866,7 +4992,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4879,7 +5005,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -4916,7 +5042,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4928,7 +5054,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4941,7 +5067,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DiskConfig) GetPoolName() string {
@@ -4979,7 +5105,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4991,7 +5117,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5004,7 +5130,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *NetworkConfig) GetBridge() string {
@@ -5050,7 +5176,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5062,7 +5188,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5075,7 +5201,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -5128,7 +5254,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5140,7 +5266,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5153,7 +5279,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -5245,7 +5371,7 @@ type WorkloadUsageSnapshot struct {
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5257,7 +5383,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5270,7 +5396,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -5393,7 +5519,7 @@ type ReasonDetail struct {
 
 func (x *ReasonDetail) Reset() {
 	*x = ReasonDetail{}
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5405,7 +5531,7 @@ func (x *ReasonDetail) String() string {
 func (*ReasonDetail) ProtoMessage() {}
 
 func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5418,7 +5544,7 @@ func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonDetail.ProtoReflect.Descriptor instead.
 func (*ReasonDetail) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ReasonDetail) GetCode() string {
@@ -5499,7 +5625,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5511,7 +5637,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5524,7 +5650,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *WorkloadStatus) GetWorkloadId() string {
@@ -5679,7 +5805,7 @@ type RetryWorkloadRequest struct {
 
 func (x *RetryWorkloadRequest) Reset() {
 	*x = RetryWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5691,7 +5817,7 @@ func (x *RetryWorkloadRequest) String() string {
 func (*RetryWorkloadRequest) ProtoMessage() {}
 
 func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5704,7 +5830,7 @@ func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RetryWorkloadRequest) GetWorkloadId() string {
@@ -5750,7 +5876,7 @@ type RetryWorkloadResponse struct {
 
 func (x *RetryWorkloadResponse) Reset() {
 	*x = RetryWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5762,7 +5888,7 @@ func (x *RetryWorkloadResponse) String() string {
 func (*RetryWorkloadResponse) ProtoMessage() {}
 
 func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5775,7 +5901,7 @@ func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RetryWorkloadResponse) GetAccepted() bool {
@@ -5824,7 +5950,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5836,7 +5962,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5849,7 +5975,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListNodesRequest) GetStatus() string {
@@ -5900,7 +6026,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5912,7 +6038,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5925,7 +6051,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -5966,7 +6092,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5978,7 +6104,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5991,7 +6117,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListNodesResponse) GetNodes() []*NodeView {
@@ -6044,7 +6170,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6056,7 +6182,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6069,7 +6195,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *GetNodeResponse) GetNode() *NodeView {
@@ -6153,7 +6279,7 @@ type NodeView struct {
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6165,7 +6291,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6178,7 +6304,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *NodeView) GetNodeId() string {
@@ -6412,7 +6538,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6424,7 +6550,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6437,7 +6563,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListWorkloadsRequest) GetNodeId() string {
@@ -6523,7 +6649,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6535,7 +6661,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6548,7 +6674,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GetWorkloadRequest) GetWorkloadId() string {
@@ -6589,7 +6715,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6601,7 +6727,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6614,7 +6740,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*WorkloadView {
@@ -6667,7 +6793,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6679,7 +6805,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6692,7 +6818,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *WorkloadView {
@@ -6801,7 +6927,7 @@ type WorkloadView struct {
 
 func (x *WorkloadView) Reset() {
 	*x = WorkloadView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6813,7 +6939,7 @@ func (x *WorkloadView) String() string {
 func (*WorkloadView) ProtoMessage() {}
 
 func (x *WorkloadView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6826,7 +6952,7 @@ func (x *WorkloadView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadView.ProtoReflect.Descriptor instead.
 func (*WorkloadView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *WorkloadView) GetWorkloadId() string {
@@ -7134,7 +7260,7 @@ type SystemMembers struct {
 
 func (x *SystemMembers) Reset() {
 	*x = SystemMembers{}
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7146,7 +7272,7 @@ func (x *SystemMembers) String() string {
 func (*SystemMembers) ProtoMessage() {}
 
 func (x *SystemMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7159,7 +7285,7 @@ func (x *SystemMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMembers.ProtoReflect.Descriptor instead.
 func (*SystemMembers) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *SystemMembers) GetNodes() int32 {
@@ -7207,7 +7333,7 @@ type SystemMember struct {
 
 func (x *SystemMember) Reset() {
 	*x = SystemMember{}
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7219,7 +7345,7 @@ func (x *SystemMember) String() string {
 func (*SystemMember) ProtoMessage() {}
 
 func (x *SystemMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7232,7 +7358,7 @@ func (x *SystemMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMember.ProtoReflect.Descriptor instead.
 func (*SystemMember) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *SystemMember) GetNodeId() string {
@@ -7295,7 +7421,7 @@ type WorkloadAction struct {
 
 func (x *WorkloadAction) Reset() {
 	*x = WorkloadAction{}
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7307,7 +7433,7 @@ func (x *WorkloadAction) String() string {
 func (*WorkloadAction) ProtoMessage() {}
 
 func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7320,7 +7446,7 @@ func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
 func (*WorkloadAction) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *WorkloadAction) GetTaskId() string {
@@ -7384,7 +7510,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7396,7 +7522,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7409,7 +7535,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -7475,7 +7601,7 @@ type GetClusterSummaryResponse struct {
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7487,7 +7613,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7500,7 +7626,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -7716,7 +7842,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7728,7 +7854,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7741,7 +7867,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -7911,7 +8037,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7923,7 +8049,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7936,7 +8062,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -7968,7 +8094,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7980,7 +8106,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7993,7 +8119,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -8039,7 +8165,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8051,7 +8177,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8064,7 +8190,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Constraint) GetKey() string {
@@ -8102,7 +8228,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8114,7 +8240,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8127,7 +8253,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Toleration) GetKey() string {
@@ -8169,7 +8295,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8181,7 +8307,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8194,7 +8320,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Taint) GetKey() string {
@@ -8249,7 +8375,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8261,7 +8387,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8274,7 +8400,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -8324,7 +8450,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8336,7 +8462,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8349,7 +8475,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -8719,7 +8845,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0ecpu_millicores\x18\x01 \x01(\x03R\rcpuMillicores\x12\x1b\n" +
 	"\tmemory_mb\x18\x02 \x01(\x03R\bmemoryMb\x12\x17\n" +
 	"\adisk_gb\x18\x03 \x01(\x03R\x06diskGb\x12\"\n" +
-	"\fstorage_pool\x18\xe8\a \x01(\tR\vstoragePool\"\xf4\x12\n" +
+	"\fstorage_pool\x18\xe8\a \x01(\tR\vstoragePool\"\xac\x16\n" +
 	"\rContainerSpec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12;\n" +
@@ -8823,7 +8949,14 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	" \x01(\x03R\fmemswapLimit\x12\x17\n" +
 	"\x06expose\x18\xe0\n" +
 	" \x03(\tR\x06expose\x12@\n" +
-	"\bnetworks\x18\xcb\v \x03(\v2#.persys.control.v1.ContainerNetworkR\bnetworks\x1a6\n" +
+	"\bnetworks\x18\xcb\v \x03(\v2#.persys.control.v1.ContainerNetworkR\bnetworks\x128\n" +
+	"\asecrets\x18\xb4\v \x03(\v2\x1d.persys.control.v1.ObjectFileR\asecrets\x128\n" +
+	"\aconfigs\x18\xb5\v \x03(\v2\x1d.persys.control.v1.ObjectFileR\aconfigs\x12R\n" +
+	"\venv_secrets\x18\xb6\v \x03(\v20.persys.control.v1.ContainerSpec.EnvSecretsEntryR\n" +
+	"envSecrets\x12R\n" +
+	"\venv_configs\x18\xb7\v \x03(\v20.persys.control.v1.ContainerSpec.EnvConfigsEntryR\n" +
+	"envConfigs\x12\x1c\n" +
+	"\ton_change\x18\xb8\v \x01(\tR\bonChange\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aU\n" +
@@ -8838,8 +8971,22 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a>\n" +
 	"\x10AnnotationsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a=\n" +
+	"\x0fEnvSecretsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a=\n" +
+	"\x0fEnvConfigsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
-	"\x05_init\"@\n" +
+	"\x05_init\"\x82\x01\n" +
+	"\n" +
+	"ObjectFile\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\tR\x03uid\x12\x10\n" +
+	"\x03gid\x18\x04 \x01(\tR\x03gid\x12\x17\n" +
+	"\x04mode\x18\x05 \x01(\rH\x00R\x04mode\x88\x01\x01B\a\n" +
+	"\x05_mode\"@\n" +
 	"\x10ContainerNetwork\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaliases\x18\x02 \x03(\tR\aaliases\"0\n" +
@@ -9327,7 +9474,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 92)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 95)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -9366,103 +9513,106 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*HealthCheck)(nil),                        // 34: persys.control.v1.HealthCheck
 	(*ResourceRequirements)(nil),               // 35: persys.control.v1.ResourceRequirements
 	(*ContainerSpec)(nil),                      // 36: persys.control.v1.ContainerSpec
-	(*ContainerNetwork)(nil),                   // 37: persys.control.v1.ContainerNetwork
-	(*Ulimit)(nil),                             // 38: persys.control.v1.Ulimit
-	(*Device)(nil),                             // 39: persys.control.v1.Device
-	(*DeviceRequest)(nil),                      // 40: persys.control.v1.DeviceRequest
-	(*Logging)(nil),                            // 41: persys.control.v1.Logging
-	(*EngineHealthCheck)(nil),                  // 42: persys.control.v1.EngineHealthCheck
-	(*VolumeMount)(nil),                        // 43: persys.control.v1.VolumeMount
-	(*Port)(nil),                               // 44: persys.control.v1.Port
-	(*ComposeSpec)(nil),                        // 45: persys.control.v1.ComposeSpec
-	(*StackFile)(nil),                          // 46: persys.control.v1.StackFile
-	(*VMSpec)(nil),                             // 47: persys.control.v1.VMSpec
-	(*VMLogin)(nil),                            // 48: persys.control.v1.VMLogin
-	(*DiskConfig)(nil),                         // 49: persys.control.v1.DiskConfig
-	(*NetworkConfig)(nil),                      // 50: persys.control.v1.NetworkConfig
-	(*CloudInitConfig)(nil),                    // 51: persys.control.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),                  // 52: persys.control.v1.ManagedVolumeSpec
-	(*WorkloadUsageSnapshot)(nil),              // 53: persys.control.v1.WorkloadUsageSnapshot
-	(*ReasonDetail)(nil),                       // 54: persys.control.v1.ReasonDetail
-	(*WorkloadStatus)(nil),                     // 55: persys.control.v1.WorkloadStatus
-	(*RetryWorkloadRequest)(nil),               // 56: persys.control.v1.RetryWorkloadRequest
-	(*RetryWorkloadResponse)(nil),              // 57: persys.control.v1.RetryWorkloadResponse
-	(*ListNodesRequest)(nil),                   // 58: persys.control.v1.ListNodesRequest
-	(*GetNodeRequest)(nil),                     // 59: persys.control.v1.GetNodeRequest
-	(*ListNodesResponse)(nil),                  // 60: persys.control.v1.ListNodesResponse
-	(*GetNodeResponse)(nil),                    // 61: persys.control.v1.GetNodeResponse
-	(*NodeView)(nil),                           // 62: persys.control.v1.NodeView
-	(*ListWorkloadsRequest)(nil),               // 63: persys.control.v1.ListWorkloadsRequest
-	(*GetWorkloadRequest)(nil),                 // 64: persys.control.v1.GetWorkloadRequest
-	(*ListWorkloadsResponse)(nil),              // 65: persys.control.v1.ListWorkloadsResponse
-	(*GetWorkloadResponse)(nil),                // 66: persys.control.v1.GetWorkloadResponse
-	(*WorkloadView)(nil),                       // 67: persys.control.v1.WorkloadView
-	(*SystemMembers)(nil),                      // 68: persys.control.v1.SystemMembers
-	(*SystemMember)(nil),                       // 69: persys.control.v1.SystemMember
-	(*WorkloadAction)(nil),                     // 70: persys.control.v1.WorkloadAction
-	(*GetClusterSummaryRequest)(nil),           // 71: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 72: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 73: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 74: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 75: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 76: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 77: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 78: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 79: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 80: persys.control.v1.StreamError
-	nil,                                        // 81: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 82: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 83: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 84: persys.control.v1.WorkloadSpec.TagsEntry
-	nil,                                        // 85: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 86: persys.control.v1.ContainerSpec.UlimitsEntry
-	nil,                                        // 87: persys.control.v1.ContainerSpec.SysctlsEntry
-	nil,                                        // 88: persys.control.v1.ContainerSpec.LabelsEntry
-	nil,                                        // 89: persys.control.v1.ContainerSpec.AnnotationsEntry
-	nil,                                        // 90: persys.control.v1.DeviceRequest.OptionsEntry
-	nil,                                        // 91: persys.control.v1.Logging.OptionsEntry
-	nil,                                        // 92: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 93: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 94: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 95: google.protobuf.Timestamp
-	(*v1.NetworkView)(nil),                     // 96: persys.agent.v1.NetworkView
-	(*durationpb.Duration)(nil),                // 97: google.protobuf.Duration
+	(*ObjectFile)(nil),                         // 37: persys.control.v1.ObjectFile
+	(*ContainerNetwork)(nil),                   // 38: persys.control.v1.ContainerNetwork
+	(*Ulimit)(nil),                             // 39: persys.control.v1.Ulimit
+	(*Device)(nil),                             // 40: persys.control.v1.Device
+	(*DeviceRequest)(nil),                      // 41: persys.control.v1.DeviceRequest
+	(*Logging)(nil),                            // 42: persys.control.v1.Logging
+	(*EngineHealthCheck)(nil),                  // 43: persys.control.v1.EngineHealthCheck
+	(*VolumeMount)(nil),                        // 44: persys.control.v1.VolumeMount
+	(*Port)(nil),                               // 45: persys.control.v1.Port
+	(*ComposeSpec)(nil),                        // 46: persys.control.v1.ComposeSpec
+	(*StackFile)(nil),                          // 47: persys.control.v1.StackFile
+	(*VMSpec)(nil),                             // 48: persys.control.v1.VMSpec
+	(*VMLogin)(nil),                            // 49: persys.control.v1.VMLogin
+	(*DiskConfig)(nil),                         // 50: persys.control.v1.DiskConfig
+	(*NetworkConfig)(nil),                      // 51: persys.control.v1.NetworkConfig
+	(*CloudInitConfig)(nil),                    // 52: persys.control.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),                  // 53: persys.control.v1.ManagedVolumeSpec
+	(*WorkloadUsageSnapshot)(nil),              // 54: persys.control.v1.WorkloadUsageSnapshot
+	(*ReasonDetail)(nil),                       // 55: persys.control.v1.ReasonDetail
+	(*WorkloadStatus)(nil),                     // 56: persys.control.v1.WorkloadStatus
+	(*RetryWorkloadRequest)(nil),               // 57: persys.control.v1.RetryWorkloadRequest
+	(*RetryWorkloadResponse)(nil),              // 58: persys.control.v1.RetryWorkloadResponse
+	(*ListNodesRequest)(nil),                   // 59: persys.control.v1.ListNodesRequest
+	(*GetNodeRequest)(nil),                     // 60: persys.control.v1.GetNodeRequest
+	(*ListNodesResponse)(nil),                  // 61: persys.control.v1.ListNodesResponse
+	(*GetNodeResponse)(nil),                    // 62: persys.control.v1.GetNodeResponse
+	(*NodeView)(nil),                           // 63: persys.control.v1.NodeView
+	(*ListWorkloadsRequest)(nil),               // 64: persys.control.v1.ListWorkloadsRequest
+	(*GetWorkloadRequest)(nil),                 // 65: persys.control.v1.GetWorkloadRequest
+	(*ListWorkloadsResponse)(nil),              // 66: persys.control.v1.ListWorkloadsResponse
+	(*GetWorkloadResponse)(nil),                // 67: persys.control.v1.GetWorkloadResponse
+	(*WorkloadView)(nil),                       // 68: persys.control.v1.WorkloadView
+	(*SystemMembers)(nil),                      // 69: persys.control.v1.SystemMembers
+	(*SystemMember)(nil),                       // 70: persys.control.v1.SystemMember
+	(*WorkloadAction)(nil),                     // 71: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 72: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 73: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 74: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 75: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 76: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 77: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 78: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 79: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 80: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 81: persys.control.v1.StreamError
+	nil,                                        // 82: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 83: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 84: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 85: persys.control.v1.WorkloadSpec.TagsEntry
+	nil,                                        // 86: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 87: persys.control.v1.ContainerSpec.UlimitsEntry
+	nil,                                        // 88: persys.control.v1.ContainerSpec.SysctlsEntry
+	nil,                                        // 89: persys.control.v1.ContainerSpec.LabelsEntry
+	nil,                                        // 90: persys.control.v1.ContainerSpec.AnnotationsEntry
+	nil,                                        // 91: persys.control.v1.ContainerSpec.EnvSecretsEntry
+	nil,                                        // 92: persys.control.v1.ContainerSpec.EnvConfigsEntry
+	nil,                                        // 93: persys.control.v1.DeviceRequest.OptionsEntry
+	nil,                                        // 94: persys.control.v1.Logging.OptionsEntry
+	nil,                                        // 95: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 96: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 97: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 98: google.protobuf.Timestamp
+	(*v1.NetworkView)(nil),                     // 99: persys.agent.v1.NetworkView
+	(*durationpb.Duration)(nil),                // 100: google.protobuf.Duration
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	95,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	98,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
 	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	95,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	98,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
 	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	81,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	95,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	82,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	98,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
 	9,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	78,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	79,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
 	8,   // 9: persys.control.v1.NodeCapabilities.networking:type_name -> persys.control.v1.NodeNetworking
-	95,  // 10: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	75,  // 11: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	98,  // 10: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	76,  // 11: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
 	13,  // 12: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
-	55,  // 13: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	95,  // 14: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
-	53,  // 15: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	56,  // 13: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
+	98,  // 14: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	54,  // 15: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
 	12,  // 16: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	95,  // 17: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	75,  // 18: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
-	96,  // 19: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
+	98,  // 17: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	76,  // 18: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	99,  // 19: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
 	20,  // 20: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
 	0,   // 21: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	74,  // 22: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	74,  // 23: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
+	75,  // 22: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	75,  // 23: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
 	17,  // 24: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
-	95,  // 25: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
+	98,  // 25: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
 	35,  // 26: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
 	36,  // 27: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
-	45,  // 28: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
-	47,  // 29: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	82,  // 30: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	76,  // 31: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	83,  // 32: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	77,  // 33: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	46,  // 28: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
+	48,  // 29: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
+	83,  // 30: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	77,  // 31: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	84,  // 32: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	78,  // 33: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
 	34,  // 34: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
 	33,  // 35: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
 	26,  // 36: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
@@ -9471,137 +9621,141 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	24,  // 39: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
 	25,  // 40: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
 	25,  // 41: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
-	84,  // 42: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
+	85,  // 42: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
 	21,  // 43: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
 	21,  // 44: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
-	95,  // 45: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
-	95,  // 46: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
-	76,  // 47: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
+	98,  // 45: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
+	98,  // 46: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
+	77,  // 47: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
 	27,  // 48: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
 	28,  // 49: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
 	29,  // 50: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
-	95,  // 51: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
-	95,  // 52: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
-	95,  // 53: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
-	95,  // 54: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
-	95,  // 55: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
-	95,  // 56: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
-	95,  // 57: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
+	98,  // 51: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
+	98,  // 52: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
+	98,  // 53: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
+	98,  // 54: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
+	98,  // 55: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
+	98,  // 56: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
+	98,  // 57: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
 	31,  // 58: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
-	85,  // 59: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
-	43,  // 60: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
-	44,  // 61: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
-	52,  // 62: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	86,  // 63: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
-	87,  // 64: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
-	39,  // 65: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
-	40,  // 66: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
-	41,  // 67: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
-	88,  // 68: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
-	89,  // 69: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
-	42,  // 70: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
-	37,  // 71: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
-	90,  // 72: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
-	91,  // 73: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
-	97,  // 74: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	97,  // 75: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	97,  // 76: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	97,  // 77: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	92,  // 78: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
-	52,  // 79: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	46,  // 80: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
-	49,  // 81: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
-	50,  // 82: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
-	51,  // 83: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
-	52,  // 84: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	48,  // 85: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	95,  // 86: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	95,  // 87: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	95,  // 88: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
-	0,   // 89: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	95,  // 90: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
-	54,  // 91: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
-	53,  // 92: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	74,  // 93: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	95,  // 94: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
-	44,  // 95: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
-	31,  // 96: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
-	2,   // 97: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 98: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
-	62,  // 99: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
-	62,  // 100: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	95,  // 101: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	95,  // 102: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	93,  // 103: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	95,  // 104: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	78,  // 105: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	79,  // 106: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	13,  // 107: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	2,   // 108: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 109: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	67,  // 110: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	67,  // 111: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	95,  // 112: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	95,  // 113: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	54,  // 114: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	53,  // 115: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	74,  // 116: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	95,  // 117: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	94,  // 118: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	44,  // 119: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	20,  // 120: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	70,  // 121: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	32,  // 122: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
-	30,  // 123: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
-	95,  // 124: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
-	22,  // 125: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	68,  // 126: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
-	69,  // 127: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
-	95,  // 128: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	95,  // 129: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	95,  // 130: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 131: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	95,  // 132: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 133: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	11,  // 134: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	15,  // 135: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	18,  // 136: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	10,  // 137: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	14,  // 138: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	16,  // 139: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	19,  // 140: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	80,  // 141: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	95,  // 142: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
-	38,  // 143: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
-	6,   // 144: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	11,  // 145: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	15,  // 146: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	18,  // 147: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	56,  // 148: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 149: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	58,  // 150: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	59,  // 151: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	63,  // 152: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	64,  // 153: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	71,  // 154: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	73,  // 155: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	10,  // 156: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	14,  // 157: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	16,  // 158: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	19,  // 159: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	57,  // 160: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 161: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	60,  // 162: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	61,  // 163: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	65,  // 164: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	66,  // 165: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	72,  // 166: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	73,  // 167: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	156, // [156:168] is the sub-list for method output_type
-	144, // [144:156] is the sub-list for method input_type
-	144, // [144:144] is the sub-list for extension type_name
-	144, // [144:144] is the sub-list for extension extendee
-	0,   // [0:144] is the sub-list for field type_name
+	86,  // 59: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	44,  // 60: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
+	45,  // 61: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
+	53,  // 62: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	87,  // 63: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
+	88,  // 64: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
+	40,  // 65: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
+	41,  // 66: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
+	42,  // 67: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
+	89,  // 68: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
+	90,  // 69: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
+	43,  // 70: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
+	38,  // 71: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
+	37,  // 72: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
+	37,  // 73: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
+	91,  // 74: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
+	92,  // 75: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
+	93,  // 76: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
+	94,  // 77: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
+	100, // 78: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	100, // 79: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	100, // 80: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	100, // 81: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	95,  // 82: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	53,  // 83: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	47,  // 84: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
+	50,  // 85: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
+	51,  // 86: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
+	52,  // 87: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
+	53,  // 88: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	49,  // 89: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
+	98,  // 90: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	98,  // 91: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	98,  // 92: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	0,   // 93: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
+	98,  // 94: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	55,  // 95: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
+	54,  // 96: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	75,  // 97: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	98,  // 98: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	45,  // 99: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
+	31,  // 100: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
+	2,   // 101: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 102: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
+	63,  // 103: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
+	63,  // 104: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
+	98,  // 105: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	98,  // 106: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	96,  // 107: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	98,  // 108: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	79,  // 109: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	80,  // 110: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	13,  // 111: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	2,   // 112: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 113: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	68,  // 114: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	68,  // 115: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	98,  // 116: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	98,  // 117: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	55,  // 118: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	54,  // 119: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	75,  // 120: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	98,  // 121: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	97,  // 122: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	45,  // 123: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	20,  // 124: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	71,  // 125: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	32,  // 126: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
+	30,  // 127: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
+	98,  // 128: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	22,  // 129: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	69,  // 130: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
+	70,  // 131: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
+	98,  // 132: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	98,  // 133: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	98,  // 134: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 135: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	98,  // 136: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 137: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	11,  // 138: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	15,  // 139: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	18,  // 140: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	10,  // 141: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	14,  // 142: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	16,  // 143: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	19,  // 144: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	81,  // 145: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	98,  // 146: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	39,  // 147: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 148: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	11,  // 149: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	15,  // 150: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	18,  // 151: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	57,  // 152: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 153: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	59,  // 154: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	60,  // 155: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	64,  // 156: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	65,  // 157: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	72,  // 158: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	74,  // 159: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	10,  // 160: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	14,  // 161: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	16,  // 162: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	19,  // 163: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	58,  // 164: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 165: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	61,  // 166: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	62,  // 167: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	66,  // 168: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	67,  // 169: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	73,  // 170: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	74,  // 171: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	160, // [160:172] is the sub-list for method output_type
+	148, // [148:160] is the sub-list for method input_type
+	148, // [148:148] is the sub-list for extension type_name
+	148, // [148:148] is the sub-list for extension extendee
+	0,   // [0:148] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -9619,7 +9773,8 @@ func file_api_control_v1_control_proto_init() {
 	file_api_control_v1_control_proto_msgTypes[23].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[26].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[33].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[70].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[34].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[71].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -9636,7 +9791,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   92,
+			NumMessages:   95,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

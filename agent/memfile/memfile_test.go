@@ -1,0 +1,114 @@
+package memfile
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/persys/compute/testbed"
+)
+
+// memory returns an empty store on the machine's tmpfs.
+func memory(t *testing.T) *Store {
+	t.Helper()
+	s := Open(t.TempDir(), Bases()...)
+	if s.Root() == "" {
+		testbed.Need(t, "a tmpfs at /run or /dev/shm", os.ErrNotExist)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(s.Root()) })
+	return s
+}
+
+func own(data string) File {
+	return File{Mode: 0o440, UID: os.Geteuid(), GID: os.Getegid(), Data: []byte(data)}
+}
+
+func put(t *testing.T, s *Store, workload, content string, files ...File) []string {
+	t.Helper()
+	paths, err := s.Put(workload, content, files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+func TestFilesOfAWorkload(t *testing.T) {
+	s := memory(t)
+	paths := put(t, s, "web", "c1:a", own("one"), own("two"))
+	for i, want := range []string{"one", "two"} {
+		data, err := os.ReadFile(paths[i])
+		if err != nil || string(data) != want {
+			t.Errorf("file %d has %q, %v, want %q", i, data, err, want)
+		}
+		if info, _ := os.Stat(paths[i]); info.Mode() != 0o440 {
+			t.Errorf("file %d has mode %s", i, info.Mode())
+		}
+	}
+	if info, _ := os.Stat(s.Root()); info.Mode().Perm() != 0o700 {
+		t.Errorf("the folder has mode %s, want 0700", info.Mode())
+	}
+	inode := func(path string) uint64 {
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Sys().(*syscall.Stat_t).Ino
+	}
+	before := inode(paths[0])
+	put(t, s, "web", "c1:a", own("one"), own("two"))
+	if inode(paths[0]) != before {
+		t.Error("an unchanged file was replaced, although a container has mounted it")
+	}
+	put(t, s, "web", "c1:a", own("new"), own("two"))
+	if data, _ := os.ReadFile(paths[0]); string(data) != "new" {
+		t.Errorf("a changed file has %q", data)
+	}
+	next := put(t, s, "web", "c1:b", own("three"))
+	if err := s.Trim("web", "c1:b"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(paths[0]); !os.IsNotExist(err) {
+		t.Errorf("a file of the former content is still there: %v", err)
+	}
+	if _, err := os.Stat(next[0]); err != nil {
+		t.Error(err)
+	}
+	other := put(t, s, "other", "c1:a", own("x"))
+	if err := s.Keep(func(w string) bool { return w == "web" }); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(other[0]); !os.IsNotExist(err) {
+		t.Errorf("a file of an unknown workload is still there: %v", err)
+	}
+	if err := s.Remove("web"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(s.Root(), "web")); !os.IsNotExist(err) {
+		t.Errorf("the folder of a deleted workload is still there: %v", err)
+	}
+}
+
+func TestForeignFolderIsRefused(t *testing.T) {
+	s := memory(t)
+	if err := os.Mkdir(s.Root(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(s.Root(), 0o777); err != nil { //nolint:gosec // the test needs a folder that everybody may enter
+		t.Fatal(err)
+	}
+	if _, err := s.Put("web", "c1:a", []File{own("x")}); err == nil || !strings.Contains(err.Error(), "0700") {
+		t.Errorf("Put into a folder that everybody may enter returned %v, want a refusal", err)
+	}
+}
+
+func TestWithoutMemory(t *testing.T) {
+	s := Open("x", filepath.Join(t.TempDir(), "none"))
+	if _, err := s.Put("web", "c1:a", []File{own("x")}); err == nil || !strings.Contains(err.Error(), "tmpfs") {
+		t.Errorf("Put without a tmpfs returned %v, want an error", err)
+	}
+	if err := s.Trim("web", "c1:a"); err != nil {
+		t.Error(err)
+	}
+}

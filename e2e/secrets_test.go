@@ -1,0 +1,186 @@
+package e2e
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
+)
+
+// TestSecretsAndConfigs puts a secret and a config, and runs a group that uses them as files and as environment
+// variables. A new version reaches the members one after the other. The value is nowhere but in the containers and
+// in files in memory, which are gone with the last workload that uses them.
+func TestSecretsAndConfigs(t *testing.T) {
+	const first, second, third, variable = "f1rst-c4nary", "s3cond-c4nary", "th1rd-c4nary", "v4riable-c4nary"
+	e, image := theEngine(t)
+	etcd := etcdPart(t)
+	kv := etcdClient(t, etcd)
+	debug := map[string]string{"LOG_LEVEL": "debug", "LOG_FORMAT": "json"}
+	c := start(t, harness.Options{Binaries: raced(t), Schedulers: 1, TLS: true, SchedulerEnv: mirrored(etcd, debug), AgentEnv: debug})
+	id := onDocker(t, e, c)
+	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{}))
+
+	files := t.TempDir() // the test does not search this folder, because it holds the values
+	write := func(name, text string) string {
+		path := filepath.Join(files, name)
+		must(t, os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
+	refused := func(want string, args ...string) string {
+		t.Helper()
+		res := got[harness.CtlResult](t)(c.Ctl(t.Context(), args...))
+		if res.Code == 0 || !strings.Contains(res.Stderr, want) {
+			t.Errorf("persysctl %s ended with exit %d, want a refusal with %q\n%s%s", strings.Join(args, " "), res.Code, want, res.Stdout, res.Stderr)
+		}
+		return res.Stdout + res.Stderr
+	}
+	spec := func(id, count, more string) string {
+		return write(id+".yaml", "id: "+id+"\n"+count+"resources: {cpu: 10m, memory: 16Mi}\n"+more+
+			"container:\n  image: "+image+"\n  secrets:\n    - {source: db, target: /etc/db-password, uid: \"1000\", gid: \"1001\", mode: 0400}\n"+
+			"  configs: [site]\n  env_secrets: {TOKEN: token}\n")
+	}
+	web := spec("web", "count: 2\nupdate: {min_healthy_time: 1s, healthy_deadline: 2m}\n", "")
+
+	refused(`web.yaml:8:16: container.secrets[0].source: secret does not exist in this namespace: persysctl secret put db`, "apply", "-f", web)
+	ctl(t, c, "secret", "put", "db", "--from-file", write("db", first))
+	ctl(t, c, "secret", "put", "token", "--from-file", write("token", variable+"\n"))
+	ctl(t, c, "config", "put", "site", "--from-literal", "color=blue")
+	large := write("large", strings.Repeat("x", 2<<20))
+	refused("has more than 524288 bytes", "secret", "put", "db", "--from-file", large)
+	ctl(t, c, "apply", "-f", web, "--wait", "--timeout", "2m")
+
+	ctl(t, c, "namespace", "set", "shop")
+	refused("secret does not exist in this namespace", "apply", "-f", spec("other", "", "namespace: shop\n"))
+
+	type inspected struct {
+		State  struct{ Pid int }
+		Mounts []struct{ Source, Destination string }
+	}
+	// look returns the file of the secret in the container of a member, as the container sees it, and where it lies
+	// on the machine.
+	look := func(member string) (value, source string) {
+		t.Helper()
+		all := got[[]string](t)(containerIDs(t.Context(), e, id, member))
+		if len(all) != 1 {
+			t.Fatalf("%s has %d containers, want 1", member, len(all))
+		}
+		raw := got[[]byte](t)(exec.CommandContext(t.Context(), "docker", "inspect", all[0]).Output())
+		for _, v := range []string{first, second, third, "color=blue"} {
+			if strings.Contains(string(raw), v) {
+				t.Errorf("docker inspect shows the value %s", v)
+			}
+		}
+		var list []inspected
+		must(t, json.Unmarshal(raw, &list))
+		root := fmt.Sprintf("/proc/%d/root", list[0].State.Pid)
+		if site := got[[]byte](t)(os.ReadFile(root + "/site")); string(site) != "color=blue" {
+			t.Errorf("the config in %s is %q", member, site)
+		}
+		path := root + "/etc/db-password"
+		info := got[os.FileInfo](t)(os.Stat(path))
+		owner := info.Sys().(*syscall.Stat_t)
+		if info.Mode() != 0o400 || owner.Uid != 1000 || owner.Gid != 1001 {
+			t.Errorf("the secret in %s has mode %s and owner %d:%d, want 0400 and 1000:1001", member, info.Mode(), owner.Uid, owner.Gid)
+		}
+		for _, m := range list[0].Mounts {
+			if m.Destination == "/etc/db-password" {
+				source = m.Source
+			}
+		}
+		env := strings.Join(got[[]string](t)(e.Environment(t.Context(), all[0])), " ")
+		if !strings.Contains(env, "TOKEN="+variable) || strings.Contains(env, variable+"\n") {
+			t.Errorf("the environment of %s is %q", member, env)
+		}
+		return string(got[[]byte](t)(os.ReadFile(path))), source
+	}
+	value, source := look("web-0")
+	if value != first {
+		t.Errorf("the container has %q, want the first value", value)
+	}
+	if memory := strings.HasPrefix(source, "/run/") || strings.HasPrefix(source, "/dev/shm/"); !memory {
+		t.Errorf("the file is at %s, want a folder in memory", source)
+	}
+
+	// Two versions during one update: the members end with the newest one.
+	if out := ctl(t, c, "secret", "put", "db", "--from-file", write("db", second)); !strings.Contains(out, "db version 2") || !strings.Contains(out, "web-0, web-1 updated to it") {
+		t.Errorf("the answer to a new version is %q", out)
+	}
+	ctl(t, c, "secret", "put", "db", "--from-file", write("db", third))
+	ctl(t, c, "rollout", "status", "web", "--wait", "--timeout", "2m")
+	for _, member := range []string{"web-0", "web-1"} {
+		must(t, testbed.Poll(t.Context(), settle, member+" with the newest value", func(context.Context) error {
+			if ids, err := containerIDs(t.Context(), e, id, member); err != nil || len(ids) != 1 {
+				return fmt.Errorf("containers %v, %w", ids, err)
+			}
+			if v, _ := look(member); v != third {
+				return fmt.Errorf("it has %q", v)
+			}
+			return nil
+		}))
+	}
+	if _, err := os.Stat(source); !os.IsNotExist(err) {
+		t.Errorf("the file with the former value is still there: %v", err)
+	}
+
+	refused("is used by web-0, web-1", "secret", "rm", "db")
+	refused("only with --show", "secret", "get", "db")
+	if out := ctl(t, c, "secret", "get", "db", "--show", "--version", "2"); out != second {
+		t.Errorf("secret get --show returned %q", out)
+	}
+	if out := ctl(t, c, "audit", "-o", "json"); !strings.Contains(out, "SecretShown") || !strings.Contains(out, "db version 2") {
+		t.Errorf("the audit log does not have the call: %s", out)
+	}
+	var shown strings.Builder
+	for _, args := range [][]string{
+		{"secret", "list", "-o", "json"}, {"secret", "history", "db", "-o", "json"}, {"config", "list"}, {"plan", "-f", web, "-o", "json"}, {"get", "web-0", "-o", "yaml"},
+		{"history", "web-0"}, {"events", "-o", "json"}, {"audit", "-o", "json"}, {"backup", "create", filepath.Join(c.Dir, "backup")},
+	} {
+		shown.WriteString(ctl(t, c, args...))
+	}
+	if !strings.Contains(shown.String(), `"db"`) {
+		t.Errorf("no list has the secret: %s", shown.String())
+	}
+	for _, v := range []string{first, second, third, variable} {
+		for _, s := range []string{v, base64.StdEncoding.EncodeToString([]byte(v))[:12]} {
+			if strings.Contains(shown.String(), s) {
+				t.Errorf("a command shows %s:\n%s", v, shown.String())
+			}
+			if found := got[string](t)(containsText(c.Dir, s)); found != "" {
+				t.Errorf("%s holds the value %s", found, v)
+			}
+			for k, have := range got[map[string]string](t)(allKeys(t.Context(), kv)) {
+				if strings.Contains(have, s) {
+					t.Errorf("etcd: %s holds the value %s", k, v)
+				}
+			}
+		}
+	}
+
+	_, source = look("web-0")
+	ctl(t, c, "delete", "web", "--wait", "--timeout", "2m")
+	must(t, testbed.Poll(t.Context(), settle, "the end of the files", func(context.Context) error {
+		if _, err := os.Stat(filepath.Dir(filepath.Dir(source))); !os.IsNotExist(err) {
+			return fmt.Errorf("%s: %w", source, err)
+		}
+		return nil
+	}))
+	ctl(t, c, "secret", "rm", "db")
+}
+
+// containerIDs returns the ids of the containers of a workload.
+func containerIDs(ctx context.Context, e *harness.Engine, cluster, workload string) (out []string, err error) {
+	all, err := e.Workload(ctx, cluster, workload)
+	for _, ctr := range all {
+		out = append(out, ctr.ID)
+	}
+	return out, err
+}

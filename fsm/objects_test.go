@@ -1,0 +1,314 @@
+package fsm
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// putObject puts a value; that of a secret has the form of a sealed value.
+func putObject(kind, name, value, namespace string) Command {
+	b := &commandv1.PutObject{Kind: kind, Name: name, Namespace: namespace, Data: []byte(value), Size: int64(len(value))}
+	if kind == KindSecret {
+		b.Data = []byte(sealedPrefix + "0123456789abcdef:" + value)
+	}
+	return &commandv1.Command{Body: &commandv1.Command_PutObject{PutObject: b}}
+}
+
+func rollBackObject(kind, name string, number uint64) Command {
+	return &commandv1.Command{Body: &commandv1.Command_PutObject{PutObject: &commandv1.PutObject{Kind: kind, Name: name, From: number}}}
+}
+
+func deleteObject(kind, name, namespace string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_DeleteObject{DeleteObject: &commandv1.DeleteObject{Kind: kind, Name: name, Namespace: namespace}}}
+}
+
+// using makes a workload use objects, given as kind/name, with a leading "keep " for those whose new versions
+// do not change the workload.
+func using(objects ...string) func(*commandv1.WorkloadPut) {
+	return func(p *commandv1.WorkloadPut) {
+		for _, o := range objects {
+			o, keep := strings.CutPrefix(o, "keep ")
+			kind, name, _ := strings.Cut(o, "/")
+			p.Objects = append(p.Objects, &commandv1.ObjectUse{Kind: kind, Name: name, Keep: keep})
+		}
+	}
+}
+
+// uses returns the objects of a workload with their versions.
+func (w *world) uses(id string) string {
+	w.t.Helper()
+	var out []string
+	for _, u := range w.workload(id).Objects {
+		out = append(out, fmt.Sprintf("%s/%s@%d", u.Kind, u.Name, u.Version))
+	}
+	return strings.Join(out, " ")
+}
+
+// versionsOf returns the numbers of the kept versions of an object.
+func (w *world) versionsOf(kind, name string) (out []uint64) {
+	w.t.Helper()
+	o, ok := w.s.Object(DefaultNamespace, kind, name)
+	if !ok {
+		return nil
+	}
+	for _, v := range o.Versions {
+		out = append(out, v.Number)
+	}
+	return out
+}
+
+func TestObjects(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		run  func(t *testing.T, w *world)
+	}{
+		{"each put of a secret is a new version, even with an equal value", func(t *testing.T, w *world) {
+			w.ok(putObject(KindSecret, "db", "a", ""))
+			is(t, "kind", w.do(putObject(KindSecret, "db", "a", "")).Kind, OK)
+			is(t, "versions", fmt.Sprint(w.versionsOf(KindSecret, "db")), "[1 2]")
+		}},
+		{"an equal value of a config changes nothing", func(t *testing.T, w *world) {
+			w.ok(putObject(KindConfig, "c", "a", ""))
+			res := w.do(putObject(KindConfig, "c", "a", ""))
+			is(t, "kind", res.Kind, AlreadyDone)
+			is(t, "version", res.Items[0].Revision, "1")
+		}},
+		{"an unsealed secret is refused", func(t *testing.T, w *world) {
+			c := putObject(KindSecret, "db", "plain", "")
+			c.GetPutObject().Data = []byte("plain")
+			res := w.do(c)
+			refused(t, res, Invalid, "must be sealed")
+			if strings.Contains(res.Reason, "plain") {
+				t.Errorf("the refusal shows the value: %s", res.Reason)
+			}
+		}},
+		{"a value of more than 512 KiB is refused", func(t *testing.T, w *world) {
+			refused(t, w.do(putObject(KindConfig, "c", strings.Repeat("x", MaxObjectBytes+1), "")), Invalid, "at most 524288")
+		}},
+		{"names, kinds and namespaces are checked", func(t *testing.T, w *world) {
+			refused(t, w.do(putObject("key", "k", "v", "")), Invalid, "kind")
+			refused(t, w.do(putObject(KindConfig, "a/b", "v", "")), Invalid, "name")
+			refused(t, w.do(putObject(KindConfig, "c", "v", "none")), NotFound, "none")
+			refused(t, w.do(confined(putObject(KindConfig, "c", "v", ""), "shop")), Denied, "default")
+			refused(t, w.do(confined(deleteObject(KindConfig, "c", ""), "shop")), Denied, "default")
+		}},
+		{"the numbers of versions go on after a delete", func(t *testing.T, w *world) {
+			w.ok(putObject(KindSecret, "db", "a", ""))
+			w.ok(putObject(KindSecret, "db", "b", ""))
+			w.ok(deleteObject(KindSecret, "db", ""))
+			w.ok(putObject(KindSecret, "db", "c", ""))
+			is(t, "versions", fmt.Sprint(w.versionsOf(KindSecret, "db")), "[3]")
+		}},
+		{"a rollback is a new version with the value of the old one", func(t *testing.T, w *world) {
+			w.ok(putObject(KindConfig, "c", "a", ""))
+			w.ok(putObject(KindConfig, "c", "b", ""))
+			w.ok(rollBackObject(KindConfig, "c", 1))
+			o, _ := w.s.Object(DefaultNamespace, KindConfig, "c")
+			is(t, "value", string(o.Present().Data), "a")
+			is(t, "number and origin", fmt.Sprint(o.Present().Number, o.Present().From), "3 1")
+			refused(t, w.do(rollBackObject(KindConfig, "c", 9)), NotFound, "version 9")
+			is(t, "a rollback to the present version", w.do(rollBackObject(KindConfig, "c", 3)).Kind, AlreadyDone)
+		}},
+		{"ten versions are kept, and older ones in use", func(t *testing.T, w *world) {
+			w.ok(putObject(KindConfig, "c", "0", ""))
+			w.ok(put("job", using("config/c"), func(p *commandv1.WorkloadPut) { p.Demand.Job = &commandv1.Job{} }))
+			for i := range 14 {
+				w.ok(putObject(KindConfig, "c", fmt.Sprint("v", i), ""))
+			}
+			is(t, "a job keeps its version", w.uses("job"), "config/c@1")
+			have := w.versionsOf(KindConfig, "c")
+			is(t, "kept versions", fmt.Sprint(have), "[1 7 8 9 10 11 12 13 14 15]")
+		}},
+		{"an object in use is not deleted, and its users are named", func(t *testing.T, w *world) {
+			w.ok(putObject(KindSecret, "db", "a", ""))
+			w.ok(put("web", using("secret/db")))
+			refused(t, w.do(deleteObject(KindSecret, "db", "")), Conflict, "web")
+			w.ok(remove("web", true))
+			w.ok(deleteObject(KindSecret, "db", ""))
+			is(t, "bytes of the namespace", w.s.UseOf(DefaultNamespace).Bytes, 0)
+		}},
+		{"an unknown object is refused, also in another namespace", func(t *testing.T, w *world) {
+			w.ok(putNamespace("shop"))
+			w.ok(putObject(KindSecret, "db", "a", "shop"))
+			refused(t, w.do(put("web", using("secret/db"))), NotFound, "db", "default")
+			w.ok(put("web", using("secret/db"), func(p *commandv1.WorkloadPut) { p.Namespace = "shop" }))
+			refused(t, w.do(dropNamespace("shop")), Conflict)
+		}},
+		{"a new version changes the workload, one with keep does not", func(t *testing.T, w *world) {
+			w.ok(putObject(KindSecret, "db", "a", ""))
+			w.ok(put("web", using("secret/db")))
+			w.ok(put("other", using("keep secret/db")))
+			before, other := *w.workload("web"), *w.workload("other")
+			res := w.do(putObject(KindSecret, "db", "b", ""))
+			is(t, "changed workloads", len(res.Items), 2)
+			is(t, "changed workload", res.Items[1].ID, "web")
+			after := w.workload("web")
+			is(t, "the content is another one", after.Content != before.Content && after.Generation != before.Generation, true)
+			is(t, "version", w.uses("web"), "secret/db@2")
+			is(t, "a workload with keep stays", w.workload("other").Generation, other.Generation)
+			is(t, "the same put again", w.do(put("web", using("secret/db"))).Items[0].Unchanged, true)
+		}},
+		{"objects count for the size of the state and the policy of the namespace", func(t *testing.T, w *world) {
+			w.ok(putPolicy("small", func(m *commandv1.Policy) { m.MaxSpecBytes = 100 }))
+			w.ok(bind("small", "default"))
+			refused(t, w.do(putObject(KindConfig, "c", strings.Repeat("x", 200), "")), NotAllowed, "max_spec_bytes")
+			w.ok(putObject(KindConfig, "c", strings.Repeat("x", 90), ""))
+			is(t, "bytes", w.s.UseOf(DefaultNamespace).Bytes, 90)
+			is(t, "total", w.s.Total().Bytes, 90)
+		}},
+		{"events of the default namespace belong to it", func(t *testing.T, w *world) {
+			w.ok(putObject(KindSecret, "db", "a", ""))
+			is(t, "namespace", w.eventOf(EventSecretChanged).In(), DefaultNamespace)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.run(t, formed(t, "a")) })
+	}
+}
+
+// groupUsing puts web-0 to web-(n-1), which use a secret, with an update policy.
+func groupUsing(version, n int) Command {
+	c := group(version, n, 1, false)
+	for _, p := range c.GetPutWorkloads().Workloads {
+		using("secret/db")(p)
+		p.Update = c.GetPutWorkloads().Update
+	}
+	return c
+}
+
+func (w *world) allUses() string {
+	var out []string
+	w.s.Group("web", func(x *Workload) bool {
+		out = append(out, fmt.Sprint(x.Objects[0].Version))
+		return true
+	})
+	if r, ok := w.s.Rollout("web"); ok {
+		out = append(out, string(r.Phase))
+	}
+	return strings.Join(out, " ")
+}
+
+func TestNewVersionReachesMembersInTurn(t *testing.T) {
+	w := formed(t, "a")
+	w.ok(putObject(KindSecret, "db", "a", ""))
+	w.ok(groupUsing(1, 3))
+	w.everybodyRuns()
+	w.ok(putObject(KindSecret, "db", "b", ""))
+	is(t, "no member changes at once", w.allUses(), "1 1 1 Running")
+	w.step()
+	is(t, "the first member", w.allUses(), "2 1 1 Running")
+	w.ok(putObject(KindSecret, "db", "c", ""))
+	is(t, "the version of waiting members is kept", fmt.Sprint(w.versionsOf(KindSecret, "db")), "[1 2 3]")
+	refused(t, w.do(deleteObject(KindSecret, "db", "")), Conflict, "web-0")
+	for range 8 {
+		w.proceed()
+	}
+	is(t, "all members have the newest version", w.allUses(), "3 3 3 Completed")
+	w.ok(rolloutAction("undo"))
+	for range 8 {
+		w.proceed()
+	}
+	is(t, "an undo restores the former version", w.allUses(), "1 1 1 Completed")
+}
+
+func TestNewVersionKeepsAPausedUpdatePaused(t *testing.T) {
+	w := formed(t, "a")
+	w.ok(putObject(KindSecret, "db", "a", ""))
+	w.ok(groupUsing(1, 3))
+	w.everybodyRuns()
+	w.ok(groupUsing(2, 3))
+	w.step()
+	w.ok(rolloutAction("pause"))
+	w.ok(putObject(KindSecret, "db", "b", ""))
+	is(t, "phase", w.allUses(), "1 1 1 Paused")
+	waiting := 0
+	for _, m := range w.rolled().Members {
+		if m.Put != nil {
+			waiting++
+			is(t, "version of "+m.ID, m.Put.Objects[0].Version, 2)
+			is(t, "specification of "+m.ID, string(m.Put.Spec), "version 2")
+		}
+	}
+	is(t, "waiting members", waiting, 3)
+}
+
+func TestObjectsAreRestored(t *testing.T) {
+	w := formed(t, "a")
+	w.ok(putObject(KindSecret, "gone", "old", ""))
+	w.ok(putObject(KindConfig, "c", "old", ""))
+	w.ok(put("web", using("config/c", "secret/gone")))
+	backup := w.s
+	w.ok(remove("web", true))
+	w.ok(deleteObject(KindSecret, "gone", ""))
+	w.ok(putObject(KindConfig, "c", "new", ""))
+	back, err := Restored(backup, w.s, RestoreInfo{At: w.now, By: "tester"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.s = back
+	is(t, "a deleted secret returns", fmt.Sprint(w.versionsOf(KindSecret, "gone")), "[1]")
+	announced := false
+	w.s.EventsBack(func(e *Event) bool {
+		announced = announced || e.Type == EventSecretChanged && strings.Contains(e.Message, "is back from the backup")
+		return true
+	})
+	is(t, "the return is announced", announced, true)
+	is(t, "versions of both states", fmt.Sprint(w.versionsOf(KindConfig, "c")), "[1 2]")
+	is(t, "the workload has its versions", w.uses("web"), "config/c@1 secret/gone@1")
+	w.ok(putObject(KindSecret, "gone", "x", ""))
+	is(t, "no number is used again", fmt.Sprint(w.versionsOf(KindSecret, "gone")), "[1 2]")
+}
+
+func TestSnapshotKeepsObjects(t *testing.T) {
+	w := formed(t, "a")
+	objectsScenario(w)
+	again, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustEqualStates(t, "read again", again, w.s)
+}
+
+// objectsScenario is a scenario of the golden corpus: secrets, configs and the workloads that use them.
+func objectsScenario(w *world) {
+	w.do(putNamespace("shop"))
+	w.do(putObject(KindSecret, "db", "a", ""))
+	w.do(putObject(KindSecret, "db", "plain", "nowhere"))
+	w.do(putObject(KindConfig, "c", "a", "shop"))
+	w.do(putObject(KindConfig, "c", "a", "shop"))
+	w.do(put("none", using("secret/none")))
+	w.do(put("solo", using("config/c", "keep secret/db")))
+	w.do(put("solo", using("keep secret/db")))
+	w.do(groupUsing(1, 2))
+	w.everybodyRunsOn("a")
+	w.do(putObject(KindSecret, "db", "b", ""))
+	w.do(advance(GenerationPB(RolloutID(w.rolled())), &commandv1.AdvanceRollout{Take: []string{"web-0"}}))
+	w.do(putObject(KindSecret, "db", "c", ""))
+	w.do(rollBackObject(KindSecret, "db", 1))
+	w.do(deleteObject(KindSecret, "db", ""))
+	w.do(deleteObject(KindConfig, "c", "shop"))
+	w.do(putObject(KindConfig, "c", "b", "shop"))
+	w.do(dropNamespace("shop"))
+}
+
+// everybodyRunsOn registers a node and lets the members of web run on it.
+func (w *world) everybodyRunsOn(node string) {
+	w.do(register(node))
+	for _, id := range []string{"web-0", "web-1"} {
+		w.do(w.assign(id, node))
+		w.do(w.says(id, "Running"))
+	}
+}
+
+func TestUnsortedObjectsAreRefused(t *testing.T) {
+	w := formed(t)
+	w.ok(putObject(KindSecret, "b", "x", ""))
+	w.ok(putObject(KindSecret, "a", "x", ""))
+	refused(t, w.do(put("web", using("secret/b", "secret/a"))), Invalid, "sorted")
+	w.ok(put("web", using("secret/a", "secret/b")))
+	is(t, "sorted", slices.IsSortedFunc(w.workload("web").Objects, func(a, b ObjectUse) int { return strings.Compare(a.Name, b.Name) }), true)
+}

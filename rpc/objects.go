@@ -1,0 +1,358 @@
+package rpc
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/spec"
+)
+
+// Values of secrets are sealed here, by the leader, before they become part of a command. No value is in an error
+// of this file.
+
+// objectIn returns the namespace of a request about an object, if the caller has the permission of the call there.
+func (s *Server) objectIn(ctx context.Context, namespace string) (string, error) {
+	name := strings.TrimSpace(namespace)
+	if name == "" {
+		name = fsm.DefaultNamespace
+	}
+	if in := s.scopeOf(ctx); !in.Has(name) {
+		c := callOf(ctx)
+		return "", errorf(KindPermission, "%s %q has rights only in %s, not in namespace %q", c.id.Role, c.id.ID, in, clip(name, 128))
+	}
+	return name, nil
+}
+
+func checkObjectKind(kind string) error {
+	if kind != fsm.KindSecret && kind != fsm.KindConfig {
+		return errorf(KindInvalid, "kind: %q is not secret or config", clip(kind, 64))
+	}
+	return nil
+}
+
+// ListObjects implements cluster.v1. It returns no values.
+func (s *Server) ListObjects(ctx context.Context, req *clusterv1.ListObjectsRequest) (*clusterv1.ListObjectsResponse, error) {
+	if err := checkObjectKind(req.GetKind()); err != nil {
+		return nil, err
+	}
+	r, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	scope, out := s.scopeOf(ctx), &clusterv1.ListObjectsResponse{Index: r.index}
+	only := strings.TrimSpace(req.GetNamespace())
+	if only != "" {
+		if _, err := s.objectIn(ctx, only); err != nil {
+			return nil, err
+		}
+	}
+	r.Objects(func(o *fsm.Object) bool {
+		if o.Kind == req.GetKind() && scope.Has(o.In()) && (only == "" || o.In() == only) && (req.GetName() == "" || o.Name == req.GetName()) {
+			out.Objects = append(out.Objects, objectView(r.View, o))
+		}
+		return true
+	})
+	if req.GetName() != "" && len(out.GetObjects()) == 0 {
+		return nil, errorf(KindNotFound, "%s %q not found; `persysctl %s list` shows them", req.GetKind(), clip(req.GetName(), 128), req.GetKind())
+	}
+	return out, nil
+}
+
+func objectView(v fsm.View, o *fsm.Object) *clusterv1.Object {
+	out := &clusterv1.Object{Kind: o.Kind, Name: o.Name, Namespace: o.In(), CreatedAt: timestamppb.New(time.Unix(0, o.CreatedAt)), CreatedBy: o.CreatedBy}
+	for _, x := range slices.Backward(o.Versions) {
+		out.Versions = append(out.Versions, &clusterv1.ObjectVersion{Number: x.Number, Size: x.Size, From: x.From, At: timestamppb.New(time.Unix(0, x.At)), By: x.By})
+	}
+	v.UsersOf(o, func(w *fsm.Workload, version uint64) bool {
+		out.Users = append(out.Users, &clusterv1.ObjectUser{WorkloadId: w.ID, Version: version})
+		return true
+	})
+	return out
+}
+
+// PutObject implements cluster.v1 on the leader.
+func (s *Server) PutObject(ctx context.Context, req *clusterv1.PutObjectRequest) (*clusterv1.ObjectResponse, error) {
+	in, err := s.objectIn(ctx, req.GetNamespace())
+	if err == nil {
+		err = checkObjectKind(req.GetKind())
+	}
+	if err != nil {
+		return nil, err
+	}
+	size := len(req.GetData())
+	if size > fsm.MaxObjectBytes {
+		return nil, errorf(KindInvalid, "data: has %d bytes, at most %d", size, fsm.MaxObjectBytes)
+	}
+	put := &commandv1.PutObject{Kind: req.GetKind(), Name: req.GetName(), Namespace: in, Data: req.GetData(), Size: int64(size)}
+	if req.GetKind() == fsm.KindSecret {
+		sealed, err := withKey(ctx, s, func() (string, error) {
+			key := sealer(s.cfg.Keys)
+			if key == nil {
+				return "", spec.ErrNoKey
+			}
+			// The hash of the request is stored with the receipt. It must differ for another value and must not
+			// allow to guess the value, so the value enters it as a keyed digest.
+			callOf(ctx).hash = objectHash(req, key)
+			return key.Seal(req.GetData(), objectContext(in, req.GetKind(), req.GetName()))
+		})
+		if err != nil {
+			return nil, noSealingKey(err)
+		}
+		put.Data = []byte(sealed)
+	}
+	return s.putObject(ctx, put, req.GetRequestId())
+}
+
+// noSealingKey returns the error of a call about secrets that needs the cluster key.
+func noSealingKey(err error) error {
+	if errors.Is(err, spec.ErrNoKey) {
+		return errorf(KindPrecondition, "this scheduler has no cluster key to seal secrets: persysctl status shows why")
+	}
+	return errorf(KindInternal, "seal: %w", err)
+}
+
+// objectHash is requestHash for a request with the value of a secret.
+func objectHash(req *clusterv1.PutObjectRequest, key spec.Sealer) uint64 {
+	mac := key.ContentHash()
+	_, _ = mac.Write([]byte("persys object\x00"))
+	_, _ = mac.Write(req.GetData()) // writing to a hash never fails
+	with := req.CloneVT()
+	with.Data = []byte(hex.EncodeToString(mac.Sum(nil)))
+	return requestHash(clusterv1.Cluster_PutObject_FullMethodName, with)
+}
+
+// objectContext binds a sealed value to its object, so that nobody can copy it to an object of their own and read it there.
+func objectContext(namespace, kind, name string) []byte {
+	return []byte("object\x00" + namespace + "\x00" + kind + "\x00" + name)
+}
+
+// openObject returns the plain value of a version of an object.
+func openObject(o *fsm.Object, v *fsm.ObjectVersion, key spec.Sealer) ([]byte, error) {
+	if o.Kind == fsm.KindConfig {
+		return v.Data, nil
+	}
+	if key == nil {
+		return nil, spec.ErrNoKey
+	}
+	data, err := key.Open(string(v.Data), objectContext(o.In(), o.Kind, o.Name))
+	if errors.Is(err, pki.ErrWrongKey) {
+		return nil, errorf(KindPrecondition, "version %d of %s %q was sealed under another cluster key, which this cluster does not have: persysctl %s put %s", v.Number, o.Kind, o.Name, o.Kind, o.Name)
+	}
+	if err != nil {
+		return nil, errorf(KindInternal, "version %d of %s %q cannot be opened: %w", v.Number, o.Kind, o.Name, err)
+	}
+	return data, nil
+}
+
+// putObject commits a new version, with the surge members that the groups which use the object need.
+func (s *Server) putObject(ctx context.Context, put *commandv1.PutObject, request string) (*clusterv1.ObjectResponse, error) {
+	view, err := s.latest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if o, ok := view.Object(put.GetNamespace(), put.GetKind(), put.GetName()); ok {
+		if put.Surge, err = s.surgeFor(ctx, view, o); err != nil {
+			return nil, err
+		}
+	}
+	cmd := &commandv1.Command{Body: &commandv1.Command_PutObject{PutObject: put}}
+	if n := cmd.SizeVT(); n > spec.MaxCommand {
+		return nil, errorf(KindInvalid, "data: the command with the sealed value and the extra members of the groups that start first has %d bytes, at most %d: use a smaller value", n, spec.MaxCommand)
+	}
+	r, err := s.mutate(ctx, request, cmd)
+	if err != nil {
+		return nil, err
+	}
+	out := &clusterv1.ObjectResponse{Index: r.Index, Unchanged: r.Kind == fsm.AlreadyDone}
+	for i, it := range r.Items {
+		switch {
+		case i == 0:
+			out.Version, _ = strconv.ParseUint(it.Revision, 10, 64)
+		case it.Kind != fsm.OK:
+			out.Warnings = append(out.Warnings, it.ID+" keeps the former version: "+it.Reason)
+		case !it.Deleted && !it.Unchanged:
+			out.WorkloadIds = append(out.WorkloadIds, it.ID)
+		}
+	}
+	return out, nil
+}
+
+// surgeFor makes the surge members of the groups that use an object and start first in updates.
+func (s *Server) surgeFor(ctx context.Context, view fsm.View, o *fsm.Object) (out []*commandv1.WorkloadPut, err error) {
+	var groups []string
+	view.UsersOf(o, func(w *fsm.Workload, version uint64) bool {
+		if w.Update.StartFirst && version != 0 && w.Desired == fsm.DesiredRunning && fsm.MadeByCount(w.Demand.Group, w.ID) {
+			groups = append(groups, w.Demand.Group)
+		}
+		return true
+	})
+	for _, group := range slices.Compact(groups) {
+		have := fsm.Members(view, group)
+		if len(have) == 0 {
+			continue
+		}
+		n := have[0].Update.SurgeCount(len(have))
+		for _, id := range fsm.MemberIDs(group, len(have)+n)[len(have):] {
+			p, err := withKey(ctx, s, func() (*commandv1.WorkloadPut, error) {
+				return spec.MemberLike(have[0], id, view.Info().ClusterID, sealer(s.cfg.Keys))
+			})
+			if err != nil {
+				return nil, errorf(KindPrecondition, "the specification of %s cannot be copied: %w", have[0].ID, err)
+			}
+			p.Demand = p.GetDemand().CloneVT()
+			p.Demand.Surge, p.Desired = true, string(fsm.DesiredRunning)
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+// RollBackObject implements cluster.v1 on the leader. The command carries only the number of the version.
+func (s *Server) RollBackObject(ctx context.Context, req *clusterv1.RollBackObjectRequest) (*clusterv1.ObjectResponse, error) {
+	in, err := s.objectIn(ctx, req.GetNamespace())
+	if err == nil {
+		err = checkObjectKind(req.GetKind())
+	}
+	if err != nil {
+		return nil, err
+	}
+	view, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	o, ok := view.Object(in, req.GetKind(), req.GetName())
+	if !ok {
+		return nil, errorf(KindNotFound, "%s", fsm.NoObject(in, req.GetKind(), req.GetName()))
+	}
+	number := req.GetNumber()
+	if number == 0 {
+		if answered(view, req.GetRequestId()) {
+			// A repeated request: the versions have changed since, and only the receipt has the answer.
+			number = o.Present().Number
+		} else if len(o.Versions) < 2 {
+			return nil, errorf(KindPrecondition, "%s %q has no earlier version", o.Kind, o.Name)
+		} else {
+			number = o.Versions[len(o.Versions)-2].Number
+		}
+	}
+	v, ok := o.Version(number)
+	if !ok {
+		return nil, errorf(KindNotFound, "version %d of %s %q is not stored: persysctl %s history %s", number, o.Kind, o.Name, o.Kind, o.Name)
+	}
+	if _, err := openObject(o, v, sealer(s.cfg.Keys)); err != nil {
+		return nil, err
+	}
+	return s.putObject(ctx, &commandv1.PutObject{Kind: o.Kind, Name: o.Name, Namespace: in, From: number}, req.GetRequestId())
+}
+
+// DeleteObject implements cluster.v1. The state machine refuses it while a workload uses the object.
+func (s *Server) DeleteObject(ctx context.Context, req *clusterv1.DeleteObjectRequest) (*clusterv1.ObjectResponse, error) {
+	in, err := s.objectIn(ctx, req.GetNamespace())
+	if err == nil {
+		err = checkObjectKind(req.GetKind())
+	}
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.mutate(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_DeleteObject{
+		DeleteObject: &commandv1.DeleteObject{Kind: req.GetKind(), Name: req.GetName(), Namespace: in},
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return &clusterv1.ObjectResponse{Index: r.Index}, nil
+}
+
+// ShowSecret implements cluster.v1 on the leader. It commits the audit event before it returns the value.
+func (s *Server) ShowSecret(ctx context.Context, req *clusterv1.GetObjectValueRequest) (*clusterv1.GetObjectValueResponse, error) {
+	o, v, err := s.objectValue(ctx, fsm.KindSecret, req)
+	if err != nil {
+		return nil, err
+	}
+	data, err := openObject(o, v, sealer(s.cfg.Keys))
+	if errors.Is(err, spec.ErrNoKey) {
+		return nil, noSealingKey(err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := s.change(ctx, "", &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
+		Type: fsm.EventSecretShown, Namespace: o.In(), Message: o.Name + " version " + strconv.FormatUint(v.Number, 10),
+		Details: []*commandv1.Label{{Key: "name", Value: o.Name}, {Key: "version", Value: strconv.FormatUint(v.Number, 10)}},
+	}}}); err != nil {
+		return nil, err
+	}
+	return &clusterv1.GetObjectValueResponse{Data: data, Version: v.Number}, nil
+}
+
+// GetConfig implements cluster.v1.
+func (s *Server) GetConfig(ctx context.Context, req *clusterv1.GetObjectValueRequest) (*clusterv1.GetObjectValueResponse, error) {
+	_, v, err := s.objectValue(ctx, fsm.KindConfig, req)
+	if err != nil {
+		return nil, err
+	}
+	return &clusterv1.GetObjectValueResponse{Data: v.Data, Version: v.Number}, nil
+}
+
+func (s *Server) objectValue(ctx context.Context, kind string, req *clusterv1.GetObjectValueRequest) (*fsm.Object, *fsm.ObjectVersion, error) {
+	in, err := s.objectIn(ctx, req.GetNamespace())
+	if err != nil {
+		return nil, nil, err
+	}
+	view, err := s.read(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	o, ok := view.Object(in, kind, req.GetName())
+	if !ok {
+		return nil, nil, errorf(KindNotFound, "%s", fsm.NoObject(in, kind, req.GetName()))
+	}
+	v, ok := o.Version(req.GetNumber())
+	if !ok {
+		return nil, nil, errorf(KindNotFound, "version %d of %s %q is not stored: persysctl %s history %s", req.GetNumber(), kind, o.Name, kind, o.Name)
+	}
+	return o, v, nil
+}
+
+// knownObjects returns an error for each secret or config of a request that does not exist, or that is not in the
+// namespace in which the workload is or will be.
+func (s *Server) knownObjects(req *controlv1.ApplyWorkloadRequest, put *commandv1.PutWorkloads) error {
+	if len(put.GetWorkloads()) == 0 || len(put.GetWorkloads()[0].GetObjects()) == 0 {
+		return nil
+	}
+	v := s.store.View()
+	in := fsm.NamespaceOf(v, put.GetWorkloads()[0])
+	return spec.UnknownObjects(req.GetSpec(), func(kind, name string) bool {
+		_, ok := v.Object(in, kind, name)
+		return ok
+	})
+}
+
+// addObjects puts the values of the secrets and configs of a workload into its order.
+func (a *Agents) addObjects(v fsm.View, w *fsm.Workload, plain *controlv1.WorkloadSpec, order *agentv1.ContainerSpec) error {
+	return spec.AddObjects(order, plain, func(kind, name string) ([]byte, error) {
+		i := slices.IndexFunc(w.Objects, func(u fsm.ObjectUse) bool { return u.Kind == kind && u.Name == name })
+		o, ok := v.Object(w.In(), kind, name)
+		if i < 0 || !ok {
+			return nil, errors.New(fsm.NoObject(w.In(), kind, name))
+		}
+		x, ok := o.Version(w.Objects[i].Version)
+		if !ok {
+			return nil, errorf(KindPrecondition, "version %d of %s %q is no longer stored: apply the specification again", w.Objects[i].Version, kind, name)
+		}
+		return openObject(o, x, sealer(a.keys))
+	})
+}

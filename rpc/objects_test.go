@@ -1,0 +1,144 @@
+package rpc
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/sched"
+)
+
+// usesSecret returns a request for a container that uses secret db as a file and config site as a variable.
+func usesSecret() *controlv1.ApplyWorkloadRequest {
+	r := web("web")
+	c := r.GetSpec().GetContainer()
+	c.Secrets = []*controlv1.ObjectFile{{Source: "db", Uid: "1000", Mode: new(uint32(0o400))}}
+	c.EnvConfigs = map[string]string{"SITE": "site"}
+	return r
+}
+
+func TestSecretsGoWithTheOrder(t *testing.T) {
+	const value = "c4nary"
+	for _, protocol := range []uint32{0, 1} {
+		g := newGroup(t, 1)
+		f := g.agent(t, protocol)
+		f.apply = func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+			return &agentv1.ApplyWorkloadResponse{Applied: true}, nil
+		}
+		k := g.cluster(0)
+		resp, err := g.control(0).ApplyWorkload(ctxFor(t), usesSecret())
+		ok(t, err)
+		for _, want := range []string{"spec.container.secrets[0].source: secret does not exist in this namespace: persysctl secret put db", "spec.container.env_configs.SITE: config does not exist"} {
+			if resp.GetSuccess() || !strings.Contains(resp.GetErrorMessage(), want) {
+				t.Errorf("an apply with unknown objects returned %v, want %q", resp, want)
+			}
+		}
+		put, err := k.PutObject(ctxFor(t), &clusterv1.PutObjectRequest{Kind: "secret", Name: "db", Data: []byte(value)})
+		ok(t, err)
+		is(t, "version", put.GetVersion(), 1)
+		ok(t, second(k.PutObject(ctxFor(t), &clusterv1.PutObjectRequest{Kind: "config", Name: "site", Data: []byte("blue\n")})))
+		o, _ := g.view().Object("default", fsm.KindSecret, "db")
+		if bytes.Contains(o.Present().Data, []byte(value)) {
+			t.Errorf("the stored secret is %s, want a sealed value", o.Present().Data)
+		}
+		plan, err := k.PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{usesSecret()}})
+		ok(t, err)
+		is(t, "planned", plan.GetWorkloads()[0].GetAction(), "create")
+		g.put(t, usesSecret(), "n")
+		plan, err = k.PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{usesSecret()}})
+		ok(t, err)
+		is(t, "planned again", plan.GetWorkloads()[0].GetAction(), "unchanged")
+		w, _ := g.view().Workload("web")
+		ack, err := g.replicas[0].server.agents.Deliver(ctxFor(t), epoch, sched.Order{Op: sched.OpApply, Node: "n", Workload: "web", Generation: w.Generation})
+		ok(t, err)
+		if protocol == 0 {
+			if !ack.Refused || !strings.Contains(ack.Message, "memory_files") || f.applied() != 0 {
+				t.Errorf("the order to a legacy v1 agent returned %+v, want a refusal", ack)
+			}
+			continue
+		}
+		c := f.applies[0].GetSpec().GetContainer()
+		file := c.GetMemoryFiles()[0]
+		if file.GetTarget() != "/run/secrets/db" || file.GetUid() != 1000 || file.GetMode() != 0o400 || string(file.GetData()) != value || c.GetEnv()["SITE"] != "blue" {
+			t.Errorf("the order has %v and the environment %v", file, c.GetEnv())
+		}
+		put, err = k.PutObject(ctxFor(t), &clusterv1.PutObjectRequest{Kind: "secret", Name: "db", Data: []byte("other")})
+		ok(t, err)
+		is(t, "updated", strings.Join(put.GetWorkloadIds(), " "), "web")
+		back, err := k.RollBackObject(ctxFor(t), &clusterv1.RollBackObjectRequest{Kind: "secret", Name: "db"})
+		ok(t, err)
+		is(t, "version after a rollback", back.GetVersion(), 3)
+		shown, err := k.ShowSecret(ctxFor(t), &clusterv1.GetObjectValueRequest{Name: "db"})
+		ok(t, err)
+		is(t, "value after a rollback", string(shown.GetData()), value)
+		var audited *fsm.Event
+		g.view().EventsBack(func(e *fsm.Event) bool {
+			if e.Type == fsm.EventSecretShown {
+				audited = e
+			}
+			return audited == nil
+		})
+		if audited == nil || audited.In() != "default" || audited.Message != "db version 3" {
+			t.Errorf("the audit event is %+v", audited)
+		}
+		code(t, second(k.DeleteObject(ctxFor(t), &clusterv1.DeleteObjectRequest{Kind: "secret", Name: "db"})), codes.FailedPrecondition)
+	}
+}
+
+// TestRepeatedPutOfASecret: a request id that comes again with another value is refused, and the stored hash does not
+// reveal the value: it depends on the cluster key.
+func TestRepeatedPutOfASecret(t *testing.T) {
+	g := newGroup(t, 1)
+	g.elect(0)
+	k := g.cluster(0)
+	req := func(value string) *clusterv1.PutObjectRequest {
+		return &clusterv1.PutObjectRequest{Kind: "secret", Name: "db", Data: []byte(value), RequestId: "0193f3a0-0000-7000-8000-000000000001"}
+	}
+	first := req("a")
+	first.RequestId = requestID(t)
+	r, err := k.PutObject(ctxFor(t), first)
+	ok(t, err)
+	again := req("a")
+	again.RequestId = first.RequestId
+	same, err := k.PutObject(ctxFor(t), again)
+	ok(t, err)
+	is(t, "the version of a repeated request", same.GetVersion(), r.GetVersion())
+	other := req("b")
+	other.RequestId = first.RequestId
+	code(t, second(k.PutObject(ctxFor(t), other)), codes.InvalidArgument)
+	var hashes []uint64
+	for range 2 {
+		key, err := pki.NewKey()
+		ok(t, err)
+		hashes = append(hashes, objectHash(first, key))
+	}
+	if len(slices.Compact(hashes)) != 2 {
+		t.Errorf("the hash of the request does not depend on the key: %v", hashes)
+	}
+	code(t, second(k.PutObject(ctxFor(t), &clusterv1.PutObjectRequest{Kind: "config", Name: "c", Data: bytes.Repeat([]byte("x"), fsm.MaxObjectBytes+1)})), codes.InvalidArgument)
+}
+
+// TestSecretUnderALostKey: a version that was sealed under another key is not rolled back to, and the error says why.
+func TestSecretUnderALostKey(t *testing.T) {
+	key, err := pki.NewKey()
+	ok(t, err)
+	other, err := pki.NewKey()
+	ok(t, err)
+	sealed, err := other.Seal([]byte("x"), objectContext("default", "secret", "db"))
+	ok(t, err)
+	o := &fsm.Object{Kind: fsm.KindSecret, Name: "db", Versions: []fsm.ObjectVersion{{Number: 1, Data: []byte(sealed)}}}
+	if _, err := openObject(o, &o.Versions[0], key); err == nil || !strings.Contains(err.Error(), "sealed under another cluster key") {
+		t.Errorf("a value under another key returned %v", err)
+	}
+	if _, err := openObject(&fsm.Object{Kind: fsm.KindSecret, Name: "other"}, &fsm.ObjectVersion{Data: []byte(sealed)}, other); err == nil {
+		t.Error("a sealed value was opened for another secret")
+	}
+}

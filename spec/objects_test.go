@@ -1,0 +1,76 @@
+package spec
+
+import (
+	"strings"
+	"testing"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+func TestReferencesToObjectsAreChecked(t *testing.T) {
+	for _, c := range []struct{ words, want string }{
+		{"secrets: [a/b]", "f:4:13: container.secrets[0]: must be the name of a secret"},
+		{"secrets: [a, a]", "container.secrets[1].target: is already mounted by spec.container.secrets[0].target"},
+		{"secrets: [{source: a, target: /x/}]", "container.secrets[0].target: must be the path of a file"},
+		{"configs: [{source: a, target: etc/x}]", "container.configs[0].target: must be an absolute path"},
+		{"secrets: [{source: a, uid: root}]", "container.secrets[0].uid: must be a number"},
+		{"secrets: [{source: a, mode: 01777}]", "container.secrets[0].mode: must be 0 to 0777"},
+		{"secrets: [{source: a, mode: 0999}]", "f:4:31: container.secrets[0].mode: must be permission bits"},
+		{"configs: [{source: a, target: /data/x}]\n  volumes: ['/srv:/data/x']", "is already mounted by spec.container.volumes[0].container_path"},
+		{"env: {A: x}\n  env_secrets: {A: a}", "f:5:17: container.env_secrets.A: is set by spec.container.env too"},
+		{"env_configs: {A: a}\n  env_secrets: {A: b}", "container.env_configs.A: is set by spec.container.env_secrets.A too"},
+		{"env_secrets: {A=B: a}", "container.env_secrets.A=B: names must be 1 to 256"},
+		{"secrets: [a]\n  on_change: reload", "container.on_change: must be one of restart, nothing"},
+		{"on_change: nothing", "container.on_change: needs secrets or configs"},
+	} {
+		_, err := Parse("f", []byte("id: a\ncontainer:\n  image: x\n  "+c.words+"\n"), Options{})
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q: the error is %v, want %s", c.words, err, c.want)
+		}
+	}
+}
+
+func TestPutsListTheirObjects(t *testing.T) {
+	req := parseOne(t, "id: web\ncount: 2\nupdate: {}\ncontainer:\n  image: x\n  secrets: [b, {source: a, target: x, mode: 0400}]\n  configs: [a]\n  env_secrets: {T: b}\n")
+	prepared, err := Prepare(req, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	puts := prepared.Command.GetPutWorkloads()
+	for _, p := range puts.GetWorkloads() {
+		var names []string
+		for _, u := range p.GetObjects() {
+			names = append(names, u.GetKind()+"/"+u.GetName())
+		}
+		if got := strings.Join(names, " "); got != "config/a secret/a secret/b" {
+			t.Errorf("the put of %s lists %s", p.GetId(), got)
+		}
+		if p.GetUpdate() == nil {
+			t.Errorf("the put of %s has no update policy, which new versions need", p.GetId())
+		}
+	}
+	s, err := Unseal("web-0", puts.GetWorkloads()[0].GetSpec(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := s.GetContainer()
+	if f := c.GetSecrets()[1]; f.GetTarget() != "/run/secrets/x" || f.GetMode() != 0o400 || f.GetUid() != "0" {
+		t.Errorf("the second secret is %v", f)
+	}
+	if f := c.GetConfigs()[0]; f.GetTarget() != "/a" || f.GetMode() != 0o444 {
+		t.Errorf("the config is %v", f)
+	}
+	out := &agentv1.ContainerSpec{}
+	if err := AddObjects(out, s, func(kind, name string) ([]byte, error) { return []byte(kind + name + "\n"), nil }); err != nil {
+		t.Fatal(err)
+	}
+	if out.GetEnv()["T"] != "secretb" || string(out.GetMemoryFiles()[2].GetData()) != "configa\n" {
+		t.Errorf("the order has %v", out)
+	}
+	for value, want := range map[string]string{"a\x00b": "bytes that an environment variable cannot have", strings.Repeat("x", 200<<10): "use it as a file", strings.Repeat("x", 1<<20): "more than 2097152 bytes together"} {
+		err := AddObjects(&agentv1.ContainerSpec{}, s, func(string, string) ([]byte, error) { return []byte(value), nil })
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), value) {
+			t.Errorf("a value of %d bytes returned %v, want %q without the value", len(value), err, want)
+		}
+	}
+}
