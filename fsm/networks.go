@@ -30,7 +30,9 @@ const (
 	SliceRest  = 3600 * int64(1e9)
 	DefaultMTU = 1450 // fits into VXLAN over IPv4 over Ethernet
 	minMTU     = 576
-	maxMTU     = 65485
+	// maxConfined is the number of networks up to which users confined to namespaces may make networks in a namespace.
+	maxConfined = 16
+	maxMTU      = 65485
 )
 
 // Networking says what a node can do for networks. It is zero for agents that do not know them.
@@ -208,6 +210,14 @@ func (t *Tx) putNetwork(b *commandv1.PutNetwork) Result {
 	case t.r.networks.Len() >= MaxNetworks:
 		return refuse(Conflict, "there are %d networks, at most %d: remove some (persysctl network rm)", t.r.networks.Len(), MaxNetworks)
 	}
+	if len(t.confined) > 0 {
+		if b.GetCidr() != "" {
+			return refuse(Denied, "cidr: %s: users who are confined to namespaces get a part of the pool; ask an admin for another subnet", quoted(b.GetCidr()))
+		}
+		if count := t.networksIn(n.In()); count >= maxConfined {
+			return refuse(Denied, "namespace %q has %d networks, and users who are confined to namespaces may make at most %d: remove some, or ask an admin", n.In(), count, maxConfined)
+		}
+	}
 	if b.GetCidr() == "" {
 		pool, fault := ParsePool(b.GetPool())
 		if fault != "" {
@@ -225,11 +235,36 @@ func (t *Tx) putNetwork(b *commandv1.PutNetwork) Result {
 			return refuse(Conflict, "cidr: %s overlaps %s of network %q in namespace %q: choose another subnet", n.CIDR, other.CIDR, other.Name, other.In())
 		}
 	}
+	if node, address := t.nodeWithin(n.CIDR); node != "" {
+		return refuse(Conflict, "cidr: %s contains %s, the address of node %q, which would lose its connection: choose another subnet, or another SCHEDULER_NETWORK_POOL", n.CIDR, address, node)
+	}
 	t.r.info.NetworkID++
 	n.ID = t.r.info.NetworkID
 	t.storeNetwork(nil, n)
 	t.event(Event{Type: EventNetworkCreated, Namespace: n.In(), Message: n.Name, Details: []Label{{"cidr", n.CIDR.String()}}})
 	return Result{}
+}
+
+// networksIn returns the number of networks of a namespace.
+func (t *Tx) networksIn(namespace string) (count int) {
+	t.r.networks.Scan(func(_ string, n *Network) bool {
+		if n.In() == namespace {
+			count++
+		}
+		return true
+	})
+	return count
+}
+
+// nodeWithin returns a node whose address is in a prefix; "" if there is none.
+func (t *Tx) nodeWithin(p netip.Prefix) (node, address string) {
+	t.r.nodes.Scan(func(id string, n *Node) bool {
+		if a, err := netip.ParseAddr(n.Facts.Networking.Address); err == nil && p.Contains(a) {
+			node, address = id, n.Facts.Networking.Address
+		}
+		return node == ""
+	})
+	return node, address
 }
 
 // mayNetwork reports whether the caller may act in the namespace of a network; if not, the Result is the refusal.
@@ -346,8 +381,16 @@ func (t *Tx) storeNetwork(old, n *Network) {
 		c.Key = old.key()
 		m.Delete(c.Key)
 	}
-	t.r.info.NetworkIndex = t.meta.Index
+	if old == nil || n == nil || !sameOwners(old, n) {
+		t.r.info.NetworkIndex = t.meta.Index
+	}
 	t.changes = append(t.changes, c)
+}
+
+// sameOwners reports whether two versions of a network have the same slices, given to the same nodes. Views contain
+// nothing else that changes.
+func sameOwners(a, b *Network) bool {
+	return slices.EqualFunc(a.Slices, b.Slices, func(x, y Slice) bool { return x.Number == y.Number && x.Node == y.Node })
 }
 
 // networksMissing returns the refusal of puts that name a network which does not exist in the namespace of the
@@ -507,6 +550,11 @@ func (t *Tx) networkingChanged(old, n *Node) {
 func (t *Tx) restoreNetworks(backup, present State, fresh bool) {
 	b, p := backup.Info(), present.Info()
 	t.r.info.NetworkID, t.r.info.NetworkIndex = max(b.NetworkID, p.NetworkID), t.meta.Index
+	if fresh {
+		// Networks that were made after the backup are unknown, and machines may still have them: do not give their
+		// numbers again.
+		t.r.info.NetworkID += MaxNetworks
+	}
 	t.r.networks = duplicate(present.r.networks)
 	backup.Networks(func(old *Network) bool {
 		if _, known := t.r.networks.Get(old.key()); known || t.overlapping(old.CIDR) != nil || t.r.networks.Len() >= MaxNetworks || !t.state().HasNamespace(old.In()) {

@@ -103,6 +103,7 @@ func TestPutNetwork(t *testing.T) {
 		{"the subnet of another network", putNetwork("n", "10.216.0.0/20"), Conflict, []string{"10.216.0.0/20", "back"}},
 		{"a part of another network", putNetwork("n", "10.216.4.0/24"), Conflict, []string{"10.216.4.0/24", "10.216.0.0/20", "back"}},
 		{"a subnet around another network", putNetwork("n", "10.216.0.0/16"), Conflict, []string{"back"}},
+		{"the addresses of nodes", putNetwork("n", "10.70.0.0/20"), Conflict, []string{"10.70.0.9", `node "a"`}},
 		{"too small for one slice", putNetwork("n", "10.50.0.0/27"), Invalid, []string{"10.50.0.0/27", "too small", "/26"}},
 		{"too large", putNetwork("n", "10.0.0.0/8"), Invalid, []string{"too large", "/14"}},
 		{"host bits", putNetwork("n", "10.50.0.1/20"), Invalid, []string{"host bits", "10.50.0.0/20"}},
@@ -118,6 +119,7 @@ func TestPutNetwork(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := formed(t)
+			w.ok(register("a", networked("10.70.0.9")))
 			w.ok(putNetwork("back", ""))
 			if res := w.do(c.command); c.kind == OK {
 				is(t, "kind", res.Kind, OK)
@@ -150,6 +152,11 @@ func TestConfinedCallersActOnNetworksOfTheirNamespaces(t *testing.T) {
 		return w.do(c)
 	}
 	is(t, "own namespace", as(putNetwork("n", "", in("a"))).Kind, OK)
+	refused(t, as(putNetwork("m", "10.50.0.0/20", in("a"))), Denied, "10.50.0.0/20", "pool")
+	for i := range maxConfined - 1 {
+		is(t, "another network", as(putNetwork(fmt.Sprint("n", i), "", in("a"))).Kind, OK)
+	}
+	refused(t, as(putNetwork("m", "", in("a"))), Denied, "16 networks")
 	refused(t, as(putNetwork("n", "", in("b"))), Denied, `"b"`)
 	w.ok(putNetwork("n", "", in("b")))
 	refused(t, as(deleteNetwork("n", "b")), Denied, `"b"`)
@@ -256,6 +263,10 @@ func TestSlices(t *testing.T) {
 		given := index()
 		w.place("api", "a", inNetworks("back"))
 		is(t, "a second member changes no view", index(), given)
+		w.ok(w.evict("web", CodeDraining, true))
+		w.ok(w.evict("api", CodeDraining, true))
+		w.ok(w.assign("api", "a"))
+		is(t, "the last member that leaves, and the next one, change no view", index(), given)
 		w.ok(register("b", networked("10.0.0.9")))
 		is(t, "the address of a node without slice changes no view", index(), given)
 		w.ok(register("a", networked("10.0.0.8")))

@@ -24,7 +24,7 @@ func (t *Tx) putWorkload(old, w *Workload) {
 	w.UpdatedAt = t.r.info.Clock
 	w.ModifyIndex = t.meta.Index
 	own(t, &t.r.workloads, ownWorkloads).Set(w.ID, w)
-	if n != nil && len(w.Demand.Networks) > 0 && (old == nil || old.Node != w.Node || old.Demand != w.Demand) {
+	if n != nil && len(w.Demand.Networks) > 0 && (old == nil || old.Node != w.Node || old.Demand != w.Demand || old.Generation != w.Generation) {
 		t.slicesFor(w, n)
 	}
 	t.referOf(old, w)

@@ -218,7 +218,7 @@ func (a *Agents) apply(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 		return sched.Ack{Refused: true, Code: "INVALID_CONFIGURATION", Message: err.Error()}, nil
 	}
 	if err := a.joins(req, w, n, e); err != nil {
-		return sched.Ack{Refused: true, Code: "INVALID_CONFIGURATION", Message: err.Error()}, nil
+		return sched.Ack{Refused: true, Code: "NETWORK_UNREACHABLE", Message: err.Error()}, nil
 	}
 	req.Epoch, req.NodeId, req.InstanceId = e, n.ID, n.Facts.InstanceID
 	ack, err := a.order(ctx, c, n, req)

@@ -111,6 +111,10 @@ func (a *Agents) joins(req *agentv1.ApplyWorkloadRequest, w *fsm.Workload, n *fs
 		}
 		m.Id = net.ID
 	}
+	n, ok := v.Node(n.ID) // the caller's record may be older than the view
+	if !ok {
+		return fmt.Errorf("node %s is not registered any more", w.Node)
+	}
 	req.Networks = netmap(v, n, DefaultNetworkPort)
 	req.Networks.Epoch = e
 	return nil

@@ -163,6 +163,13 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 		// The node no longer has a fencer. But the node is up, so the workload can still be stopped and moved.
 		return fsm.CodeDoesNotFit, p.c.nodes.sentence(p.State, w.Demand, p.c.nodes.slotOf[n.ID], rejection{filter: noFencer}), false
 	}
+	for _, name := range w.Demand.Networks {
+		if net, ok := p.State.Network(w.In(), name); ok {
+			if _, has := net.SliceOf(n.ID); !has {
+				return fsm.CodeDoesNotFit, "node " + n.ID + " has no slice of network " + name, false
+			}
+		}
+	}
 	for _, port := range w.Demand.Ports {
 		holder, on := p.State.PortHolder(n.Engine(), port)
 		if holder == "" || holder == w.ID {

@@ -87,6 +87,21 @@ func TestNetworks(t *testing.T) {
 			w.settle()
 			w.on(t, "w2", w.get("w1").Node)
 		}},
+		{"a workload that gets a network moves if its node gets no slice", func(t *testing.T, w *world) {
+			w.cordon("b", true)
+			w.apply("w1", joins("back"))
+			w.settle()
+			w.cordon("b", false)
+			w.cordon("a", true)
+			w.apply("w2")
+			w.cordon("old", true)
+			w.settle()
+			w.on(t, "w2", "b")
+			w.cordon("a", false)
+			w.apply("w2", joins("back"), func(p *commandv1.WorkloadPut) { p.Content = "c1:changed" })
+			w.settle()
+			w.on(t, "w2", "a")
+		}},
 		{"the MTU of a network", func(t *testing.T, w *world) {
 			w.apply("w1", joins("wide"))
 			w.settle()

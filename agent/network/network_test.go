@@ -74,6 +74,7 @@ func TestOffer(t *testing.T) {
 			n.Id = 2
 			m.Networks = append(m.Networks, n)
 		}), false, "overlaps"},
+		{"a network around the nodes", changed(func(m *agentv1.NetworkView) { m.Networks[0].Cidr = "10.0.0.0/8" }), false, "10.0.0.0/8 contains the address of a node"},
 		{"host bits", changed(func(m *agentv1.NetworkView) { m.Networks[0].Cidr = "10.216.0.1/20" }), false, "host bits"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -3,6 +3,7 @@ package spec
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/persys/compute/agent/workload"
 	agentv1 "github.com/persys/compute/api/agent/v1"
@@ -51,6 +52,9 @@ func NetworkView(m *agentv1.NetworkView) (workload.NetworkView, error) {
 		cidr, err := prefix(n.GetCidr())
 		if err != nil {
 			return fail(at+".cidr", "%w", err)
+		}
+		if cidr.Contains(out.Address) || slices.ContainsFunc(out.Peers, func(p workload.NetworkPeer) bool { return cidr.Contains(p.Address) }) {
+			return fail(at+".cidr", "%s contains the address of a node", cidr)
 		}
 		for _, o := range out.Networks {
 			if o.CIDR.Overlaps(cidr) {
