@@ -54,8 +54,9 @@ func reservedOf(m *commandv1.ReservedAmounts) Reserved {
 // leave.
 type moving struct {
 	node    string
-	coming  Demand
+	coming  []*Demand
 	leaving int64
+	unsure  bool // an earlier move from or to the node was dropped, so the later ones were computed for another load
 }
 
 // movingAt returns the element for a node, and appends it if there is none.
@@ -83,9 +84,12 @@ func (t *Tx) moveWorkloads(b *commandv1.MoveWorkloads) (res Result) {
 		if why != "" {
 			res.skip(why)
 			res.Items = append(res.Items, Item{ID: m.GetWorkload(), Kind: Conflict, Reason: why})
+			movingAt(&at, m.GetFrom()).unsure = true
+			movingAt(&at, m.GetTo()).unsure = true
 			continue
 		}
-		movingAt(&at, m.GetTo()).coming.add(old.Demand)
+		to := movingAt(&at, m.GetTo())
+		to.coming = append(to.coming, old.Demand)
 		movingAt(&at, m.GetFrom()).leaving++
 		w := *old
 		t.release(&w, false, CodeRebalanced)
@@ -134,7 +138,7 @@ func (t *Tx) moves(m *commandv1.WorkloadMove, at *[]moving) (w *Workload, why st
 	case w.Node == m.GetTo():
 		return nil, fmt.Sprintf("workload %q is on node %s already", w.ID, w.Node)
 	}
-	if why := Immovable(v, w); why != "" {
+	if why := Immovable(v, w, t.r.info.Clock); why != "" {
 		return nil, fmt.Sprintf("workload %q stays: %s", w.ID, why)
 	}
 	if why := GroupWaits(v, w.Demand.Group); why != "" {
@@ -146,35 +150,47 @@ func (t *Tx) moves(m *commandv1.WorkloadMove, at *[]moving) (w *Workload, why st
 	}{{m.GetFrom(), m.GetFromReserved()}, {m.GetTo(), m.GetToReserved()}} {
 		a := v.Alloc(n.id)
 		r := a.Reserved()
+		if movingAt(at, n.id).unsure {
+			return nil, fmt.Sprintf("an earlier move from or to node %q was dropped, so the gain for workload %q is not known any more", n.id, w.ID)
+		}
 		left := movingAt(at, n.id).leaving
 		r.Workloads, r.Residuals = r.Workloads+left, r.Residuals-left
 		if r != reservedOf(n.seen) {
 			return nil, fmt.Sprintf("the amounts that are reserved on node %q have changed, so the gain for workload %q is not known any more", n.id, w.ID)
 		}
 	}
-	gone, d := *w, *w.Demand
-	gone.Node, gone.Demand = "", &d
-	coming := &movingAt(at, m.GetTo()).coming
-	if slices.ContainsFunc(coming.Ports, func(p HostPort) bool { return slices.ContainsFunc(d.Ports, p.Collides) }) {
-		return nil, fmt.Sprintf("a workload that moves to node %q earlier takes a host port of workload %q", m.GetTo(), w.ID)
-	}
-	d.add(coming)
+	gone := *w
+	gone.Node = ""
 	n, _ := t.r.nodes.Get(m.GetTo())
 	if why := t.unfit(&gone, n, m.GetTo()); why != "" {
 		return nil, why
 	}
-	return w, ""
+	return w, t.crowded(w, n, movingAt(at, n.ID).coming)
 }
 
-// add adds the amounts and host ports of another demand.
-func (d *Demand) add(o *Demand) {
-	d.CPU, d.Memory, d.Disk = d.CPU+o.CPU, d.Memory+o.Memory, d.Disk+o.Disk
-	d.Ports = slices.Concat(d.Ports, o.Ports)
+// crowded returns why w does not fit on n beside the demands that earlier moves of the command bring; "" if it does.
+func (t *Tx) crowded(w *Workload, n *Node, coming []*Demand) string {
+	a, d := t.state().Alloc(n.ID), w.Demand
+	pool := n.pool(d.Pool)
+	cpu, mem, disk := a.CPU+d.CPU, a.Memory+d.Memory, a.poolUse(pool)+d.Disk
+	for _, c := range coming {
+		cpu, mem = cpu+c.CPU, mem+c.Memory
+		if n.pool(c.Pool) == pool {
+			disk += c.Disk
+		}
+		if slices.ContainsFunc(c.Ports, func(p HostPort) bool { return slices.ContainsFunc(d.Ports, p.Collides) }) {
+			return fmt.Sprintf("a workload that moves to node %q earlier takes a host port of workload %q", n.ID, w.ID)
+		}
+	}
+	if d.CPU > 0 && cpu > n.Facts.CPU || d.Memory > 0 && mem > n.Facts.Memory || d.Disk > 0 && disk > n.poolTotal(pool) {
+		return fmt.Sprintf("the workloads that move to node %q earlier leave no room for workload %q", n.ID, w.ID)
+	}
+	return ""
 }
 
 // Immovable returns why a workload may not be moved only to balance the load of the nodes; "" if it may. The texts
 // contain no figures, so that workloads with the same reason can be counted.
-func Immovable(v View, w *Workload) string {
+func Immovable(v View, w *Workload, now int64) string {
 	n, placed := v.Node(w.Node)
 	switch {
 	case w.IsTemplate() || w.Demand.Job != nil:
@@ -201,7 +217,7 @@ func Immovable(v View, w *Workload) string {
 		return "it has failed and has not run long enough since"
 	case w.Reason.Code != "":
 		return "it waits or is held (see persysctl why)"
-	case w.Moved != nil && w.Moved.At+BalanceQuiet > v.Info().Clock:
+	case w.Moved != nil && w.Moved.At+BalanceQuiet > now:
 		return "it was moved to even out the load within the last hour"
 	}
 	return ""

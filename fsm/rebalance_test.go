@@ -178,7 +178,7 @@ func TestMovesOfOneCommandSeeEachOther(t *testing.T) {
 	}{
 		{"both fit", nil, nil, ""},
 		{"no CPU is left", []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.CpuMillicores = 2100 })},
-			[]func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.CpuMillicores = 1900 })}, `node "b" has no 4000 millicores left`},
+			[]func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.CpuMillicores = 1900 })}, `the workloads that move to node "b" earlier leave no room for workload "two"`},
 		{"the host port is taken", []func(*commandv1.WorkloadPut){portOf2("127.0.0.1")}, []func(*commandv1.WorkloadPut){portOf2("")}, "takes a host port"},
 		{"members of one group", []func(*commandv1.WorkloadPut){inGroup("g")}, []func(*commandv1.WorkloadPut){inGroup("g")}, "another member of its group is not available"},
 	}
@@ -187,7 +187,7 @@ func TestMovesOfOneCommandSeeEachOther(t *testing.T) {
 			w := formed(t, "a", "c", "b")
 			w.running("one", "a", tt.of...)
 			w.running("two", "c", tt.to...)
-			if strings.Contains(tt.why, "millicores") {
+			if strings.Contains(tt.why, "no room") {
 				w.running("small", "b", demand(func(d *commandv1.Demand) { d.CpuMillicores = 100 }))
 			}
 			res := w.do(moves(w.move("one", "a", "b"), w.move("two", "c", "b")))
@@ -239,4 +239,19 @@ func rebalanceScenario(w *world) {
 	w.do(moves(stale))
 	w.do(moves(w.move("one", "b", "a")))
 	w.do(moves())
+}
+
+// TestAMoveAfterADroppedOne: a move from or to a node of a dropped move is dropped, too, because its gain was computed
+// with the dropped one. Other moves are made.
+func TestAMoveAfterADroppedOne(t *testing.T) {
+	w := formed(t, "a", "b", "c", "d")
+	for _, p := range [][2]string{{"one", "a"}, {"two", "a"}, {"three", "c"}} {
+		w.running(p[0], p[1])
+	}
+	first := w.move("one", "a", "b", func(m *commandv1.WorkloadMove) { m.IfGeneration.Sequence++ })
+	res := w.do(moves(first, w.move("two", "a", "d"), w.move("three", "c", "b")))
+	is(t, "skipped", res.Skipped, 3)
+	is(t, "why", strings.Contains(res.Items[1].Reason, `an earlier move from or to node "a" was dropped`), true)
+	res = w.do(moves(first, w.move("three", "c", "d")))
+	is(t, "the independent one", res.Items[1].Kind, OK)
 }

@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc/status"
 
@@ -37,6 +38,9 @@ func (s *Server) PreviewRebalance(ctx context.Context, req *clusterv1.PreviewReb
 	}
 	out := &clusterv1.PreviewRebalanceResponse{
 		Before: imbalanceView(b.Before), After: imbalanceView(b.After), Movable: uint32(b.Movable), Index: r.index,
+	}
+	if _, out.Standing = sched.StandingBalance(r.View, s.cfg.Tuning, max(limits.Now, r.Info().Clock)); out.Standing == "" {
+		out.Standing = "on"
 	}
 	for _, m := range b.Moves {
 		out.Moves = append(out.Moves, moveView(m))
@@ -111,7 +115,7 @@ func balanceLimits(moves, gain uint32, most int) (l sched.BalanceLimits, err err
 	if gain == 0 {
 		gain = defaultMinGain
 	}
-	return sched.BalanceLimits{Moves: int(moves), MinGain: int64(gain) * sched.WholeNode / 100}, nil
+	return sched.BalanceLimits{Moves: int(moves), MinGain: int64(gain) * sched.WholeNode / 100, Now: time.Now().UnixNano()}, nil
 }
 
 func imbalanceView(i sched.Imbalance) *clusterv1.Imbalance {

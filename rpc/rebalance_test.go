@@ -52,8 +52,8 @@ func TestPreviewRebalance(t *testing.T) {
 	}
 }
 
-// TestApplyRebalance: the call moves a workload, a repeated request gets the same answer, and a move that is not allowed
-// any more is dropped with its reason.
+// TestApplyRebalance: the call moves a workload, a repeated request gets the same answer, and nothing moves
+// while a member of the group is away.
 func TestApplyRebalance(t *testing.T) {
 	g := newGroup(t, 2)
 	g.place("web", "a")

@@ -38,5 +38,6 @@
 // The passes use: filters.go (which nodes may take a demand), score.go (which of them is
 // best), rules.go and sets.go (spread and affinities), nodes.go (the arrays of nodes), order.go (nodes sorted by load, so that a search
 // ends early), cache.go (the change feed), queue.go (work queues), explain.go
-// (`persysctl why`). rebalance.go finds moves that even out the load of the nodes.
+// (`persysctl why`). rebalance.go finds moves that even out the load of the nodes, and standing.go says
+// which of them the leader makes by itself.
 package sched

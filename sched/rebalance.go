@@ -28,6 +28,8 @@ type BalanceLimits struct {
 	MinGain int64 // smallest gain of a move, in millionths of a node; at least 1
 	// OneOfGroup allows one move for each group, so that all moves can be made at the same time.
 	OneOfGroup bool
+	// Now is the present time in Unix nanoseconds. The clock of the state counts if it is ahead of Now.
+	Now int64
 	// MinAge excludes workloads that were placed less than this time ago, in nanoseconds.
 	MinAge int64
 	// Evaluations is the maximum number of workloads for which another node is searched; 0 = 200,000. More moves may
@@ -98,6 +100,7 @@ type Unmovable struct {
 // proposed.
 func Rebalance(v fsm.View, l BalanceLimits, t Tuning) Balance {
 	p := planning(v, t)
+	p.Now = max(p.Now, l.Now)
 	b := p.newBalancing(l)
 	out := Balance{Before: p.c.nodes.imbalance()}
 	byNode := b.candidates(&out)
@@ -312,7 +315,7 @@ func (x *nodeIndex) imbalance() (out Imbalance) {
 // stays returns why a workload may not move now; "" if it may.
 func (b *balancing) stays(w *fsm.Workload, s int32) string {
 	p := b.p
-	if why := fsm.Immovable(p.State, w); why != "" {
+	if why := fsm.Immovable(p.State, w, p.Now); why != "" {
 		return why
 	}
 	if code, _, _ := p.mustLeave(w, p.c.nodes.recs[s]); code != "" {

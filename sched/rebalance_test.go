@@ -311,7 +311,7 @@ func TestRebalanceEnds(t *testing.T) {
 			}
 			for _, m := range b.Moves {
 				x := w.get(m.Workload)
-				if why := fsm.Immovable(w.state, x); why != "" || x.Node != m.From || m.To == m.From {
+				if why := fsm.Immovable(w.state, x, w.now); why != "" || x.Node != m.From || m.To == m.From {
 					r.Fatalf("move %+v of %s on %s is not allowed: %s", m, x.ID, x.Node, why)
 				}
 				w.relocate(m)

@@ -56,6 +56,9 @@ func (w *world) settings() control.Settings {
 		Parallel:     pick(&w.clock, []int{1, 3, 256}),
 	}
 	s.Tuning.Seed = w.cfg.Seed
+	if w.has(Rebalancing) {
+		s.Tuning.Balance = w.balancePolicy()
+	}
 	if w.chance(300) {
 		s.Tuning.Policy = sched.BinPack
 	}
@@ -141,7 +144,14 @@ func (l *leadership) carryOut(e control.Effect) {
 	switch e := e.(type) {
 	case control.Plan:
 		l.plan(e)
+	case control.Balance:
+		l.balance(e)
 	case control.Propose:
+		if w.cfg.Sabotage == StaleMoves {
+			for _, c := range e.Commands {
+				w.refresh(c.GetMoveWorkloads())
+			}
+		}
 		w.propose(l.r, l.epoch.Term, e.Commands, func(_ []fsm.Result, err error) { l.step(control.Proposed{ID: e.ID, Err: err}) })
 	case control.Confirm:
 		asked := w.now

@@ -75,6 +75,10 @@ const NodeTrouble Fault = 1 << 25
 // not in AllFaults, so that it does not change the random choices of committed seeds.
 const Placement Fault = 1 << 23
 
+// Rebalancing makes the leader even out the load of the nodes by itself. It is not in AllFaults, so that it does not
+// change the random choices of committed seeds.
+const Rebalancing Fault = 1 << 24
+
 var faultNames = []string{
 	"ReplicaCrash", "ReplicaPause", "ReplicaCut", "LeaderChange", "AgentCrash", "AgentPause", "PowerLoss", "Reinstall",
 	"StateLoss", "LinkCut", "MessageLoss", "MessageDelay", "MessageDup", "InstanceCrash", "BadSpec", "Operator",
@@ -84,7 +88,7 @@ var faultNames = []string{
 // extraFaults are the kinds that are not in AllFaults.
 var extraFaults = map[Fault]string{
 	Drift: "Drift", StopTrouble: "StopTrouble", Fencers: "Fencers", Rollouts: "Rollouts", DiskStalls: "DiskStalls",
-	Crons: "Crons", NodeTrouble: "NodeTrouble", Placement: "Placement",
+	Crons: "Crons", NodeTrouble: "NodeTrouble", Placement: "Placement", Rebalancing: "Rebalancing",
 }
 
 // String returns the names of the kinds of faults in a set.
@@ -158,6 +162,7 @@ const (
 	UnnoticedStall             // a leader whose disk hangs goes on leading
 	LateRunsDropped            // the planner creates no runs for times that came some seconds ago
 	NoMoves                    // no workload leaves a node that cannot run it
+	StaleMoves                 // moves that even out the load are found in an old state, and are made all the same
 	AnyNode                    // the planner assigns workloads to any nodes that are up
 )
 
@@ -195,6 +200,7 @@ type Report struct {
 	Events    int
 	Stalls    int // number of leaders that gave up leadership because their disk hung
 	Moves     int // number of times that a workload left a node that could not run it
+	Balanced  int // number of moves that evened out the load of the nodes
 	Drifts    int // number of drifts that were recorded and closed again
 	Runs      int // number of runs that crons created
 	Entries   int
@@ -220,15 +226,18 @@ type world struct {
 	hash   *xxhash.Digest
 	lines  []line
 
-	log      raftLog
-	truth    fsm.State // the state after all committed entries
-	oracle   oracle
-	replicas []*replica
-	machines []*machine
-	users    users
-	loss     int // number of lost messages in a thousand
-	delays   int
-	dups     int
+	log         raftLog
+	truth       fsm.State // the state after all committed entries
+	oracle      oracle
+	replicas    []*replica
+	machines    []*machine
+	users       users
+	lastBalance fsm.View // state of the last search for moves, for StaleMoves
+	balancedAt  int64    // virtual time of the last move that evened out the load
+
+	loss   int // number of lost messages in a thousand
+	delays int
+	dups   int
 }
 
 // Run simulates one cluster as the Config says.

@@ -400,3 +400,31 @@ func TestWorkloadsLeaveMachinesThatCannotRunThem(t *testing.T) {
 	}
 	t.Logf("%d moves; found a planner that moves nothing: seed %d: %s", moved.Load(), bad[0].Config.Seed, bad[0].Violation.Detail)
 }
+
+// TestRebalancingKeepsItsPromises: under faults, the leader's own rebalancing moves no exclusive workload, no workload
+// twice within an hour, at most one member of a group at a time, and never raises the cost of the loads. The test also
+// checks that the simulator would find moves that are not judged again when they are carried out.
+func TestRebalancingKeepsItsPromises(t *testing.T) {
+	from, count := seedsAsked(t, 15)
+	var moves atomic.Int64
+	for _, faults := range []Fault{AllFaults | Rebalancing, LeaderChange | ReplicaCrash | AgentCrash | MessageDelay | Rebalancing} {
+		for _, r := range each(t, from, count, limit(), func(seed uint64) Config {
+			return Config{Seed: seed, Faults: faults, Trouble: 4 * time.Minute}
+		}, func(r Report) { moves.Add(int64(r.Balanced)) }) {
+			t.Error(r)
+		}
+	}
+	if moves.Load() < int64(count)/4 {
+		t.Errorf("only %d moves in %d runs, so the runs prove little", moves.Load(), 2*count)
+	}
+	bad := each(t, 1, 1000, 1, func(seed uint64) Config {
+		return Config{Seed: seed, Faults: Rebalancing, Sabotage: StaleMoves, Trouble: 4 * time.Minute, Check: 200}
+	})
+	if len(bad) == 0 {
+		t.Fatal("moves were made without a new judgement, so the simulator must find a violation, but found none")
+	}
+	if v := bad[0].Violation; v.Rule != "rebalance" {
+		t.Fatalf("the violation breaks rule %q, want rebalance: %s", v.Rule, bad[0])
+	}
+	t.Logf("%d moves; found moves that are not judged again: seed %d: %s", moves.Load(), bad[0].Config.Seed, bad[0].Violation.Detail)
+}

@@ -15,6 +15,7 @@ func (f *fake) PreviewRebalance(_ context.Context, req *clusterv1.PreviewRebalan
 		Immovable: []*clusterv1.ImmovableWorkloads{{Reason: "it has local data", Workloads: 3}, {Reason: "it is exclusive", Workloads: 1}},
 	}
 	if out.After = out.Before; req.GetMinGainPercent() > 50 {
+		out.Standing = "waits while node node-b is draining"
 		return out, nil
 	}
 	out.After = &clusterv1.Imbalance{DeviationPercent: 2.5, LowestPercent: 28, HighestPercent: 33.1}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -142,7 +143,7 @@ func wereMoves(n int) string {
 // goalPlaced is reached when a workload runs on a node again, is deleted, or has completed.
 func goalPlaced() goal {
 	return goal{name: "moved", gone: true, met: func(w *controlv1.WorkloadView) bool {
-		return w.GetAssignedNodeId() != "" && w.GetStatus() == w.GetDesiredState() && healthy(w) || completed(w)
+		return (w.GetAssignedNodeId() != "" || w.GetDesiredState() != "Running") && w.GetStatus() == w.GetDesiredState() && healthy(w) || completed(w)
 	}}
 }
 
@@ -172,6 +173,9 @@ func (c *cli) showRebalance(r *clusterv1.PreviewRebalanceResponse) {
 	} else {
 		writeLines(c.out, []string{now + "; after " + screen.Plural(len(r.GetMoves()), "move") + " " + imbalanceText(r.GetAfter()) + "."})
 		c.print(moveTable(r.GetMoves()))
+	}
+	if standing := r.GetStanding(); standing != "" && !strings.HasPrefix(standing, "off") {
+		fmt.Fprintf(c.err, "The scheduler's own rebalancing: %s\n", screen.Clean(standing))
 	}
 	for _, i := range r.GetImmovable() {
 		fmt.Fprintf(c.err, "%s: %s\n", stays(int(i.GetWorkloads())), i.GetReason())

@@ -14,6 +14,7 @@
 //   - the reads of agents: polls, drift detection, and the record of their finished tasks (inspect.go,
 //     drift.go);
 //   - the groups whose size the leader chooses, with the wishes of the last minutes (autoscale.go);
+//   - the leader's own rebalancing (balance.go);
 //   - the pause detector and the planner's clock offset (clock.go).
 //
 // An effect that needs an answer carries an ID. The caller answers it with exactly one input of the same

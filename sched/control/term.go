@@ -40,6 +40,8 @@ type Term struct {
 	reads   inspections
 	drift   drifts
 	scaling scaling
+
+	balancing balancing
 }
 
 // New starts a term. It is called right after this replica became the leader; view is the state at that time.
@@ -56,6 +58,7 @@ func New(cfg Settings, epoch fsm.Epoch, now Moment, view fsm.View) *Term {
 	t.beginPolls(view)
 	t.beginDrift()
 	t.findAutoscaled(view)
+	t.beginBalance()
 	return t
 }
 
@@ -105,6 +108,8 @@ func (t *Term) Step(now Moment, view fsm.View, in Input) []Effect {
 	case ActionsRead:
 		t.answered(in.ID, in)
 	case Scaled:
+		t.answered(in.ID, in)
+	case Balanced:
 		t.answered(in.ID, in)
 	}
 	if !t.over {

@@ -52,6 +52,14 @@ func (t *term) carryOut(e control.Effect) {
 		})
 	case control.Scale:
 		t.run(proposeTimeout, func(ctx context.Context) control.Input { return control.Scaled{ID: e.ID, Err: t.scale(ctx, e)} })
+	case control.Balance:
+		t.run(0, func(ctx context.Context) control.Input {
+			moves := sched.StandingMoves(e.View, e.Tuning, e.Now, func() bool { return ctx.Err() != nil })
+			for _, m := range moves {
+				t.cfg.Logger.Info("moves a workload to even out the load", "workload", m.Workload, "from", m.From, "to", m.To, "reason", m.Reason, "epoch", t.epoch.String())
+			}
+			return control.Balanced{ID: e.ID, Moves: moves}
+		})
 	case control.Paused:
 		t.cfg.Metrics.Paused(e.By)
 		t.cfg.Logger.Warn("this process was paused, or its clock was set; every lease ends later by the length of the pause",

@@ -12628,8 +12628,11 @@ type PreviewRebalanceResponse struct {
 	// Number of workloads that may move.
 	Movable uint32 `protobuf:"varint,4,opt,name=movable,proto3" json:"movable,omitempty"`
 	// Why the other running workloads stay.
-	Immovable     []*ImmovableWorkloads `protobuf:"bytes,5,rep,name=immovable,proto3" json:"immovable,omitempty"`
-	Index         uint64                `protobuf:"varint,6,opt,name=index,proto3" json:"index,omitempty"`
+	Immovable []*ImmovableWorkloads `protobuf:"bytes,5,rep,name=immovable,proto3" json:"immovable,omitempty"`
+	Index     uint64                `protobuf:"varint,6,opt,name=index,proto3" json:"index,omitempty"`
+	// What the leader's own rebalancing does now: "on", or why it moves nothing; it begins with "off" if the settings
+	// SCHEDULER_REBALANCE_* switch it off.
+	Standing      string `protobuf:"bytes,1420,opt,name=standing,proto3" json:"standing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -12704,6 +12707,13 @@ func (x *PreviewRebalanceResponse) GetIndex() uint64 {
 		return x.Index
 	}
 	return 0
+}
+
+func (x *PreviewRebalanceResponse) GetStanding() string {
+	if x != nil {
+		return x.Standing
+	}
+	return ""
 }
 
 type ApplyRebalanceRequest struct {
@@ -14773,14 +14783,15 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\tunchanged\x18\x04 \x01(\bR\tunchanged\"`\n" +
 	"\x17PreviewRebalanceRequest\x12(\n" +
 	"\x10min_gain_percent\x18\x01 \x01(\rR\x0eminGainPercent\x12\x1b\n" +
-	"\tmax_moves\x18\x02 \x01(\rR\bmaxMoves\"\xb1\x02\n" +
+	"\tmax_moves\x18\x02 \x01(\rR\bmaxMoves\"\xce\x02\n" +
 	"\x18PreviewRebalanceResponse\x126\n" +
 	"\x05moves\x18\x01 \x03(\v2 .persys.cluster.v1.RebalanceMoveR\x05moves\x124\n" +
 	"\x06before\x18\x02 \x01(\v2\x1c.persys.cluster.v1.ImbalanceR\x06before\x122\n" +
 	"\x05after\x18\x03 \x01(\v2\x1c.persys.cluster.v1.ImbalanceR\x05after\x12\x18\n" +
 	"\amovable\x18\x04 \x01(\rR\amovable\x12C\n" +
 	"\timmovable\x18\x05 \x03(\v2%.persys.cluster.v1.ImmovableWorkloadsR\timmovable\x12\x14\n" +
-	"\x05index\x18\x06 \x01(\x04R\x05index\"}\n" +
+	"\x05index\x18\x06 \x01(\x04R\x05index\x12\x1b\n" +
+	"\bstanding\x18\x8c\v \x01(\tR\bstanding\"}\n" +
 	"\x15ApplyRebalanceRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12(\n" +

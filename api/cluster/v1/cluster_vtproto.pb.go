@@ -4263,6 +4263,7 @@ func (m *PreviewRebalanceResponse) CloneVT() *PreviewRebalanceResponse {
 	r.After = m.After.CloneVT()
 	r.Movable = m.Movable
 	r.Index = m.Index
+	r.Standing = m.Standing
 	if rhs := m.Moves; rhs != nil {
 		tmpContainer := make([]*RebalanceMove, len(rhs))
 		for k, v := range rhs {
@@ -16274,6 +16275,15 @@ func (m *PreviewRebalanceResponse) MarshalToSizedBufferVT(dAtA []byte) (int, err
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if len(m.Standing) > 0 {
+		i -= len(m.Standing)
+		copy(dAtA[i:], m.Standing)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Standing)))
+		i--
+		dAtA[i] = 0x58
+		i--
+		dAtA[i] = 0xe2
+	}
 	if m.Index != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Index))
 		i--
@@ -21928,6 +21938,10 @@ func (m *PreviewRebalanceResponse) SizeVT() (n int) {
 	}
 	if m.Index != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Index))
+	}
+	l = len(m.Standing)
+	if l > 0 {
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -53064,6 +53078,38 @@ func (m *PreviewRebalanceResponse) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 1420:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Standing", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Standing = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

@@ -1,0 +1,120 @@
+package sched
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/rollout"
+)
+
+// The leader evens out the load by itself if its settings say so. The records of the workloads have the times of their
+// moves, so the limits also hold under a new leader. See ADR 62.
+
+// BalancePolicy holds the settings of the leader's own rebalancing.
+type BalancePolicy struct {
+	PerHour int   // maximum number of moves within an hour (SCHEDULER_REBALANCE_PER_HOUR); 0 = the leader moves nothing by itself
+	AtOnce  int   // maximum number of moves that have not ended (SCHEDULER_REBALANCE_AT_ONCE)
+	MinGain int64 // smallest gain of a move in millionths of a node (SCHEDULER_REBALANCE_MIN_GAIN)
+}
+
+// Rules of the leader's own rebalancing.
+const (
+	BalanceEvery    = 15 * time.Second // time between two searches
+	balanceSearches = 20_000           // limit of evaluations of one search
+	balanceMoveEnds = 600 * second     // a move that has not ended by then does not count as one of AtOnce any more
+	balanceSettled  = 60 * second      // a workload that was placed less than this time ago is not moved
+	balanceHour     = 3600 * second
+)
+
+// StandingMoves returns the moves that the leader makes by itself now; it may be asked every BalanceEvery. stop is
+// called between two searches and ends them when it returns true.
+func StandingMoves(v fsm.View, t Tuning, now int64, stop func() bool) []BalanceMove {
+	l, waits := StandingBalance(v, t, now)
+	if waits != "" {
+		return nil
+	}
+	l.Stop = stop
+	return Rebalance(v, l, t).Moves
+}
+
+// StandingBalance returns the limits of the leader's next search for moves. If the leader must not move anything now,
+// waits says why, and begins with "off" if the settings forbid it. now is Unix nanoseconds.
+func StandingBalance(v fsm.View, t Tuning, now int64) (l BalanceLimits, waits string) {
+	policy := t.Balance
+	if policy.PerHour <= 0 {
+		return l, "off (SCHEDULER_REBALANCE_PER_HOUR is 0)"
+	}
+	if waits = unrest(v); waits != "" {
+		return l, waits
+	}
+	moving, lastHour, unplaced := 0, 0, ""
+	v.Workloads("", func(w *fsm.Workload) bool {
+		ends := int64(0)
+		if w.Moved != nil {
+			if now < w.Moved.At+balanceHour {
+				lastHour++
+			}
+			ends = w.Moved.At + balanceMoveEnds
+		}
+		switch {
+		case now < ends && stillMoves(v, w):
+			moving++
+		case unplaced == "" && w.WantsPlace() && w.Demand.Job == nil:
+			unplaced = w.ID
+		}
+		return true
+	})
+	switch {
+	case unplaced != "":
+		return l, fmt.Sprintf("waits until workload %s has a node", unplaced)
+	case moving >= policy.AtOnce:
+		return l, fmt.Sprintf("waits for the end of %d moves, the limit (SCHEDULER_REBALANCE_AT_ONCE)", moving)
+	case lastHour >= policy.PerHour:
+		return l, fmt.Sprintf("waits, because %d workloads were moved within the last hour, the limit (SCHEDULER_REBALANCE_PER_HOUR)", lastHour)
+	}
+	return BalanceLimits{
+		Moves: min(policy.AtOnce-moving, policy.PerHour-lastHour, fsm.MaxBalanceMoves), MinGain: policy.MinGain,
+		OneOfGroup: true, Now: now, MinAge: balanceSettled, Evaluations: balanceSearches,
+	}, ""
+}
+
+// stillMoves reports whether the last move of a workload has not ended.
+func stillMoves(v fsm.View, w *fsm.Workload) bool {
+	if w.Desired != fsm.DesiredRunning {
+		return false
+	}
+	if w.Node == "" || !w.Available() {
+		return true
+	}
+	left := false
+	v.ResidualsOf(w.ID, func(r *fsm.Residual) bool {
+		left = r.Node == w.Moved.From
+		return !left
+	})
+	return left
+}
+
+// unrest returns why the cluster is not calm enough for the leader to move workloads by itself; "" if it is.
+func unrest(v fsm.View) (why string) {
+	if mode := v.Info().Mode; mode.Frozen() {
+		return "waits for the end of mode " + string(mode)
+	}
+	v.Nodes("", func(n *fsm.Node) bool {
+		switch {
+		case n.Draining:
+			why = "waits while node " + n.ID + " is draining"
+		case !n.Up && !n.Fenced:
+			why = "waits while node " + n.ID + " is lost; if it stays away: persysctl node remove " + n.ID
+		}
+		return why == ""
+	})
+	if why != "" {
+		return why
+	}
+	v.Rolling(func(r *rollout.Rollout) bool {
+		why = "waits for the end of the update of " + r.Group
+		return false
+	})
+	return why
+}
