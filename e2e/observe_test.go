@@ -180,6 +180,8 @@ func TestEveryMetricIsSet(t *testing.T) {
 		"persys_scheduler_planner_orders_in_flight":                  "sched/leader TestStatsCountOrdersAndReports",
 		"persys_scheduler_planner_reports_pending":                   "sched/leader TestStatsCountOrdersAndReports",
 		"persys_scheduler_mirror_fenced_total":                       "mirror TestDeposedWriterWritesNothing",
+		"persys_agent_network_repairs_total":                         "agent/overlay TestForeignChangesAreRepaired",
+		"persys_agent_network_problems":                              "agent/overlay TestForeignChangesAreRepaired",
 		"persys_agent_orders_fenced_total":                           "agent TestHealthAndMetrics",
 		"persys_agent_garbage_collection_old_failed_workloads_found": "agent TestHealthAndMetrics",
 		"persys_agent_garbage_collection_orphaned_resources_found":   "agent TestHealthAndMetrics",

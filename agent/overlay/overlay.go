@@ -12,7 +12,6 @@ import (
 
 	"github.com/moby/moby/client"
 
-	"github.com/persys/compute/agent/metrics"
 	"github.com/persys/compute/agent/overlay/plan"
 	"github.com/persys/compute/agent/workload"
 )
@@ -25,9 +24,21 @@ type Config struct {
 	// Store holds the addresses of containers.
 	Store AddressStore
 	// Metrics may be nil.
-	Metrics *metrics.Metrics
+	Metrics Metrics
 	Logger  *slog.Logger
 }
+
+// Metrics counts repairs and problems. *metrics.Metrics implements it.
+type Metrics interface {
+	NetworkRepaired()
+	NetworkProblems(n int)
+}
+
+// noMetrics counts nothing.
+type noMetrics struct{}
+
+func (noMetrics) NetworkRepaired()    {}
+func (noMetrics) NetworkProblems(int) {}
 
 // AddressStore stores the addresses of containers on networks. *store.Store implements it.
 type AddressStore interface {
@@ -70,6 +81,9 @@ const (
 
 // New makes an Overlay. It opens nothing before Run.
 func New(cfg Config) (*Overlay, error) {
+	if cfg.Metrics == nil {
+		cfg.Metrics = noMetrics{}
+	}
 	o := &Overlay{
 		cfg: cfg, log: cfg.Logger, compare: compareEvery, passed: make(chan struct{}),
 		wake: make(chan struct{}, 1), foreign: make(chan struct{}, 1), addresses: addresses{store: cfg.Store},

@@ -1,12 +1,14 @@
 package overlay
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -77,13 +79,15 @@ func TestWhoReachesWhom(t *testing.T) {
 	for _, n := range nodes[:3] {
 		n.Start(t, viewOf(n, nodes, networks))
 	}
-	// The stranger knows the network identifier and the peers' addresses, and sends packets of network 1.
-	claims := map[uint32][]*node{1: {a, b, stranger}}
+	// The stranger knows the network identifier and the peers' addresses, and sends packets of network 1 with the
+	// source addresses of node b's slice.
+	claims := map[uint32][]*node{1: {a, stranger}}
 	stranger.Start(t, viewOf(stranger, nodes, claims))
 
 	a1, b1, a2, c2 := newContainer(t, a, "a1", 1), newContainer(t, b, "b1", 1), newContainer(t, a, "a2", 2), newContainer(t, c, "c2", 2)
 	s1 := newContainer(t, stranger, "s1", 1)
 	net.serve(t)
+	a.serve(t)
 	outside := netip.MustParseAddr("10.99.0.1")
 	net.do(t, func() error { // routes to the containers, as an attacker on the nodes' network would set them
 		return netlink.RouteAdd(&netlink.Route{Dst: toNet(slice(1, 0)), Gw: a.address.AsSlice()})
@@ -124,10 +128,21 @@ func TestWhoReachesWhom(t *testing.T) {
 			}
 		})
 	}
+	// Answers to the stranger would go to node b, so a connection would fail in any case: no packet may arrive at all.
+	heard := a1.listen(t)
+	b1.send(t, a1.address)
+	if from := heard(testbed.Patience); from != b1.address {
+		t.Errorf("a datagram of b1 came from %q", from)
+	}
+	s1.send(t, a1.address)
+	if from := heard(700 * time.Millisecond); from.IsValid() {
+		t.Errorf("a datagram of the stranger arrived, with the source %s", from)
+	}
 	// A container that takes the address of a member of another network is not answered.
 	a2.do(t, func() error { return address("eth0", b1.address.String()+"/32") })
-	if from, err := a2.askFrom(b1.address, a1.address); err == nil {
-		t.Errorf("a foreign source address was accepted: seen as %s", from)
+	a2.sendFrom(t, b1.address, a1.address)
+	if from := heard(700 * time.Millisecond); from.IsValid() {
+		t.Errorf("a datagram with a foreign source address arrived, from %s", from)
 	}
 }
 
@@ -139,6 +154,7 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 	a, b := newNode(t, net, "a", 11), newNode(t, net, "b", 12)
 	nodes := []*node{a, b}
 	networks := map[uint32][]*node{1: {a, b}}
+	a.compare = time.Hour
 	for _, n := range nodes {
 		n.Start(t, viewOf(n, nodes, networks))
 	}
@@ -174,6 +190,14 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 			return f(link.Attrs().Index)
 		}
 	}
+	ready := func(t *testing.T) {
+		t.Helper()
+		testbed.Until(t, "the first compare", func() bool {
+			a.overlay.mu.Lock()
+			defer a.overlay.mu.Unlock()
+			return len(a.overlay.ready) > 0
+		})
+	}
 	hasTable := func() error {
 		return a.try(func() error {
 			r, err := openRules()
@@ -191,8 +215,8 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		damage func() error
-		// quick: a monitor announces it, so that it is repaired long before the next full compare
-		quick bool
+		// announced: a monitor announces it, so it is repaired without a full compare
+		announced bool
 	}{
 		{"nft flush ruleset", func() error {
 			c, err := nftables.New()
@@ -225,20 +249,44 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 		}), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			a.overlay.mu.Lock()
-			a.overlay.mu.Unlock()
-			a.do(t, c.damage)
-			limit := 20 * time.Second
-			if c.quick {
-				limit = 10 * time.Second
+			if !c.announced && a.compare == time.Hour {
+				a.stop()
+				a.compare = 2 * time.Second
+				a.Start(t, viewOf(a, nodes, networks))
+				ready(t)
 			}
+			before := a.counts.repairs.Load()
+			a.do(t, c.damage)
+			const limit = 20 * time.Second
 			reach(t, limit)
 			testbed.Within(t, limit, "our table", hasTable)
+			testbed.Until(t, "the repair in the metrics", func() bool { return a.counts.repairs.Load() > before })
 		})
 	}
 	if !strings.Contains(a.log.String(), "another program changed the networks between nodes; repaired") {
 		t.Errorf("the log says nothing of the repairs:\n%s", a.log)
 	}
+
+	t.Run("device of another agent", func(t *testing.T) {
+		rename := func(alias string) {
+			a.do(t, func() error {
+				link, err := netlink.LinkByName(plan.Device)
+				if err != nil {
+					return err
+				}
+				return netlink.LinkSetAlias(link, alias)
+			})
+		}
+		own := device().Alias
+		rename("persys c1 other")
+		testbed.Until(t, "the problem in the metrics", func() bool { return a.counts.problems.Load() == 1 })
+		if p := a.overlay.Problems(); len(p) != 1 || !strings.Contains(p[0], `the interface pvx0 belongs to "persys c1 other"`) {
+			t.Errorf("problems: %q", p)
+		}
+		rename(own)
+		testbed.Until(t, "the end of the problem", func() bool { return a.counts.problems.Load() == 0 })
+		reach(t, 10*time.Second)
+	})
 
 	t.Run("restart", func(t *testing.T) {
 		before := device().Index
@@ -246,14 +294,7 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 		reach(t, time.Second) // nothing runs on node a
 		n := len(a.log.String())
 		a.Start(t, viewOf(a, nodes, networks))
-		testbed.Within(t, 10*time.Second, "the first compare", func() error {
-			a.overlay.mu.Lock()
-			defer a.overlay.mu.Unlock()
-			if len(a.overlay.ready) == 0 {
-				return errors.New("not ready")
-			}
-			return nil
-		})
+		ready(t)
 		if said := a.log.String()[n:]; strings.Contains(said, "operations") {
 			t.Errorf("the restarted agent changed something:\n%s", said)
 		}
@@ -309,6 +350,50 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 			})
 		})
 	})
+}
+
+// TestMonitors: each monitor announces the changes that it is for.
+func TestMonitors(t *testing.T) {
+	namespaces(t)
+	s := newSpace(t)
+	var monitors []monitor
+	s.do(t, func() (err error) {
+		monitors, err = openMonitors()
+		return err
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	var wait sync.WaitGroup
+	defer wait.Wait()
+	defer cancel()
+	var heard []chan struct{}
+	for _, m := range monitors {
+		c := make(chan struct{}, 1)
+		heard = append(heard, c)
+		wait.Go(func() {
+			if err := m.watch(ctx, func() { signal(c) }); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for _, c := range []struct {
+		name    string
+		monitor int
+		change  func() error
+	}{
+		{"a table", 0, firewall},
+		{"a bridge", 1, func() error { return bridge("ps7", 1500, "10.216.0.1/26") }},
+		{"a route", 1, func() error {
+			return netlink.RouteDel(&netlink.Route{Dst: toNet(netip.MustParsePrefix("10.216.0.0/26")), Scope: netlink.SCOPE_LINK})
+		}},
+	} {
+		drain(heard[c.monitor])
+		s.do(t, c.change)
+		select {
+		case <-heard[c.monitor]:
+		case <-time.After(testbed.Patience):
+			t.Errorf("%s: not announced", c.name)
+		}
+	}
 }
 
 // TestManyPeers: a view with 700 peers is set up; its table needs several messages.

@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -146,6 +148,8 @@ type node struct {
 	address netip.Addr
 	store   memory
 	log     *lines
+	counts  counts
+	compare time.Duration // between two full compares
 
 	stop    func()
 	overlay *Overlay
@@ -188,9 +192,9 @@ func firewall() error {
 // Start runs an overlay until Stop or the end of the test.
 func (n *node) Start(t *testing.T, v workload.NetworkView) {
 	t.Helper()
-	o, err := New(Config{Node: n.name, Store: &n.store, Logger: slog.New(slog.NewTextHandler(n.log, nil))})
+	o, err := New(Config{Node: n.name, Store: &n.store, Metrics: &n.counts, Logger: slog.New(slog.NewTextHandler(n.log, nil))})
 	must(t, err)
-	o.compare = 2 * time.Second
+	o.compare = cmp.Or(n.compare, 2*time.Second)
 	o.engine = func(string) (engine, error) { return &fakeEngine{space: n.space}, nil }
 	ctx, cancel := context.WithCancel(context.Background())
 	var wait sync.WaitGroup
@@ -201,6 +205,12 @@ func (n *node) Start(t *testing.T, v workload.NetworkView) {
 	}
 	o.Set(v)
 }
+
+// counts counts repairs, and holds the last number of problems.
+type counts struct{ repairs, problems atomic.Int64 }
+
+func (c *counts) NetworkRepaired()      { c.repairs.Add(1) }
+func (c *counts) NetworkProblems(n int) { c.problems.Store(int64(n)) }
 
 // lines is a log.
 type lines struct {
@@ -355,16 +365,40 @@ func (s *space) ask(to netip.Addr) (from string, err error) {
 	return from, err
 }
 
-// askFrom connects from one of the caller's addresses.
-func (s *space) askFrom(source, to netip.Addr) (from string, err error) {
-	err = s.try(func() error {
-		d := net.Dialer{Timeout: 700 * time.Millisecond, LocalAddr: &net.TCPAddr{IP: source.AsSlice()}}
-		conn, err := d.Dial("tcp4", netip.AddrPortFrom(to, 80).String())
+// listen receives datagrams in a container. The returned function waits for the next one, at most for a limit, and
+// returns its source; without a datagram that is the zero address.
+func (c *container) listen(t *testing.T) func(limit time.Duration) netip.Addr {
+	t.Helper()
+	var l *net.UDPConn
+	c.do(t, func() (err error) {
+		l, err = net.ListenUDP("udp4", &net.UDPAddr{IP: c.address.AsSlice(), Port: datagrams})
+		return err
+	})
+	t.Cleanup(func() { _ = l.Close() })
+	return func(limit time.Duration) netip.Addr {
+		_ = l.SetReadDeadline(time.Now().Add(limit))
+		_, from, err := l.ReadFromUDPAddrPort(make([]byte, 16))
+		if err != nil {
+			return netip.Addr{}
+		}
+		return from.Addr()
+	}
+}
+
+const datagrams = 9000
+
+// send sends a datagram from a container.
+func (c *container) send(t *testing.T, to netip.Addr) { c.sendFrom(t, c.address, to) }
+
+// sendFrom sends a datagram with one of the addresses of a namespace.
+func (s *space) sendFrom(t *testing.T, from, to netip.Addr) {
+	t.Helper()
+	s.do(t, func() error {
+		conn, err := net.DialUDP("udp4", &net.UDPAddr{IP: from.AsSlice()}, &net.UDPAddr{IP: to.AsSlice(), Port: datagrams})
 		if err != nil {
 			return err
 		}
-		from = conn.LocalAddr().String()
-		return conn.Close()
+		_, err = conn.Write([]byte("x"))
+		return errors.Join(err, conn.Close())
 	})
-	return from, err
 }
