@@ -26,7 +26,7 @@ func TestWhoAmIShowsIdentityAndRights(t *testing.T) {
 			who, via string
 			want     string // expected answer: role, namespaces and number of permissions
 		}{
-			"the admin":           {"user/admin", nil, "persys://c1/user/admin", "", "admin in every namespace 12"},
+			"the admin":           {"user/admin", nil, "persys://c1/user/admin", "", "admin in every namespace 13"},
 			"a confined operator": {"user/ada", nil, "persys://c1/user/ada", "", "operator in a 5"},
 			"a user of namespace a limits a call to namespace b":             {"user/ada", []string{dial.KeyNamespaces, "b"}, "persys://c1/user/ada", "", "operator in no namespace 5"},
 			"a user with a certificate through a gateway":                    {"gateway/g", []string{dial.KeyOnBehalf, "persys://c1/user/vera"}, "persys://c1/user/vera", "persys://c1/gateway/g", "viewer in every namespace 2"},

@@ -113,6 +113,8 @@ expose: ["9000", "9001-9002/udp"]
 			continue
 		case "networks": // those of a container span nodes, those of a stack are on one node
 			continue
+		case "secrets", "configs", "env_secrets", "env_configs", "on_change": // those of a container name objects of its namespace
+			continue
 		}
 		if !set[word] {
 			t.Errorf("no row of the table has the word %s", word)
