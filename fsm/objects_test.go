@@ -273,7 +273,8 @@ func TestSnapshotKeepsObjects(t *testing.T) {
 	mustEqualStates(t, "read again", again, w.s)
 }
 
-// objectsScenario is a scenario of the golden corpus: secrets, configs and the workloads that use them.
+// objectsScenario applies the commands of the golden file 95-objects: they create, change and delete secrets and configs,
+// and the workloads that use them. Some of the commands are refused.
 func objectsScenario(w *world) {
 	w.do(putNamespace("shop"))
 	w.do(putObject(KindSecret, "db", "a", ""))

@@ -74,8 +74,9 @@ func (t *Tx) Expect(commands int) {
 	t.slabs.expected = commands
 }
 
-// slabs allocates the small objects of one log entry in slices of many objects, because all of them are
-// released at about the same time. The garbage collector sees such a slice as one object.
+// slabs allocates many small objects of one log entry in one Go slice. The garbage collector then has one object to look
+// at instead of many. The objects of a log entry are no longer needed at about the same time, so a slice does not keep
+// memory for a few of them.
 type slabs struct {
 	expected int // number of commands of the log entry that are not applied yet
 	items    []Item

@@ -480,8 +480,9 @@ func TestStreamOutlivesItsRing(t *testing.T) {
 	}
 }
 
-// TestGatewaysSideBySide: several gateways in one process all refuse unknown query parameters, and the race detector
-// finds no race, although the library has one global parser of parameters.
+// TestGatewaysSideBySide: four gateways in one process answer requests at the same time. Each must refuse an unknown
+// query parameter with its name. They share the library's one parser of query parameters, so this test also lets the
+// race detector look for unprotected access to it.
 func TestGatewaysSideBySide(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	var all sync.WaitGroup

@@ -69,8 +69,8 @@ func (s *Server) loadStack(ctx context.Context, req *controlv1.ApplyWorkloadRequ
 }
 
 // judgeStack adds the asks of the loaded stack (what it asks of the machine, such as host paths) and its host ports to
-// the workloads of a put. p is the stack that loadStack returned. Only the loaded stack has all ports, because services
-// may come from `include` and `extends`, and ports from variables.
+// the workloads of a put. p is the stack that loadStack returned. The text of the Compose file does not tell the
+// ports: services may be in other files (`include`, `extends`), and port numbers in variables.
 func judgeStack(req *controlv1.ApplyWorkloadRequest, p *types.Project, put *commandv1.PutWorkloads) (err error) {
 	c := req.GetSpec().GetCompose()
 	if c == nil {

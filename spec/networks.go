@@ -80,7 +80,8 @@ func (e *Errors) networks(c *controlv1.ContainerSpec) {
 	}
 }
 
-// UnknownNetworks returns an error for each network of a container that does not exist.
+// UnknownNetworks returns an error for each network that the container of s names and for which known returns false. The
+// workload is in the given namespace, and so are the networks that it can join.
 func UnknownNetworks(s *controlv1.WorkloadSpec, namespace string, known func(name string) bool) error {
 	var e Errors
 	for i, n := range s.GetContainer().GetNetworks() {

@@ -75,8 +75,8 @@ func (k *Keeper) Have() (index, incarnation uint64) {
 	return k.index, k.epoch.Incarnation
 }
 
-// Offer takes over a view if it is newer than the present one. It returns an error if the view is invalid, belongs
-// to another cluster, or is older than the present one.
+// Offer stores the view m and has the overlay set it up, if m is newer than the current view. It ignores a view that is
+// the current one already. It returns an error if m is invalid, is of another cluster, or is older than the current view.
 func (k *Keeper) Offer(m *agentv1.NetworkView) error {
 	if k == nil || m == nil {
 		return nil

@@ -143,8 +143,8 @@ func (c *cli) showPlan(r *clusterv1.PlanWorkloadsResponse) {
 	writeLines(c.out, lines)
 }
 
-// heldLines returns a warning for each reason why planned changes would be held back for now. The table above may cut
-// these reasons off.
+// heldLines returns one warning for each reason for which a planned change waits or fits on no node, with the workloads
+// that have this reason. The table of the plan cuts long reasons off; a warning has the whole reason.
 func heldLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
 	held, order := map[string][]string{}, []string{}
 	for _, w := range workloads {

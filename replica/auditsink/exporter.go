@@ -179,8 +179,10 @@ func (e *Exporter) batch(view fsm.View, l fsm.AuditLog) (b batch, err error) {
 	return b, err
 }
 
-// holds reports whether the log is the log whose record at.Number was sent: the record has the hash at.Hash, or the
-// record was dropped because of its age and the hash in the next record does not contradict at.Hash.
+// holds reports whether the sink can continue after the record that it sent last (at), because l is the log that has
+// this record. The record with the number at.Number must then have the hash at.Hash. If the log has dropped that record
+// because of its age, the next record must name at.Hash as the hash of the record before it; if the next one was dropped
+// too, nothing can be compared, and holds returns true.
 func holds(view fsm.View, l fsm.AuditLog, at position) bool {
 	if at.Number > view.AuditLast(l) {
 		return false

@@ -13046,7 +13046,7 @@ type Network struct {
 	Mtu       uint32                 `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	CreatedBy string                 `protobuf:"bytes,7,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
-	// Number of workloads that use the network.
+	// Number of workloads whose specification names the network.
 	Workloads int32 `protobuf:"varint,8,opt,name=workloads,proto3" json:"workloads,omitempty"`
 	// Number of nodes that the network has room for.
 	Capacity int32 `protobuf:"varint,9,opt,name=capacity,proto3" json:"capacity,omitempty"`

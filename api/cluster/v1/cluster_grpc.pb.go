@@ -253,7 +253,7 @@ type ClusterClient interface {
 	ScaleGroup(ctx context.Context, in *ScaleGroupRequest, opts ...grpc.CallOption) (*ScaleGroupResponse, error)
 	// Lists the networks that span nodes, by namespace and name.
 	ListNetworks(ctx context.Context, in *ListNetworksRequest, opts ...grpc.CallOption) (*ListNetworksResponse, error)
-	// Returns one network with the slices of its nodes.
+	// Returns one network, and which part of its addresses (slice) each node has.
 	GetNetwork(ctx context.Context, in *GetNetworkRequest, opts ...grpc.CallOption) (*GetNetworkResponse, error)
 	// Creates a network that containers on several nodes can join.
 	CreateNetwork(ctx context.Context, in *CreateNetworkRequest, opts ...grpc.CallOption) (*CreateNetworkResponse, error)
@@ -1217,7 +1217,7 @@ type ClusterServer interface {
 	ScaleGroup(context.Context, *ScaleGroupRequest) (*ScaleGroupResponse, error)
 	// Lists the networks that span nodes, by namespace and name.
 	ListNetworks(context.Context, *ListNetworksRequest) (*ListNetworksResponse, error)
-	// Returns one network with the slices of its nodes.
+	// Returns one network, and which part of its addresses (slice) each node has.
 	GetNetwork(context.Context, *GetNetworkRequest) (*GetNetworkResponse, error)
 	// Creates a network that containers on several nodes can join.
 	CreateNetwork(context.Context, *CreateNetworkRequest) (*CreateNetworkResponse, error)
