@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -112,7 +113,7 @@ func (d *docker) Networks(ctx context.Context) ([]plan.ObservedNetwork, []worklo
 			}
 		}
 	}
-	slices.SortFunc(out, func(a, b plan.ObservedNetwork) int { return int(int64(a.ID) - int64(b.ID)) })
+	slices.SortFunc(out, func(a, b plan.ObservedNetwork) int { return cmp.Compare(a.ID, b.ID) })
 	return out, held, nil
 }
 

@@ -71,10 +71,10 @@ func (k *kernel) Observe(address netip.Addr) (seen plan.Observed, err error) {
 			}
 			seen.Underlay = &plan.Link{Name: link.Attrs().Name, Index: a.LinkIndex, MTU: link.Attrs().MTU}
 		}
-		seen.Gateways = append(seen.Gateways, ip)
+		seen.Addresses = append(seen.Addresses, ip)
 	}
-	slices.SortFunc(seen.Gateways, netip.Addr.Compare)
-	seen.Gateways = slices.Compact(seen.Gateways)
+	slices.SortFunc(seen.Addresses, netip.Addr.Compare)
+	seen.Addresses = slices.Compact(seen.Addresses)
 	if err := k.device(&seen); err != nil {
 		return seen, err
 	}
@@ -89,13 +89,12 @@ func (k *kernel) Observe(address netip.Addr) (seen plan.Observed, err error) {
 
 // device reads the VXLAN device and its entries.
 func (k *kernel) device(seen *plan.Observed) error {
-	link, err := k.links.LinkByName(plan.Device)
-	var none netlink.LinkNotFoundError
-	if errors.As(err, &none) {
-		return nil
-	}
+	link, err := k.link(plan.Device)
 	if err != nil {
 		return fmt.Errorf("interface %s: %w", plan.Device, err)
+	}
+	if link == nil {
+		return nil
 	}
 	x, ok := link.(*netlink.Vxlan)
 	if !ok {
@@ -246,12 +245,8 @@ func (k *kernel) adjust(link netlink.Link, mtu int, alias string) error {
 
 // remove removes the VXLAN device, if there is one.
 func (k *kernel) remove() error {
-	link, err := k.links.LinkByName(plan.Device)
-	var none netlink.LinkNotFoundError
-	switch {
-	case errors.As(err, &none):
-		return nil
-	case err != nil:
+	link, err := k.link(plan.Device)
+	if err != nil || link == nil {
 		return err
 	}
 	return gone(k.links.LinkDel(link))
@@ -278,10 +273,19 @@ func gone(err error) error {
 
 // HasLink reports whether the kernel has an interface.
 func (k *kernel) HasLink(name string) (bool, error) {
-	_, err := k.links.LinkByName(name)
+	link, err := k.link(name)
+	return link != nil, err
+}
+
+// link returns an interface; nil if there is none with the name.
+func (k *kernel) link(name string) (netlink.Link, error) {
+	link, err := k.links.LinkByName(name)
 	var none netlink.LinkNotFoundError
 	if errors.As(err, &none) {
-		return false, nil
+		return nil, nil
 	}
-	return err == nil, err
+	if err != nil {
+		return nil, err
+	}
+	return link, nil
 }

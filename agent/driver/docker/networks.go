@@ -9,6 +9,7 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/moby"
+	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
 // endpoint is a container's place on one network.
@@ -40,11 +41,7 @@ func (d *Driver) places(ctx context.Context, spec driver.Spec) ([]endpoint, erro
 	if d.opt.Networks == nil {
 		return nil, driver.Errorf(driver.InvalidConfiguration, "create", "container.networks: this agent has no networks between nodes (workload %q)", spec.ID)
 	}
-	ids := make([]uint32, len(wanted))
-	for i, n := range wanted {
-		ids[i] = n.GetId()
-	}
-	places, err := d.opt.Networks.Join(ctx, spec.ID, ids)
+	places, err := d.opt.Networks.Join(ctx, spec.ID, networkIDs(wanted))
 	if err != nil {
 		return nil, err
 	}
@@ -93,11 +90,15 @@ func (d *Driver) connect(ctx context.Context, spec driver.Spec, in *instance) er
 			}
 		}
 	}
-	ids := make([]uint32, len(wanted))
-	for i, n := range wanted {
+	return d.leave(spec.ID, networkIDs(wanted)...)
+}
+
+func networkIDs(list []*agentv1.NetworkAttachment) []uint32 {
+	ids := make([]uint32, len(list))
+	for i, n := range list {
 		ids[i] = n.GetId()
 	}
-	return d.leave(spec.ID, ids...)
+	return ids
 }
 
 // leave frees the workload's addresses on all networks except those given.

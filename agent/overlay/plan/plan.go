@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/persys/compute/agent/workload"
 )
 
 // looseReversePath lets packets from the VXLAN device pass although the machine would answer them through another
@@ -124,12 +126,7 @@ func (p *planner) network(id uint32) *ObservedNetwork {
 
 // viewed reports whether the view has a network.
 func (p *planner) viewed(id uint32) bool {
-	for _, n := range p.View.Networks {
-		if n.ID == id {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.View.Networks, func(n workload.Network) bool { return n.ID == id })
 }
 
 // table returns the wanted table, and the names of the bridges of the view's networks, sorted. A bridge that the view
@@ -227,7 +224,7 @@ func (p *planner) entries() (forwards []Forward, neighbours []Neighbour, routes 
 	}
 	for _, n := range p.View.Networks {
 		gateway := Gateway(n.Slice)
-		if !slices.Contains(p.Seen.Gateways, gateway) {
+		if !slices.Contains(p.Seen.Addresses, gateway) {
 			gateway = netip.Addr{} // the engine has not made the bridge yet
 		}
 		for _, s := range n.Peers {

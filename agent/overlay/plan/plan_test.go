@@ -70,7 +70,7 @@ func carryOut(t interface{ Fatalf(string, ...any) }, seen Observed, ops []Op) Ob
 		case DropNeighbour:
 			seen.Neighbours = slices.DeleteFunc(slices.Clone(seen.Neighbours), func(n Neighbour) bool { return n.Address == op.Address })
 		case PutRoute:
-			if op.Source.IsValid() && !slices.Contains(seen.Gateways, op.Source) {
+			if op.Source.IsValid() && !slices.Contains(seen.Addresses, op.Source) {
 				t.Fatalf("%s: the kernel refuses a source address that no interface has", op)
 			}
 			if !seen.Device.Up {
@@ -99,7 +99,7 @@ func carryOut(t interface{ Fatalf(string, ...any) }, seen Observed, ops []Op) Ob
 				t.Fatalf("%s: it exists", op)
 			}
 			seen.Engine = append(slices.Clone(seen.Engine), ObservedNetwork{EngineNetwork: op.EngineNetwork, Link: true})
-			seen.Gateways = append(slices.Clone(seen.Gateways), Gateway(op.Slice))
+			seen.Addresses = append(slices.Clone(seen.Addresses), Gateway(op.Slice))
 		case RemoveNetwork:
 			seen.Engine = slices.DeleteFunc(slices.Clone(seen.Engine), func(n ObservedNetwork) bool {
 				if n.ID == op.ID && n.Used {
@@ -113,8 +113,8 @@ func carryOut(t interface{ Fatalf(string, ...any) }, seen Observed, ops []Op) Ob
 	SortNeighbours(seen.Neighbours)
 	SortRoutes(seen.Routes)
 	slices.Sort(seen.UserChain)
-	slices.SortFunc(seen.Gateways, netip.Addr.Compare)
-	seen.Gateways = slices.Compact(seen.Gateways)
+	slices.SortFunc(seen.Addresses, netip.Addr.Compare)
+	seen.Addresses = slices.Compact(seen.Addresses)
 	slices.SortFunc(seen.Engine, func(a, b ObservedNetwork) int { return int(a.ID) - int(b.ID) })
 	return seen
 }

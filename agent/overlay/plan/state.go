@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"hash/fnv"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -44,10 +45,9 @@ func MACOf(a netip.Addr) MAC {
 		b := a.As4()
 		return MAC{2, 0x70, b[0], b[1], b[2], b[3]}
 	}
-	hash := uint64(14695981039346656037) // FNV-1a
-	for _, b := range a.As16() {
-		hash = (hash ^ uint64(b)) * 1099511628211
-	}
+	h := fnv.New64a()
+	_, _ = h.Write(a.AsSlice()) // writing to a hash never fails
+	hash := h.Sum64()
 	return MAC{2, byte(hash >> 32), byte(hash >> 24), byte(hash >> 16), byte(hash >> 8), byte(hash)}
 }
 
@@ -135,11 +135,11 @@ type Observed struct {
 	Routes     []Route
 	Neighbours []Neighbour
 	Forwards   []Forward
-	// ReversePath is the sysctl rp_filter of the device, and ReversePathAll that of all devices. The kernel uses the
-	// larger one.
+	// ReversePath is the sysctl rp_filter of the device.
 	ReversePath int
-	// Gateways are those addresses of bridges that an interface of the machine has, sorted.
-	Gateways []netip.Addr
+	// Addresses holds the IP addresses of all interfaces of the machine, sorted. A bridge whose address is missing here
+	// was not made yet.
+	Addresses []netip.Addr
 	// Table is nil if there is none with our name.
 	Table *Table
 	// UserChain holds the bridges with our rule in DOCKER-USER, sorted. HasUserChain is false if there is no such

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"hash/fnv"
 	"net/netip"
 	"slices"
 	"strings"
@@ -142,11 +143,9 @@ func (r Rule) String() string {
 
 // Mark returns the comment that is stored in the kernel: at most 127 bytes.
 func (r Rule) Mark() string {
-	hash := uint32(2166136261) // FNV-1a
-	for _, b := range []byte(r.String()) {
-		hash = (hash ^ uint32(b)) * 16777619
-	}
-	return fmt.Sprintf("%.100s [%08x]", r.Comment, hash)
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(r.String())) // writing to a hash never fails
+	return fmt.Sprintf("%.100s [%08x]", r.Comment, h.Sum32())
 }
 
 // String returns the table as nft writes it.
