@@ -65,8 +65,7 @@ func (s State) Drifts(node string, fn func(*Drift) bool) {
 		s.r.drifts.Scan(func(_ string, d *Drift) bool { return fn(d) })
 		return
 	}
-	prefix := node + "/"
-	s.r.drifts.Ascend(prefix, func(k string, d *Drift) bool { return strings.HasPrefix(k, prefix) && fn(d) })
+	eachUnder(s.r.drifts, node+"/", func(_ string, d *Drift) bool { return fn(d) })
 }
 
 // Drift returns one open drift.

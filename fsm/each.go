@@ -44,8 +44,8 @@ func (t *Tx) putAlone(one []*commandv1.WorkloadPut) (item Item, refusal Result, 
 		return Item{}, refuse(Invalid, "%s", fault), false
 	}
 	if len(one[0].GetObjects()) > 0 {
-		p, res := pinned1(t.state(), one[0])
-		if res.Kind != OK {
+		p := one[0].CloneVT()
+		if res := pinPut(t.state(), p); res.Kind != OK {
 			return Item{}, res, false
 		}
 		one = []*commandv1.WorkloadPut{p}

@@ -137,10 +137,7 @@ func (s State) UseOf(namespace string) Use {
 // act everywhere.
 func (s State) NamespacesOf(user string) (out []string) {
 	prefix := user + "/"
-	s.r.byUser.Ascend(prefix, func(k string, _ struct{}) bool {
-		if !strings.HasPrefix(k, prefix) {
-			return false
-		}
+	eachUnder(s.r.byUser, prefix, func(k string, _ struct{}) bool {
 		out = append(out, k[len(prefix):])
 		return true
 	})
@@ -431,10 +428,16 @@ func (t *Tx) sees(namespace string) bool {
 // may reports whether the caller may act on a workload of a namespace. If the caller may not, the
 // Result is the refusal.
 func (t *Tx) may(id, namespace string) (Result, bool) {
+	return t.mayUse("workload", id, namespace)
+}
+
+// mayUse reports whether the caller may act on the records of a namespace. If not, the Result is the refusal, which
+// names the record that the command is about.
+func (t *Tx) mayUse(kind, name, namespace string) (Result, bool) {
 	if t.sees(namespace) {
 		return Result{}, true
 	}
-	return refuse(Denied, "workload %q is in namespace %q, and %s acts only in %s", clip(id), clip(namespace), t.by, strings.Join(t.confined, ", ")), false
+	return refuse(Denied, "%s %q is in namespace %q, and %s acts only in %s", kind, clip(name), clip(namespace), t.by, strings.Join(t.confined, ", ")), false
 }
 
 // within lists the commands that a caller confined to namespaces may use. Commands about workloads are also checked
@@ -591,7 +594,7 @@ func (t *Tx) deleteNamespace(b *commandv1.DeleteNamespace) Result {
 	if name := t.state().networkIn(n.Name); name != "" {
 		return refuse(Conflict, "namespace %q has network %q: remove its networks first (persysctl network rm)", n.Name, name)
 	}
-	if have := t.state().objectCount(n.Name); have > 0 {
+	if have := countUnder(t.r.objects, n.Name+"/"); have > 0 {
 		return refuse(Conflict, "namespace %q has %d secrets and configs: delete them first: persysctl secret list, persysctl config list", n.Name, have)
 	}
 	if len(n.Users) > 0 {

@@ -131,7 +131,7 @@ func (n *Network) Room(at int64) int {
 	return room
 }
 
-// with returns a copy of the network in which the slice with the number of s is s.
+// with returns a copy of the network that has the slice s. If the network has a slice with the same number, s replaces it.
 func (n *Network) with(s Slice) *Network {
 	next := *n
 	next.Slices = slices.Clone(n.Slices)
@@ -156,13 +156,16 @@ func (s State) Networks(fn func(*Network) bool) {
 
 // networkIn returns the name of a network of a namespace; "" if it has none.
 func (s State) networkIn(namespace string) (name string) {
-	s.r.networks.Ascend(namespace+"/", func(key string, n *Network) bool {
-		if strings.HasPrefix(key, namespace+"/") {
-			name = n.Name
-		}
+	eachUnder(s.r.networks, namespace+"/", func(_ string, n *Network) bool {
+		name = n.Name
 		return false
 	})
 	return name
+}
+
+// UsedBy reports whether the specification of a workload names the network.
+func (n *Network) UsedBy(w *Workload) bool {
+	return w.In() == n.In() && slices.Contains(w.Demand.Networks, n.Name)
 }
 
 // MembersOn returns the number of workloads on a node that use a network. Instances that the node has yet to
@@ -172,12 +175,13 @@ func MembersOn(v interface {
 	Residuals(node string, fn func(*Residual) bool)
 }, n *Network, node string) (count int) {
 	v.WorkloadsOn(node, func(w *Workload) bool {
-		if w.In() == n.In() && slices.Contains(w.Demand.Networks, n.Name) {
+		if n.UsedBy(w) {
 			count++
 		}
 		return true
 	})
-	// The namespace of a residual is not recorded: a residual of another namespace only delays the return of a slice.
+	// A residual is an instance that the node has yet to remove. Its record has no namespace, so residuals that joined a
+	// network with the same name in another namespace count too. The node then only keeps its slice longer than needed.
 	v.Residuals(node, func(r *Residual) bool {
 		if slices.Contains(r.Demand.Networks, n.Name) {
 			count++
@@ -193,7 +197,7 @@ func (t *Tx) putNetwork(b *commandv1.PutNetwork) Result {
 		Name: strings.Clone(b.GetName()), Namespace: strings.Clone(stored(b.GetNamespace())), MTU: cmp.Or(b.GetMtu(), DefaultMTU),
 		CreatedAt: t.r.info.Clock, CreatedBy: t.by, CreateIndex: t.meta.Index,
 	}
-	if res, ok := t.mayNetwork(n); !ok {
+	if res, ok := t.mayUse("network", n.Name, n.In()); !ok {
 		return res
 	}
 	if !bounds.ValidID(n.Name) {
@@ -214,7 +218,7 @@ func (t *Tx) putNetwork(b *commandv1.PutNetwork) Result {
 		if b.GetCidr() != "" {
 			return refuse(Denied, "cidr: %s: users who are confined to namespaces get a part of the pool; ask an admin for another subnet", quoted(b.GetCidr()))
 		}
-		if count := t.networksIn(n.In()); count >= maxConfined {
+		if count := countUnder(t.r.networks, n.In()+"/"); count >= maxConfined {
 			return refuse(Denied, "namespace %q has %d networks, and users who are confined to namespaces may make at most %d: remove some, or ask an admin", n.In(), count, maxConfined)
 		}
 	}
@@ -245,17 +249,6 @@ func (t *Tx) putNetwork(b *commandv1.PutNetwork) Result {
 	return Result{}
 }
 
-// networksIn returns the number of networks of a namespace.
-func (t *Tx) networksIn(namespace string) (count int) {
-	t.r.networks.Scan(func(_ string, n *Network) bool {
-		if n.In() == namespace {
-			count++
-		}
-		return true
-	})
-	return count
-}
-
 // nodeWithin returns a node whose address is in a prefix; "" if there is none.
 func (t *Tx) nodeWithin(p netip.Prefix) (node, address string) {
 	t.r.nodes.Scan(func(id string, n *Node) bool {
@@ -265,14 +258,6 @@ func (t *Tx) nodeWithin(p netip.Prefix) (node, address string) {
 		return node == ""
 	})
 	return node, address
-}
-
-// mayNetwork reports whether the caller may act in the namespace of a network; if not, the Result is the refusal.
-func (t *Tx) mayNetwork(n *Network) (Result, bool) {
-	if t.sees(n.In()) {
-		return Result{}, true
-	}
-	return refuse(Denied, "network %q is in namespace %q, and %s acts only in %s", clip(n.Name), clip(n.In()), t.by, strings.Join(t.confined, ", ")), false
 }
 
 // ParseSubnet parses the prefix of a network. fault says what is wrong with it.
@@ -340,7 +325,7 @@ func (t *Tx) freeIn(pool netip.Prefix) netip.Prefix {
 
 func (t *Tx) deleteNetwork(b *commandv1.DeleteNetwork) Result {
 	want := &Network{Name: b.GetName(), Namespace: stored(b.GetNamespace())}
-	if res, ok := t.mayNetwork(want); !ok {
+	if res, ok := t.mayUse("network", want.Name, want.In()); !ok {
 		return res
 	}
 	n, ok := t.r.networks.Get(want.key())
@@ -349,7 +334,7 @@ func (t *Tx) deleteNetwork(b *commandv1.DeleteNetwork) Result {
 	}
 	users, count := "", 0
 	t.state().Workloads("", func(w *Workload) bool {
-		if w.In() == n.In() && slices.Contains(w.Demand.Networks, n.Name) {
+		if n.UsedBy(w) {
 			if count++; count <= 3 {
 				users += " " + w.ID
 			}
@@ -517,8 +502,11 @@ func (t *Tx) networkByID(id uint32) (found *Network) {
 	return found
 }
 
-func (t *Tx) takeBack(n *Network, s Slice) {
-	t.storeNetwork(n, n.with(Slice{Number: s.Number, FreeAt: t.r.info.Clock + SliceRest}))
+func (t *Tx) takeBack(n *Network, s Slice) { t.storeNetwork(n, n.with(t.takenBack(s))) }
+
+// takenBack returns a slice as it is after it was taken back from its node now.
+func (t *Tx) takenBack(s Slice) Slice {
+	return Slice{Number: s.Number, FreeAt: t.r.info.Clock + SliceRest}
 }
 
 // dropSlicesOf takes back all slices of a node that is removed.
@@ -568,7 +556,7 @@ func (t *Tx) restoreNetworks(backup, present State, fresh bool) {
 		n.ModifyIndex, n.Slices = t.meta.Index, slices.Clone(old.Slices)
 		for i, s := range n.Slices {
 			if _, ok := t.r.nodes.Get(s.Node); s.Node != "" && (!ok || !fresh) {
-				n.Slices[i] = Slice{Number: s.Number, FreeAt: t.r.info.Clock + SliceRest}
+				n.Slices[i] = t.takenBack(s)
 			}
 		}
 		t.r.networks.Set(n.key(), &n)
@@ -586,7 +574,7 @@ func (t *Tx) settleSlices() {
 		for _, s := range n.Slices {
 			was := s
 			if _, ok := t.r.nodes.Get(s.Node); s.Node != "" && !ok {
-				s = Slice{Number: s.Number, FreeAt: t.r.info.Clock + SliceRest}
+				s = t.takenBack(s)
 			} else if members := s.Node != "" && MembersOn(t.state(), n, s.Node) > 0; members {
 				s.EmptySince = 0
 			} else if s.Node != "" && s.EmptySince == 0 {

@@ -77,7 +77,7 @@ type ObjectUse struct {
 }
 
 // In returns the name of the object's namespace.
-func (o *Object) In() string { return orNamespace(o.Namespace, DefaultNamespace) }
+func (o *Object) In() string { return cmp.Or(o.Namespace, DefaultNamespace) }
 
 // Present returns the newest version.
 func (o *Object) Present() *ObjectVersion { return &o.Versions[len(o.Versions)-1] }
@@ -133,60 +133,50 @@ func PinObjects(v ObjectView, b *commandv1.PutWorkloads) (*commandv1.PutWorkload
 	if !slices.ContainsFunc(b.GetWorkloads(), uses) && !slices.ContainsFunc(b.GetSurge(), uses) {
 		return b, Result{}
 	}
-	pinned := &commandv1.PutWorkloads{
-		GroupOf: b.GetGroupOf(), Update: b.GetUpdate(), Namespace: b.GetNamespace(), Each: b.GetEach(), Bundles: b.GetBundles(),
-		ListDeleted: b.GetListDeleted(), IfCount: b.IfCount,
-	}
-	var res Result
-	for i, list := range [][]*commandv1.WorkloadPut{b.GetWorkloads(), b.GetSurge()} {
+	pinned := b.CloneVT()
+	for _, list := range [][]*commandv1.WorkloadPut{pinned.GetWorkloads(), pinned.GetSurge()} {
 		for _, p := range list {
-			if p, res = pinned1(v, p); res.Kind != OK {
+			if res := pinPut(v, p); res.Kind != OK {
 				return b, res
-			}
-			if i == 0 {
-				pinned.Workloads = append(pinned.Workloads, p)
-			} else {
-				pinned.Surge = append(pinned.Surge, p)
 			}
 		}
 	}
 	return pinned, Result{}
 }
 
-// pinned1 is PinObjects for one put.
-func pinned1(v ObjectView, p *commandv1.WorkloadPut) (*commandv1.WorkloadPut, Result) {
+// pinPut is PinObjects for one put, which it changes.
+func pinPut(v ObjectView, p *commandv1.WorkloadPut) Result {
 	if len(p.GetObjects()) == 0 {
-		return p, Result{}
+		return Result{}
 	}
 	old, _ := v.Workload(p.GetId())
 	in, versions := namespaceOf(p, old), make([]uint64, len(p.GetObjects()))
 	for i, u := range p.GetObjects() {
 		o, ok := v.Object(in, u.GetKind(), u.GetName())
 		if !ok {
-			return nil, refuse(NotFound, "workload %s: %s", clip(p.GetId()), NoObject(in, u.GetKind(), u.GetName()))
+			return refuse(NotFound, "workload %s: %s", clip(p.GetId()), NoObject(in, u.GetKind(), u.GetName()))
 		}
 		if _, ok := o.Version(u.GetVersion()); !ok {
-			return nil, refuse(Conflict, "workload %s: version %d of %s %q is no longer stored: apply the specification again to use the present version",
+			return refuse(Conflict, "workload %s: version %d of %s %q is no longer stored: apply the specification again to use the present version",
 				clip(p.GetId()), u.GetVersion(), o.Kind, o.Name)
 		}
 		if versions[i] = u.GetVersion(); versions[i] == 0 && !u.GetKeep() {
 			versions[i] = o.Present().Number
 		}
 	}
-	return withVersions(p, versions), Result{}
+	setVersions(p, versions)
+	return Result{}
 }
 
-// withVersions returns a copy of p that uses these versions of its objects.
-func withVersions(p *commandv1.WorkloadPut, versions []uint64) *commandv1.WorkloadPut {
-	out := p.CloneVT()
-	if out.SpecContent == "" {
-		out.SpecContent = out.GetContent()
+// setVersions makes p use these versions of its objects.
+func setVersions(p *commandv1.WorkloadPut, versions []uint64) {
+	if p.SpecContent == "" {
+		p.SpecContent = p.GetContent()
 	}
-	for i, u := range out.GetObjects() {
+	for i, u := range p.GetObjects() {
 		u.Version = versions[i]
 	}
-	out.Content = contentWithObjects(out.GetSpecContent(), out.GetObjects())
-	return out
+	p.Content = contentWithObjects(p.GetSpecContent(), p.GetObjects())
 }
 
 // contentWithObjects derives the content of a workload from that of its specification and from the versions that it uses.
@@ -211,6 +201,11 @@ func NoObject(namespace, kind, name string) string {
 	return kind + " " + quoted(name) + " does not exist in namespace " + quoted(namespace) + ": persysctl " + kind + " put " + clip(name) + suffix(" --namespace ", stored(namespace))
 }
 
+// NoVersion is the error text for a version of the object that is not stored. It names the next command.
+func (o *Object) NoVersion(number uint64) string {
+	return "version " + strconv.FormatUint(number, 10) + " of " + o.Kind + " " + quoted(o.Name) + " is not stored: persysctl " + o.Kind + " history " + o.Name
+}
+
 // UsersOf scans the workloads that use an object and are not being deleted, by id. version is the version that
 // the workload uses; 0 = the present one with each start.
 func (s State) UsersOf(o *Object, fn func(w *Workload, version uint64) bool) {
@@ -229,7 +224,7 @@ func (t *Tx) waitingUses(o *Object, fn func(id string, version uint64)) {
 		for i := range r.Members {
 			p := r.Members[i].Put
 			for _, u := range p.GetObjects() {
-				if u.GetKind() == o.Kind && u.GetName() == o.Name && orNamespace(p.GetNamespace(), DefaultNamespace) == o.In() {
+				if u.GetKind() == o.Kind && u.GetName() == o.Name && cmp.Or(p.GetNamespace(), DefaultNamespace) == o.In() {
 					fn(p.GetId(), u.GetVersion())
 				}
 			}
@@ -269,17 +264,14 @@ func (t *Tx) mayObject(kind, name, in string) (Result, bool) {
 	if fault := objectFault(kind, name); fault != "" {
 		return refuse(Invalid, "%s", fault), false
 	}
-	if !t.sees(in) {
-		return refuse(Denied, "%s %q is in namespace %q, and %s acts only in %s", kind, clip(name), clip(in), t.by, strings.Join(t.confined, ", ")), false
-	}
-	return Result{}, true
+	return t.mayUse(kind, name, in)
 }
 
 // putObject adds a version to an object, and changes the workloads that use the object. The first item of the
 // result stands for the object: its Revision is the number of the version. The other items are workloads; an
 // item that is not OK says why the workload keeps the former version.
 func (t *Tx) putObject(b *commandv1.PutObject) Result {
-	in := orNamespace(b.GetNamespace(), DefaultNamespace)
+	in := cmp.Or(b.GetNamespace(), DefaultNamespace)
 	if res, ok := t.mayObject(b.GetKind(), b.GetName(), in); !ok {
 		return res
 	}
@@ -295,7 +287,7 @@ func (t *Tx) putObject(b *commandv1.PutObject) Result {
 		}
 		of, ok := old.Version(v.From)
 		if !ok {
-			return refuse(NotFound, "version %d of %s %q is not stored: persysctl %s history %s", v.From, old.Kind, old.Name, old.Kind, old.Name)
+			return refuse(NotFound, "%s", old.NoVersion(v.From))
 		}
 		if of.Number == old.Present().Number {
 			return Result{Kind: AlreadyDone, Reason: "version " + strconv.FormatUint(of.Number, 10) + " is the present one", Items: []Item{objectItem(old, true)}}
@@ -311,7 +303,7 @@ func (t *Tx) putObject(b *commandv1.PutObject) Result {
 	o := &Object{Kind: b.GetKind(), Name: strings.Clone(b.GetName()), Namespace: strings.Clone(stored(in)), CreatedAt: t.r.info.Clock, CreatedBy: t.by, Counter: t.r.info.ObjectFloor}
 	if known {
 		o.CreatedAt, o.CreatedBy, o.Counter, o.Versions = old.CreatedAt, old.CreatedBy, old.Counter, old.Versions
-	} else if t.state().objectCount(in) >= MaxObjects {
+	} else if countUnder(t.r.objects, in+"/") >= MaxObjects {
 		return refuse(Conflict, "namespace %q has %d secrets and configs, at most %d: delete some", in, MaxObjects, MaxObjects)
 	}
 	o.Counter++
@@ -325,37 +317,28 @@ func (t *Tx) putObject(b *commandv1.PutObject) Result {
 		return res
 	}
 	t.storeObject(old, o)
-	kind := EventSecretChanged
-	if o.Kind == KindConfig {
-		kind = EventConfigChanged
-	}
 	from := ""
 	if v.From != 0 {
 		from = strconv.FormatUint(v.From, 10)
 	}
 	t.event(Event{
-		Type: kind, Namespace: o.Namespace, Message: o.Name + " version " + strconv.FormatUint(v.Number, 10) + suffix(", the value of version ", from),
+		Type: o.changedEvent(), Namespace: o.Namespace, Message: o.Name + " version " + strconv.FormatUint(v.Number, 10) + suffix(", the value of version ", from),
 		Details: details(Label{"from_version", from}, Label{"name", o.Name}, Label{"version", strconv.FormatUint(v.Number, 10)}),
 	})
 	return Result{Items: append([]Item{objectItem(o, false)}, t.renewUsers(o, b.GetSurge())...)}
 }
 
+// changedEvent returns the type of the event that says that the object has another value.
+func (o *Object) changedEvent() string {
+	if o.Kind == KindConfig {
+		return EventConfigChanged
+	}
+	return EventSecretChanged
+}
+
 // objectItem returns the item of a result that stands for an object.
 func objectItem(o *Object, unchanged bool) Item {
 	return Item{ID: o.Name, Revision: strconv.FormatUint(o.Present().Number, 10), Unchanged: unchanged}
-}
-
-// objectCount returns the number of objects in a namespace.
-func (s State) objectCount(in string) (n int) {
-	prefix := in + "/"
-	s.r.objects.Ascend(prefix, func(k string, _ *Object) bool {
-		if !strings.HasPrefix(k, prefix) {
-			return false
-		}
-		n++
-		return true
-	})
-	return n
 }
 
 // pruneVersions drops the oldest versions of o that exceed the limits and that no workload uses.
@@ -419,7 +402,7 @@ func (t *Tx) countObject(o *Object, by int64) {
 }
 
 func (t *Tx) deleteObject(b *commandv1.DeleteObject) Result {
-	in := orNamespace(b.GetNamespace(), DefaultNamespace)
+	in := cmp.Or(b.GetNamespace(), DefaultNamespace)
 	if res, ok := t.mayObject(b.GetKind(), b.GetName(), in); !ok {
 		return res
 	}
@@ -557,7 +540,9 @@ func renew(p *commandv1.WorkloadPut, o *Object) *commandv1.WorkloadPut {
 	if !found {
 		return p
 	}
-	return withVersions(p, versions)
+	p = p.CloneVT()
+	setVersions(p, versions)
+	return p
 }
 
 // updateOf returns the update policy of a put that uses objects; zero if it has none.
@@ -693,12 +678,8 @@ func (t *Tx) returnedObjects(present State) {
 		if _, known := present.r.objects.Get(o.key()); known {
 			return true
 		}
-		kind := EventSecretChanged
-		if o.Kind == KindConfig {
-			kind = EventConfigChanged
-		}
 		n := strconv.FormatUint(o.Present().Number, 10)
-		t.event(Event{Type: kind, Namespace: o.Namespace, Message: o.Name + " version " + n + " is back from the backup", Details: []Label{{"name", o.Name}, {"version", n}}})
+		t.event(Event{Type: o.changedEvent(), Namespace: o.Namespace, Message: o.Name + " version " + n + " is back from the backup", Details: []Label{{"name", o.Name}, {"version", n}}})
 		return true
 	})
 }

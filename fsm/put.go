@@ -20,13 +20,6 @@ const DefaultMaxAttempts = 5
 func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 	puts := b.GetWorkloads()
 	t.offered = b.GetBundles()
-	if !b.GetEach() {
-		var res Result
-		if b, res = PinObjects(t.state(), b); res.Kind != OK {
-			return res
-		}
-		puts = b.GetWorkloads()
-	}
 	switch {
 	case b.GetEach():
 		return t.putEach(b)
@@ -37,6 +30,11 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 		}
 		return Result{Items: place(&t.slabs, &t.slabs.items, item)}
 	}
+	b, res := PinObjects(t.state(), b)
+	if res.Kind != OK {
+		return res
+	}
+	puts = b.GetWorkloads()
 	if fault := t.putsFault(puts, b.GetGroupOf()); fault != "" {
 		return refuse(Invalid, "%s", fault)
 	}

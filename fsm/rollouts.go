@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -103,7 +104,7 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string, back bool) (*rollo
 		case known && w.TakesTurn(next):
 			if p.GetNamespace() == "" || p.GetPolicy() != under[i] {
 				p = p.CloneVT()
-				p.Namespace = orNamespace(p.GetNamespace(), w.In()) // record the namespace now, because another workload may have this id later
+				p.Namespace = cmp.Or(p.GetNamespace(), w.In()) // record the namespace now, because another workload may have this id later
 				p.Policy = under[i]
 			}
 			m.Content, m.Put, m.TakenAt, waits = w.Content, p, 0, true
@@ -133,13 +134,6 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string, back bool) (*rollo
 		old = nil
 	}
 	return r, t.surges(r, old, b, under)
-}
-
-func orNamespace(name, otherwise string) string {
-	if name == "" {
-		return otherwise
-	}
-	return name
 }
 
 // maxFormer is the maximum size in bytes of the previous specifications that an update keeps for a revert. They

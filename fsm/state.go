@@ -176,6 +176,20 @@ func (s State) Group(group string, fn func(*Workload) bool) {
 	s.scan(s.r.byGroup, group+"/", fn)
 }
 
+// eachUnder calls fn for the entries of a table whose keys begin with prefix, in the order of the keys, until fn returns false.
+func eachUnder[V any](m *table[V], prefix string, fn func(key string, v V) bool) {
+	m.Ascend(prefix, func(k string, v V) bool { return strings.HasPrefix(k, prefix) && fn(k, v) })
+}
+
+// countUnder returns the number of entries of a table whose keys begin with prefix.
+func countUnder[V any](m *table[V], prefix string) (n int) {
+	eachUnder(m, prefix, func(string, V) bool {
+		n++
+		return true
+	})
+	return n
+}
+
 // scan calls fn for the workloads whose ids follow prefix in the keys of an index.
 func (s State) scan(ix *set, prefix string, fn func(*Workload) bool) {
 	ix.Ascend(prefix, func(k string, _ struct{}) bool {
