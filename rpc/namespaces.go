@@ -138,6 +138,14 @@ func checkNamespaces(c caller, m method, in access.Scope) error {
 	return nil
 }
 
+// mayEnter returns an error if the caller does not have the permission of the call in a namespace.
+func (s *Server) mayEnter(ctx context.Context, namespace string) error {
+	if in := s.scopeOf(ctx); !in.Has(namespace) {
+		return errorf(KindPermission, "%s has rights only in %s, not in namespace %q", callOf(ctx).who(), in, clip(namespace, 128))
+	}
+	return nil
+}
+
 // visible returns the workload with this id if the caller may see it, and otherwise an error.
 func (s *Server) visible(ctx context.Context, v fsm.View, id string) (*fsm.Workload, error) {
 	w, ok := v.Workload(id)
@@ -169,8 +177,8 @@ func (s *Server) ListNamespaces(ctx context.Context, req *clusterv1.ListNamespac
 	in := s.scopeOf(ctx)
 	out := &clusterv1.ListNamespacesResponse{Index: r.index}
 	if name := req.GetName(); name != "" {
-		if !in.Has(name) {
-			return nil, errorf(KindPermission, "%s has rights only in %s, not in namespace %q", callOf(ctx).who(), in, clip(name, 128))
+		if err := s.mayEnter(ctx, name); err != nil {
+			return nil, err
 		}
 		n, ok := r.Namespace(name)
 		if !ok {

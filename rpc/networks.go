@@ -160,8 +160,8 @@ func (s *Server) GetNetwork(ctx context.Context, req *clusterv1.GetNetworkReques
 		return nil, err
 	}
 	namespace := cmp.Or(strings.TrimSpace(req.GetNamespace()), fsm.DefaultNamespace)
-	if in := s.scopeOf(ctx); !in.Has(namespace) {
-		return nil, errorf(KindPermission, "%s has rights only in %s, not in namespace %q", callOf(ctx).who(), in, clip(namespace, 128))
+	if err := s.mayEnter(ctx, namespace); err != nil {
+		return nil, err
 	}
 	n, ok := r.Network(namespace, req.GetName())
 	if !ok {
@@ -177,7 +177,7 @@ func networkView(v fsm.View, n *fsm.Network, withSlices bool) *clusterv1.Network
 		CreatedAt: timestamppb.New(time.Unix(0, n.CreatedAt)), Capacity: int32(n.Capacity()),
 	}
 	v.Workloads("", func(w *fsm.Workload) bool {
-		if w.In() == n.In() && slices.Contains(w.Demand.Networks, n.Name) {
+		if n.UsedBy(w) {
 			out.Workloads++
 		}
 		return true

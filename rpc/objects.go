@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -23,17 +24,14 @@ import (
 // Values of secrets are sealed here, by the leader, before they become part of a command. No value is in an error
 // of this file.
 
-// objectIn returns the namespace of a request about an object, if the caller has the permission of the call there.
-func (s *Server) objectIn(ctx context.Context, namespace string) (string, error) {
-	name := strings.TrimSpace(namespace)
-	if name == "" {
-		name = fsm.DefaultNamespace
+// objectIn returns the namespace of a request about an object. It returns an error if the caller does not have the
+// permission of the call there, or if there is no such kind of objects.
+func (s *Server) objectIn(ctx context.Context, kind, namespace string) (string, error) {
+	name := cmp.Or(strings.TrimSpace(namespace), fsm.DefaultNamespace)
+	if err := s.mayEnter(ctx, name); err != nil {
+		return "", err
 	}
-	if in := s.scopeOf(ctx); !in.Has(name) {
-		c := callOf(ctx)
-		return "", errorf(KindPermission, "%s %q has rights only in %s, not in namespace %q", c.id.Role, c.id.ID, in, clip(name, 128))
-	}
-	return name, nil
+	return name, checkObjectKind(kind)
 }
 
 func checkObjectKind(kind string) error {
@@ -55,7 +53,7 @@ func (s *Server) ListObjects(ctx context.Context, req *clusterv1.ListObjectsRequ
 	scope, out := s.scopeOf(ctx), &clusterv1.ListObjectsResponse{Index: r.index}
 	only := strings.TrimSpace(req.GetNamespace())
 	if only != "" {
-		if _, err := s.objectIn(ctx, only); err != nil {
+		if err := s.mayEnter(ctx, only); err != nil {
 			return nil, err
 		}
 	}
@@ -85,10 +83,7 @@ func objectView(v fsm.View, o *fsm.Object) *clusterv1.Object {
 
 // PutObject implements cluster.v1 on the leader.
 func (s *Server) PutObject(ctx context.Context, req *clusterv1.PutObjectRequest) (*clusterv1.ObjectResponse, error) {
-	in, err := s.objectIn(ctx, req.GetNamespace())
-	if err == nil {
-		err = checkObjectKind(req.GetKind())
-	}
+	in, err := s.objectIn(ctx, req.GetKind(), req.GetNamespace())
 	if err != nil {
 		return nil, err
 	}
@@ -222,10 +217,7 @@ func (s *Server) surgeFor(ctx context.Context, view fsm.View, o *fsm.Object) (ou
 
 // RollBackObject implements cluster.v1 on the leader. The command carries only the number of the version.
 func (s *Server) RollBackObject(ctx context.Context, req *clusterv1.RollBackObjectRequest) (*clusterv1.ObjectResponse, error) {
-	in, err := s.objectIn(ctx, req.GetNamespace())
-	if err == nil {
-		err = checkObjectKind(req.GetKind())
-	}
+	in, err := s.objectIn(ctx, req.GetKind(), req.GetNamespace())
 	if err != nil {
 		return nil, err
 	}
@@ -250,7 +242,7 @@ func (s *Server) RollBackObject(ctx context.Context, req *clusterv1.RollBackObje
 	}
 	v, ok := o.Version(number)
 	if !ok {
-		return nil, errorf(KindNotFound, "version %d of %s %q is not stored: persysctl %s history %s", number, o.Kind, o.Name, o.Kind, o.Name)
+		return nil, errorf(KindNotFound, "%s", o.NoVersion(number))
 	}
 	if _, err := openObject(o, v, sealer(s.cfg.Keys)); err != nil {
 		return nil, err
@@ -260,10 +252,7 @@ func (s *Server) RollBackObject(ctx context.Context, req *clusterv1.RollBackObje
 
 // DeleteObject implements cluster.v1. The state machine refuses it while a workload uses the object.
 func (s *Server) DeleteObject(ctx context.Context, req *clusterv1.DeleteObjectRequest) (*clusterv1.ObjectResponse, error) {
-	in, err := s.objectIn(ctx, req.GetNamespace())
-	if err == nil {
-		err = checkObjectKind(req.GetKind())
-	}
+	in, err := s.objectIn(ctx, req.GetKind(), req.GetNamespace())
 	if err != nil {
 		return nil, err
 	}
@@ -308,7 +297,7 @@ func (s *Server) GetConfig(ctx context.Context, req *clusterv1.GetObjectValueReq
 }
 
 func (s *Server) objectValue(ctx context.Context, kind string, req *clusterv1.GetObjectValueRequest) (*fsm.Object, *fsm.ObjectVersion, error) {
-	in, err := s.objectIn(ctx, req.GetNamespace())
+	in, err := s.objectIn(ctx, kind, req.GetNamespace())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -322,7 +311,7 @@ func (s *Server) objectValue(ctx context.Context, kind string, req *clusterv1.Ge
 	}
 	v, ok := o.Version(req.GetNumber())
 	if !ok {
-		return nil, nil, errorf(KindNotFound, "version %d of %s %q is not stored: persysctl %s history %s", req.GetNumber(), kind, o.Name, kind, o.Name)
+		return nil, nil, errorf(KindNotFound, "%s", o.NoVersion(req.GetNumber()))
 	}
 	return o, v, nil
 }

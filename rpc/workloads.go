@@ -31,8 +31,10 @@ func (s *Server) ListWorkloads(ctx context.Context, req *controlv1.ListWorkloads
 	out := &controlv1.ListWorkloadsResponse{Index: r.index, Stale: r.stale, AgeMs: r.ageMS}
 	word := strings.ToLower(req.GetSearch())
 	in := s.scopeOf(ctx)
-	if ns := req.GetNamespace(); !in.Has(ns) && ns != "" {
-		return nil, errorf(KindPermission, "%s has rights only in %s, not in namespace %q", callOf(ctx).who(), in, clip(ns, 128))
+	if ns := req.GetNamespace(); ns != "" {
+		if err := s.mayEnter(ctx, ns); err != nil {
+			return nil, err
+		}
 	}
 	add := func(w *fsm.Workload) bool {
 		if w.ID <= req.GetPageToken() && req.GetPageToken() != "" ||

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,10 +14,8 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/fsm"
 )
-
-// maxObject is the maximum size of a secret or a config in bytes.
-const maxObject = 512 << 10
 
 func (c *cli) secretCommand() *cobra.Command {
 	return c.objectCommand("secret", "Keep passwords and keys, and give them to workloads",
@@ -98,10 +97,7 @@ present one. It becomes a new version, and the workloads that use it are updated
 
 // objectNamespace returns the namespace of a command about one object.
 func (c *cli) objectNamespace() string {
-	if ns := c.namespace(); ns != "" {
-		return ns
-	}
-	return "default"
+	return cmp.Or(c.namespace(), fsm.DefaultNamespace)
 }
 
 func (c *cli) objectNames(ctx context.Context, kind string) (out []string) {
@@ -170,12 +166,12 @@ func (c *cli) objectData(cmd *cobra.Command, args []string, file, literal string
 	case len(args) == 2:
 		from, what = c.in, "standard input"
 	}
-	data, err := io.ReadAll(io.LimitReader(from, maxObject+1))
+	data, err := io.ReadAll(io.LimitReader(from, fsm.MaxObjectBytes+1))
 	switch {
 	case err != nil:
 		return nil, usagef("%s: cannot be read: %v", what, err)
-	case len(data) > maxObject:
-		return nil, usagef("%s: has more than %d bytes, which is the limit", what, maxObject)
+	case len(data) > fsm.MaxObjectBytes:
+		return nil, usagef("%s: has more than %d bytes, which is the limit", what, fsm.MaxObjectBytes)
 	}
 	return data, nil
 }
