@@ -237,9 +237,12 @@ func (m *metrics) Result(action string, ok bool) {
 	m.results.WithLabelValues(action, word(ok, "true", "false")).Inc()
 }
 
-func (m *metrics) Trouble()               { m.cycles.WithLabelValues("error").Inc() }
-func (m *metrics) Flush(reports int)      { m.reports.Add(float64(reports)) }
-func (m *metrics) Paused(d time.Duration) { m.pausedTotal.Add(d.Seconds()) }
+func (m *metrics) Trouble()          { m.cycles.WithLabelValues("error").Inc() }
+func (m *metrics) Flush(reports int) { m.reports.Add(float64(reports)) }
+
+// Paused is also called when the wall clock was set. d is below 0 if it was set back, which is no pause; a counter
+// that is made smaller panics.
+func (m *metrics) Paused(d time.Duration) { m.pausedTotal.Add(max(0, d).Seconds()) }
 
 // Append and the next five methods implement cluster.Metrics.
 func (m *metrics) Append(entries, bytes int, took time.Duration) {

@@ -166,6 +166,7 @@ func TestCronsHaveABoundedNumberOfSeries(t *testing.T) {
 func TestRareMetricsAreCounted(t *testing.T) {
 	m := newMetrics()
 	m.Paused(2 * time.Second)
+	m.Paused(-11 * time.Millisecond) // the wall clock was set back
 	m.Trouble()
 	m.Snapshot("write", time.Second, nil)
 	m.Snapshot("restore", time.Second, errors.New("broken"))

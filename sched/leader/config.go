@@ -58,7 +58,8 @@ type Metrics interface {
 	Step(took time.Duration, commands, orders int)
 	// Flush counts one commit of workload reports.
 	Flush(reports int)
-	// Paused counts a pause of this process and its length.
+	// Paused counts a pause of this process and its length. It is also called when the wall clock was set: d is the
+	// change, below 0 if it was set back.
 	Paused(d time.Duration)
 	// Result counts the outcome of one decision of the planner: action is the name of a
 	// command or, for an order, apply or delete.
