@@ -107,7 +107,8 @@ func (m *Machine) open(ctx context.Context, br netlink.Link, i int) error {
 		return err
 	}
 	err = testbed.Poll(ctx, 10*time.Second, "network namespace", func(context.Context) error {
-		own, err := os.Readlink("/proc/self/ns/net")
+		// Not /proc/self: that is the main thread, which InNetNS may have left in the namespace of another machine.
+		own, err := os.Readlink("/proc/thread-self/ns/net")
 		if err != nil {
 			return err
 		}
