@@ -67,8 +67,9 @@ compile() {
 	return "$status"
 }
 
-# The driver of virtual machines needs a build tag; programs without cgo ignore the tag. Vet runs in lint.
-go_test() { go test -race -vet=off -tags libvirt_dlopen -timeout 30m "$@"; }
+# The driver of virtual machines needs a build tag; programs without cgo ignore the tag. Vet runs in lint. On a slow
+# machine a package may wait half an hour for parts with a higher priority, so its time limit is an hour.
+go_test() { go test -race -vet=off -tags libvirt_dlopen -timeout 60m "$@"; }
 
 unit() {
 	local packages
@@ -81,7 +82,7 @@ unit() {
 # the simulator has one goroutine and no lock, and the package at the root only reads sources. A few runs of the
 # simulator with the detector would show data that two runs share.
 single_threaded() {
-	CGO_ENABLED=0 go test -vet=off -timeout 30m ./sim . &&
+	CGO_ENABLED=0 go test -vet=off -timeout 60m ./sim . &&
 		SIM_SEEDS=8 go_test -run '^(TestManySeedsKeepEveryPromise|TestASeedAlwaysGivesTheSameRun)$' ./sim
 }
 
