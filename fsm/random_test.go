@@ -417,8 +417,9 @@ func (g *stream) command(s State) Command {
 		if !ok {
 			x = Bare(id)
 		}
-		a, b, to := s.Alloc(x.Node), Alloc{}, g.node()
-		if b = s.Alloc(to); g.n("stale", 0, 4) == 0 {
+		to := g.node()
+		a, b := s.Alloc(x.Node), s.Alloc(to)
+		if g.n("stale", 0, 4) == 0 {
 			b.CPU++
 		}
 		c = moves(&commandv1.WorkloadMove{

@@ -57,7 +57,8 @@ func inMemory(dir string) bool {
 	if err := unix.Statfs(dir, &fs); err != nil {
 		return false
 	}
-	return int64(fs.Type) == unix.TMPFS_MAGIC || int64(fs.Type) == unix.RAMFS_MAGIC
+	kind := uint32(fs.Type) // its type depends on the architecture
+	return kind == unix.TMPFS_MAGIC || kind == unix.RAMFS_MAGIC
 }
 
 // Root returns the folder of the store; "" if there is no tmpfs.

@@ -181,7 +181,7 @@ func (k *kernel) Apply(op plan.Op) error {
 	case plan.DropAccept:
 		return k.rules.DropAccept(op.Bridge)
 	case plan.SetReversePath:
-		return os.WriteFile(reversePath(plan.Device), []byte(strconv.Itoa(op.Value)), 0o644)
+		return os.WriteFile(reversePath(plan.Device), []byte(strconv.Itoa(op.Value)), 0o600)
 	}
 	link, err := k.links.LinkByName(plan.Device)
 	if err != nil {

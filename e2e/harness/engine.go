@@ -55,10 +55,35 @@ func (e *Engine) Close() error { return e.cli.Close() }
 // aloneLimit is how long a test waits until all other tests have released the engine.
 const aloneLimit = 20 * time.Minute
 
-// Alone waits until no other test process on this machine uses the engine, and
-// reserves it until release or until this process ends.
+// Alone waits until no other test process on this machine uses the engine, reserves it until release or until
+// this process ends, and removes containers that former test runs have left.
 func (e *Engine) Alone(ctx context.Context) (release func(), err error) {
-	return testbed.Lock(ctx, aloneLimit, filepath.Join(os.TempDir(), fmt.Sprintf("persys-engine-%d.lock", os.Getuid())))
+	release, err = testbed.Lock(ctx, aloneLimit, filepath.Join(os.TempDir(), fmt.Sprintf("persys-engine-%d.lock", os.Getuid())))
+	if err != nil {
+		return nil, err
+	}
+	if err := e.removeLeftContainers(ctx); err != nil {
+		release()
+		return nil, err
+	}
+	return release, nil
+}
+
+// removeLeftContainers removes the containers that former test runs have left: a run may have been killed, and the
+// engine may have finished the request of an agent that was killed after the run removed its containers. Containers
+// have the labels of their images.
+func (e *Engine) removeLeftContainers(ctx context.Context) error {
+	res, err := e.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: make(client.Filters).Add("label", runLabel)})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, c := range res.Items {
+		if err := e.Remove(ctx, c.ID); err != nil && !cerrdefs.IsNotFound(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // runLabel is a label of the images that one test run builds. No run lasts longer than leftAfter, so an

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	cerrdefs "github.com/containerd/errdefs"
 	"github.com/persys/compute/testbed"
 )
 
@@ -40,5 +41,34 @@ func TestEachRunHasItsOwnImage(t *testing.T) {
 	}
 	if err := e.removeLeft(ctx, left, time.Now().Add(time.Hour)); err != nil || e.HasImage(ctx, two) {
 		t.Errorf("removeLeft kept an image that is older than its limit, or failed: %v", err)
+	}
+}
+
+// TestLeftContainersAreRemoved: who reserves the engine finds no container of a former run there.
+func TestLeftContainersAreRemoved(t *testing.T) {
+	ctx := t.Context()
+	e, err := OpenEngine(ctx)
+	testbed.Need(t, "a Docker engine", err)
+	defer e.Close()
+	release, err := e.Alone(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref, err := e.BuildForRun(ctx, "persys/harness:test", "./examples/hello")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = e.RemoveImage(context.WithoutCancel(ctx), ref) })
+	id, err := e.Run(ctx, "persys-left-by-a-test", ref, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+	if release, err = e.Alone(ctx); err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if err := e.Kill(ctx, id); !cerrdefs.IsNotFound(err) {
+		t.Errorf("the container of a former run is still there: %v", err)
 	}
 }

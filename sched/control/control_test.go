@@ -442,3 +442,26 @@ func TestTuningIsTakenAsGiven(t *testing.T) {
 	none.MissingGrace = 0
 	is(t, "no grace", Settings{Tuning: none}.WithDefaults().Tuning, none)
 }
+
+func TestDriftOfADeletedOrphanIsClosedAtOnce(t *testing.T) {
+	b := lead(t, Settings{Inspect: true, DriftInterval: time.Hour, Inspections: 1}, "a")
+	orphan := &commandv1.Drift{Node: "a", Workload: "ghost", Type: fsm.DriftOrphan, Action: fsm.ActionInvestigate}
+	head := &commandv1.Head{Epoch: &commandv1.Epoch{Incarnation: 1, Term: 1}, At: wall, By: "leader"}
+	b.apply(&commandv1.Command{Head: head, Body: &commandv1.Command_SetDrifts{SetDrifts: &commandv1.SetDrifts{Open: []*commandv1.Drift{orphan}}}})
+	b.apply(&commandv1.Command{Body: &commandv1.Command_DropOrphan{DropOrphan: &commandv1.DropOrphan{Node: "a", Workload: "ghost"}}})
+	left, ok := b.state.Residual("a", "ghost")
+	is(t, "the orphan is being deleted", ok, true)
+	b.step(Updates{View: b.state, Changes: b.apply(&commandv1.Command{Head: head, Body: &commandv1.Command_Report{Report: &commandv1.Report{
+		Reports: []*commandv1.WorkloadReport{{Node: "a", Workload: "ghost", Generation: fsm.GenerationPB(left.Generation), Gone: true}},
+	}}})})
+	b.pass(2 * time.Minute) // two slots of an interval of an hour
+	b.step(Listed{ID: one[List](b).ID})
+	var closed []*commandv1.Drift
+	for _, p := range take[Propose](b) {
+		for _, c := range p.Commands {
+			closed = append(closed, c.GetSetDrifts().GetClosed()...)
+		}
+	}
+	is(t, "closed drifts", len(closed), 1)
+	is(t, "closed", closed[0].GetWorkload(), "ghost")
+}

@@ -94,6 +94,22 @@ func (t *Term) runSlot(slot uint32) {
 	}
 }
 
+// orphanGone makes the next slot read a node that has deleted an orphan, so that the orphan's drift is closed at once
+// and not up to DriftInterval later. c is a change of a residual.
+func (t *Term) orphanGone(view fsm.View, c *fsm.Change) {
+	old := c.OldResidual()
+	if old == nil || c.NewResidual() != nil || t.drift.reading == nil { // reading is nil without drift detection
+		return
+	}
+	if _, open := view.Drift(old.Node, old.Workload, fsm.DriftOrphan); !open {
+		return
+	}
+	if _, due := t.drift.second.Get(old.Node); !due {
+		// A second comparison without a first one closes drifts and opens none.
+		t.drift.second.Set(old.Node, secondLook{at: t.now.Mono})
+	}
+}
+
 func slotOf(node string) uint32 {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(node)) // writing to a hash never fails

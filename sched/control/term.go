@@ -223,6 +223,8 @@ func (t *Term) updated(u Updates) {
 		case c.Table == fsm.TableWorkload && c.NewWorkload() != nil:
 			t.poll(u.View, c.NewWorkload())
 			t.scalable(c.NewWorkload())
+		case c.Table == fsm.TableResidual:
+			t.orphanGone(u.View, c)
 		case c.Table != fsm.TableNode:
 		case c.NewNode() != nil:
 			t.live.observe(c.NewNode(), t.now.Wall)
