@@ -116,7 +116,10 @@ type Config struct {
 	Self func() pki.Identity
 	// Advertise is the host:port that schedulers dial. Default: the address of Listener. A wildcard host is
 	// replaced by the local address of a connection to SchedulerHint (host:port).
-	Advertise     string
+	Advertise string
+	// MetricsPort is the port on which the caller serves /metrics over plain HTTP, which schedulers tell Prometheus;
+	// 0 = none.
+	MetricsPort   int
 	SchedulerHint string
 
 	// NotOffered holds the reason for each kind of workload that has no driver on this machine. Late makes

@@ -4,6 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -19,8 +23,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// prometheusServer is a Prometheus with the configuration and the rules of deploy/. It scrapes the real
-// programs twice a second, and an alert fires as soon as its condition holds.
+// prometheusServer is a Prometheus with the configuration and the rules of deploy/. It asks a gateway what to scrape,
+// scrapes the real programs twice a second, and an alert fires as soon as its condition holds.
 type prometheusServer struct {
 	t    *testing.T
 	addr string
@@ -37,17 +41,13 @@ func watched(t *testing.T, c *harness.Cluster) *prometheusServer {
 	var cfg map[string]any
 	must(t, yaml.Unmarshal(got[[]byte](t)(os.ReadFile("../deploy/prometheus/prometheus.yml")), &cfg))
 	cfg["global"] = map[string]any{"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}
-	at := map[string][]string{}
-	for _, s := range c.Schedulers {
-		at["persys-scheduler"] = append(at["persys-scheduler"], s.HTTP)
-	}
-	for _, a := range c.Agents {
-		at["persys-agent"] = append(at["persys-agent"], a.HTTP)
-	}
-	for _, job := range cfg["scrape_configs"].([]any) {
-		job := job.(map[string]any)
-		job["static_configs"] = []any{map[string]any{"targets": at[job["job_name"].(string)]}}
-	}
+	cfg["scrape_configs"] = slices.DeleteFunc(cfg["scrape_configs"].([]any), func(job any) bool {
+		at, found := job.(map[string]any)["http_sd_configs"].([]any)
+		if found {
+			at[0] = map[string]any{"url": "http://" + gatewayOf(t, c) + "/v1/sd/prometheus", "refresh_interval": "500ms"}
+		}
+		return !found
+	})
 	file := filepath.Join(dir, "prometheus.yml")
 	must(t, os.WriteFile(file, got[[]byte](t)(yaml.Marshal(cfg)), 0o600))
 	w := &prometheusServer{t: t, addr: freeAddr(t)}
@@ -63,7 +63,7 @@ func watched(t *testing.T, c *harness.Cluster) *prometheusServer {
 			t.Error(err)
 		}
 	})
-	// Every target is scraped and healthy.
+	// Every program and the workload "well" are scraped and healthy.
 	must(t, testbed.Poll(t.Context(), settle, "every program scraped", func(ctx context.Context) error {
 		var out struct {
 			Data struct {
@@ -79,7 +79,7 @@ func watched(t *testing.T, c *harness.Cluster) *prometheusServer {
 				up++
 			}
 		}
-		if up != len(c.Schedulers)+len(c.Agents) {
+		if up != len(c.Schedulers)+len(c.Agents)+1 {
 			return fmt.Errorf("%d targets are up: %+v", up, out.Data.ActiveTargets)
 		}
 		return nil
@@ -147,10 +147,29 @@ func TestAlertsFire(t *testing.T) {
 	for range 2 {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
 	}
-	apply(t, c, "well", container("sim/run"))
+	// The simulated engine publishes no ports, so the test itself serves the metrics of the workload.
+	metrics := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/stats" {
+			_, _ = io.WriteString(w, "well_requests_total 7\n")
+		}
+	}))
+	t.Cleanup(metrics.Close)
+	well := container("sim/run")
+	well.Tags = map[string]string{"prometheus.io/path": "/stats"}
+	well.GetContainer().Ports = []*controlv1.Port{{HostPort: int32(metrics.Listener.Addr().(*net.TCPAddr).Port), ContainerPort: 9090, Name: "metrics"}}
+	apply(t, c, "well", well)
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "well", settle, running))
 	waitMode(t, c, "normal")
 	w := watched(t, c)
+	var series struct {
+		Data struct {
+			Result []struct{ Metric map[string]string }
+		}
+	}
+	must(t, w.ask(t.Context(), "query?query=well_requests_total", &series))
+	if len(series.Data.Result) != 1 || series.Data.Result[0].Metric["workload"] != "well" || series.Data.Result[0].Metric["node"] == "" {
+		t.Errorf("the series of the workload are %+v, want one with the labels workload and node", series.Data.Result)
+	}
 	must(t, testbed.Poll(t.Context(), settle, "no alert in a healthy cluster", func(ctx context.Context) error {
 		now, err := w.firing(ctx)
 		if err == nil && len(now) > 0 {

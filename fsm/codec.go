@@ -196,7 +196,16 @@ func factsOf(b *commandv1.RegisterNode) NodeFacts {
 		Timestamp:      b.GetTimestamp(),
 		LeaseSeconds:   b.GetLeaseSeconds(),
 		Networking:     networkingOf(b.GetNetworking()),
+		MetricsPort:    metricsPortOf(b),
 	}
+}
+
+// metricsPortOf returns the reported port of /metrics; 0 if it is no port.
+func metricsPortOf(b *commandv1.RegisterNode) uint16 {
+	if b.GetMetricsPort() > 65535 {
+		return 0
+	}
+	return uint16(b.GetMetricsPort())
 }
 
 func factsPB(id string, f *NodeFacts) *commandv1.RegisterNode {
@@ -223,6 +232,7 @@ func factsPB(id string, f *NodeFacts) *commandv1.RegisterNode {
 		Timestamp:    f.Timestamp,
 		LeaseSeconds: f.LeaseSeconds,
 		Networking:   networkingPB(f.Networking),
+		MetricsPort:  uint32(f.MetricsPort),
 	}
 }
 
@@ -271,6 +281,7 @@ func factsEqual(a, b *NodeFacts) bool {
 		slices.Equal(a.Taints, b.Taints) && a.EngineID == b.EngineID && a.AgentVersion == b.AgentVersion &&
 		a.InstanceID == b.InstanceID && a.Protocol == b.Protocol && a.SelfFencing == b.SelfFencing &&
 		a.FenceBound == b.FenceBound && a.Networking == b.Networking &&
+		a.MetricsPort == b.MetricsPort &&
 		a.LeaseSeconds == b.LeaseSeconds
 }
 

@@ -365,6 +365,10 @@ func (e *encoder) node(n *Node) {
 		e.u64(uint64(w.MTU))
 		e.str(w.Problem)
 	}
+	if f.MetricsPort != 0 {
+		e.str("metrics port")
+		e.u64(uint64(f.MetricsPort))
+	}
 }
 
 func (e *encoder) residual(r *Residual) {

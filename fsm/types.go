@@ -505,6 +505,7 @@ type NodeFacts struct {
 	Timestamp      string // time of the registration, RFC 3339, as the agent sent it
 	LeaseSeconds   int64
 	Networking     Networking // what the node can do for networks that span nodes
+	MetricsPort    uint16     // port on which the agent serves /metrics over plain HTTP; 0 = none
 }
 
 // Node is the record of one node. A published Node is never changed.

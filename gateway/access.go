@@ -68,6 +68,7 @@ var needs = map[string]Role{
 	clusterv1.Cluster_ListPolicies_FullMethodName:           Viewer,
 	clusterv1.Cluster_ListNetworks_FullMethodName:           Viewer,
 	clusterv1.Cluster_GetNetwork_FullMethodName:             Viewer,
+	clusterv1.Cluster_ListScrapeTargets_FullMethodName:      Viewer,
 	clusterv1.Cluster_ListRevisions_FullMethodName:          Viewer,
 	clusterv1.Cluster_GetRollout_FullMethodName:             Viewer,
 	clusterv1.Cluster_Recovery_FullMethodName:               Viewer,

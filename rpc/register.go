@@ -157,6 +157,7 @@ func (s *Server) registration(id, endpoint string, req *controlv1.RegisterNodeRe
 		SelfFencing:    caps.GetSelfFencing(),
 
 		FenceBoundSeconds: caps.GetFenceBoundSeconds(),
+		MetricsPort:       caps.GetMetricsPort(),
 	}
 	if ts := req.GetTimestamp(); ts != nil {
 		cmd.Timestamp = ts.AsTime().UTC().Format(time.RFC3339)

@@ -83,6 +83,8 @@ type Config struct {
 	// Networks and Networking: see agent.Config. Both may be nil.
 	Networks   *network.Keeper
 	Networking func(advertise string) *controlv1.NodeNetworking
+	// MetricsPort: see agent.Config.
+	MetricsPort int
 }
 
 // State is the state of the agent's connection to the schedulers.
@@ -433,7 +435,7 @@ func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
 			SelfFencing: fencing, FenceBoundSeconds: uint32(math.Ceil(bound.Seconds())),
 			CpuReservedMillicores: cfg.ReservedCPU, MemoryReservedMb: cfg.ReservedMemory,
 			DiskReservedGb: cfg.ReservedDisk, ResourceThresholdPercent: uint32(cfg.Threshold),
-			Networking: networking,
+			Networking: networking, MetricsPort: uint32(cfg.MetricsPort),
 		},
 		Labels: cfg.Labels, AgentVersion: cfg.Version, GrpcEndpoint: cfg.Advertise,
 		ClusterId: state.Meta.Epoch.ClusterID, Shard: state.Meta.Epoch.Shard, InstanceId: state.Meta.InstanceID, FeatureLevel: cfg.FeatureLevel,

@@ -97,6 +97,7 @@ const (
 	Cluster_GetNetwork_FullMethodName         = "/persys.cluster.v1.Cluster/GetNetwork"
 	Cluster_CreateNetwork_FullMethodName      = "/persys.cluster.v1.Cluster/CreateNetwork"
 	Cluster_DeleteNetwork_FullMethodName      = "/persys.cluster.v1.Cluster/DeleteNetwork"
+	Cluster_ListScrapeTargets_FullMethodName  = "/persys.cluster.v1.Cluster/ListScrapeTargets"
 )
 
 // ClusterClient is the client API for Cluster service.
@@ -259,6 +260,8 @@ type ClusterClient interface {
 	CreateNetwork(ctx context.Context, in *CreateNetworkRequest, opts ...grpc.CallOption) (*CreateNetworkResponse, error)
 	// Deletes a network that no workload uses.
 	DeleteNetwork(ctx context.Context, in *DeleteNetworkRequest, opts ...grpc.CallOption) (*DeleteNetworkResponse, error)
+	// Lists what Prometheus can scrape: schedulers, agents, and the ports of workloads that are named "metrics".
+	ListScrapeTargets(ctx context.Context, in *ListScrapeTargetsRequest, opts ...grpc.CallOption) (*ListScrapeTargetsResponse, error)
 }
 
 type clusterClient struct {
@@ -1063,6 +1066,16 @@ func (c *clusterClient) DeleteNetwork(ctx context.Context, in *DeleteNetworkRequ
 	return out, nil
 }
 
+func (c *clusterClient) ListScrapeTargets(ctx context.Context, in *ListScrapeTargetsRequest, opts ...grpc.CallOption) (*ListScrapeTargetsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListScrapeTargetsResponse)
+	err := c.cc.Invoke(ctx, Cluster_ListScrapeTargets_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClusterServer is the server API for Cluster service.
 // All implementations must embed UnimplementedClusterServer
 // for forward compatibility.
@@ -1223,6 +1236,8 @@ type ClusterServer interface {
 	CreateNetwork(context.Context, *CreateNetworkRequest) (*CreateNetworkResponse, error)
 	// Deletes a network that no workload uses.
 	DeleteNetwork(context.Context, *DeleteNetworkRequest) (*DeleteNetworkResponse, error)
+	// Lists what Prometheus can scrape: schedulers, agents, and the ports of workloads that are named "metrics".
+	ListScrapeTargets(context.Context, *ListScrapeTargetsRequest) (*ListScrapeTargetsResponse, error)
 	mustEmbedUnimplementedClusterServer()
 }
 
@@ -1454,6 +1469,9 @@ func (UnimplementedClusterServer) CreateNetwork(context.Context, *CreateNetworkR
 }
 func (UnimplementedClusterServer) DeleteNetwork(context.Context, *DeleteNetworkRequest) (*DeleteNetworkResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteNetwork not implemented")
+}
+func (UnimplementedClusterServer) ListScrapeTargets(context.Context, *ListScrapeTargetsRequest) (*ListScrapeTargetsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListScrapeTargets not implemented")
 }
 func (UnimplementedClusterServer) mustEmbedUnimplementedClusterServer() {}
 func (UnimplementedClusterServer) testEmbeddedByValue()                 {}
@@ -2740,6 +2758,24 @@ func _Cluster_DeleteNetwork_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_ListScrapeTargets_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListScrapeTargetsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ListScrapeTargets(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ListScrapeTargets_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ListScrapeTargets(ctx, req.(*ListScrapeTargetsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Cluster_ServiceDesc is the grpc.ServiceDesc for Cluster service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -3010,6 +3046,10 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteNetwork",
 			Handler:    _Cluster_DeleteNetwork_Handler,
+		},
+		{
+			MethodName: "ListScrapeTargets",
+			Handler:    _Cluster_ListScrapeTargets_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -5006,7 +5006,9 @@ type RegisterNode struct {
 	// stop may still run after the end of the lease.
 	FenceBoundSeconds uint32 `protobuf:"varint,80,opt,name=fence_bound_seconds,json=fenceBoundSeconds,proto3" json:"fence_bound_seconds,omitempty"`
 	// Absent from agents without networks that span nodes.
-	Networking    *NodeNetworking `protobuf:"bytes,424,opt,name=networking,proto3" json:"networking,omitempty"`
+	Networking *NodeNetworking `protobuf:"bytes,424,opt,name=networking,proto3" json:"networking,omitempty"`
+	// Port on which the agent serves /metrics over plain HTTP; 0 = none.
+	MetricsPort   uint32 `protobuf:"varint,440,opt,name=metrics_port,json=metricsPort,proto3" json:"metrics_port,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5165,6 +5167,13 @@ func (x *RegisterNode) GetNetworking() *NodeNetworking {
 		return x.Networking
 	}
 	return nil
+}
+
+func (x *RegisterNode) GetMetricsPort() uint32 {
+	if x != nil {
+		return x.MetricsPort
+	}
+	return 0
 }
 
 // NodeNetworking says what a node can do for networks that span nodes.
@@ -13992,7 +14001,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04Pool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x19\n" +
-	"\btotal_gb\x18\x03 \x01(\x03R\atotalGb\"\xab\x05\n" +
+	"\btotal_gb\x18\x03 \x01(\x03R\atotalGb\"\xcf\x05\n" +
 	"\fRegisterNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12%\n" +
@@ -14016,7 +14025,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x13fence_bound_seconds\x18P \x01(\rR\x11fenceBoundSeconds\x12B\n" +
 	"\n" +
 	"networking\x18\xa8\x03 \x01(\v2!.persys.command.v1.NodeNetworkingR\n" +
-	"networking\"V\n" +
+	"networking\x12\"\n" +
+	"\fmetrics_port\x18\xb8\x03 \x01(\rR\vmetricsPort\"V\n" +
 	"\x0eNodeNetworking\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x10\n" +
 	"\x03mtu\x18\x02 \x01(\rR\x03mtu\x12\x18\n" +

@@ -1857,6 +1857,7 @@ func (m *RegisterNode) CloneVT() *RegisterNode {
 	r.LeaseSeconds = m.LeaseSeconds
 	r.FenceBoundSeconds = m.FenceBoundSeconds
 	r.Networking = m.Networking.CloneVT()
+	r.MetricsPort = m.MetricsPort
 	if rhs := m.Pools; rhs != nil {
 		tmpContainer := make([]*Pool, len(rhs))
 		for k, v := range rhs {
@@ -9887,6 +9888,13 @@ func (m *RegisterNode) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.MetricsPort != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.MetricsPort))
+		i--
+		dAtA[i] = 0x1b
+		i--
+		dAtA[i] = 0xc0
 	}
 	if m.Networking != nil {
 		size, err := m.Networking.MarshalToSizedBufferVT(dAtA[:i])
@@ -20371,6 +20379,9 @@ func (m *RegisterNode) SizeVT() (n int) {
 	if m.Networking != nil {
 		l = m.Networking.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.MetricsPort != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.MetricsPort))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -36067,6 +36078,25 @@ func (m *RegisterNode) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 440:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field MetricsPort", wireType)
+			}
+			m.MetricsPort = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.MetricsPort |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -69107,6 +69137,25 @@ func (m *RegisterNode) UnmarshalVTUnsafe(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 440:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field MetricsPort", wireType)
+			}
+			m.MetricsPort = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.MetricsPort |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

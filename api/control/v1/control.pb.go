@@ -635,6 +635,8 @@ type NodeCapabilities struct {
 	// Percentage, 1 to 100, of the resources after reservations that may be allocated to workloads. 0
 	// means 100.
 	ResourceThresholdPercent uint32 `protobuf:"varint,1008,opt,name=resource_threshold_percent,json=resourceThresholdPercent,proto3" json:"resource_threshold_percent,omitempty"`
+	// Port on which the agent serves /metrics over plain HTTP, 1 to 65535; 0 = none.
+	MetricsPort uint32 `protobuf:"varint,1570,opt,name=metrics_port,json=metricsPort,proto3" json:"metrics_port,omitempty"`
 	// What the node can do for networks that span nodes. Absent from agents without them.
 	Networking    *NodeNetworking `protobuf:"bytes,1482,opt,name=networking,proto3" json:"networking,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -765,6 +767,13 @@ func (x *NodeCapabilities) GetDiskReservedGb() int64 {
 func (x *NodeCapabilities) GetResourceThresholdPercent() uint32 {
 	if x != nil {
 		return x.ResourceThresholdPercent
+	}
+	return 0
+}
+
+func (x *NodeCapabilities) GetMetricsPort() uint32 {
+	if x != nil {
+		return x.MetricsPort
 	}
 	return 0
 }
@@ -8539,7 +8548,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05shard\x18\xf2\a \x01(\tR\x05shard\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x80\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa4\x06\n" +
 	"\x10NodeCapabilities\x120\n" +
 	"\x14cpu_total_millicores\x18\x01 \x01(\x03R\x12cpuTotalMillicores\x12&\n" +
 	"\x0fmemory_total_mb\x18\x02 \x01(\x03R\rmemoryTotalMb\x12C\n" +
@@ -8554,7 +8563,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bprotocol\x18\xed\a \x01(\rR\bprotocol\x12/\n" +
 	"\x13fence_bound_seconds\x18\xee\a \x01(\rR\x11fenceBoundSeconds\x12)\n" +
 	"\x10disk_reserved_gb\x18\xef\a \x01(\x03R\x0ediskReservedGb\x12=\n" +
-	"\x1aresource_threshold_percent\x18\xf0\a \x01(\rR\x18resourceThresholdPercent\x12B\n" +
+	"\x1aresource_threshold_percent\x18\xf0\a \x01(\rR\x18resourceThresholdPercent\x12\"\n" +
+	"\fmetrics_port\x18\xa2\f \x01(\rR\vmetricsPort\x12B\n" +
 	"\n" +
 	"networking\x18\xca\v \x01(\v2!.persys.control.v1.NodeNetworkingR\n" +
 	"networking\"V\n" +

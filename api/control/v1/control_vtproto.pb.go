@@ -138,6 +138,7 @@ func (m *NodeCapabilities) CloneVT() *NodeCapabilities {
 	r.FenceBoundSeconds = m.FenceBoundSeconds
 	r.DiskReservedGb = m.DiskReservedGb
 	r.ResourceThresholdPercent = m.ResourceThresholdPercent
+	r.MetricsPort = m.MetricsPort
 	r.Networking = m.Networking.CloneVT()
 	if rhs := m.StoragePools; rhs != nil {
 		tmpContainer := make([]*StoragePool, len(rhs))
@@ -2835,6 +2836,13 @@ func (m *NodeCapabilities) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.MetricsPort != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.MetricsPort))
+		i--
+		dAtA[i] = 0x62
+		i--
+		dAtA[i] = 0x90
 	}
 	if m.Networking != nil {
 		size, err := m.Networking.MarshalToSizedBufferVT(dAtA[:i])
@@ -10689,6 +10697,9 @@ func (m *NodeCapabilities) SizeVT() (n int) {
 		l = m.Networking.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
+	if m.MetricsPort != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.MetricsPort))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -15296,6 +15307,25 @@ func (m *NodeCapabilities) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 1570:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field MetricsPort", wireType)
+			}
+			m.MetricsPort = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.MetricsPort |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

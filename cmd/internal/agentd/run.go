@@ -112,6 +112,7 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		FeatureLevel:      1,
 		Listener:          lis,
 		Advertise:         cfg.Endpoint,
+		MetricsPort:       httpLis.Addr().(*net.TCPAddr).Port,
 		Labels:            cfg.labels(),
 		Taints:            taints,
 		Limits:            limits.Limits{Calls: cfg.LimitCalls, Concurrent: cfg.LimitConcurrent, Streams: cfg.LimitStreams, Connections: cfg.LimitConnections, PerHost: cfg.LimitPerHost},
