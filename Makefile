@@ -10,25 +10,23 @@ REGISTRY ?=
 GO_BUILD := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
 IMAGES := persys-scheduler persys-agent persys-gateway persysctl
 
-# Programs and their folders under cmd/.
-PROGRAMS := persys-scheduler=scheduler persys-agent=agent persys-gateway=gateway persysctl=persysctl persys=persys
+# Links to bin/persys, which is the program under whose name it is called.
+NAMES := persys-scheduler persys-agent persys-gateway persysctl
 
 .PHONY: help build build-vm test test-full e2e audit fuzz demo hello-image bench soak-elections proto proto-check sample-env reference fmt fmt-check vet lint dev-certs deps docker-build docker-push release clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: ## Build every program into bin/ (static, no cgo)
+build: ## Build bin/persys (static, no cgo), which is every program, and a link for each program
 	@mkdir -p bin
-	@for program in $(PROGRAMS); do \
-		name="$${program%%=*}"; dir="cmd/$${program##*=}"; \
-		if [[ -d "$$dir" ]]; then echo "bin/$$name"; $(GO_BUILD) -o "bin/$$name" "./$$dir"; fi; \
-	done
+	$(GO_BUILD) -o bin/persys ./cmd/persys
+	@for name in $(NAMES); do ln -sf persys "bin/$$name"; done
 
-build-vm: ## Build bin/persys-agent with virtual machines: needs cgo and gcc, no libvirt headers; glibc at run time
+build-vm: ## The same with virtual machines: needs cgo and gcc, no libvirt headers; glibc at run time
 	@mkdir -p bin
-	@echo "bin/persys-agent (with virtual machines)"
-	@CGO_ENABLED=1 go build -trimpath -tags libvirt_dlopen -ldflags '-s -w -X main.version=$(VERSION)' -o bin/persys-agent ./cmd/agent
+	CGO_ENABLED=1 go build -trimpath -tags libvirt_dlopen -ldflags '-s -w -X main.version=$(VERSION)' -o bin/persys ./cmd/persys
+	@for name in $(NAMES); do ln -sf persys "bin/$$name"; done
 
 test: ## Install what the tests need, then run every check and test, with -race (20 minutes on 2 cores)
 	hack/install-test-deps.sh

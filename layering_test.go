@@ -86,7 +86,7 @@ var mayImport = []struct {
 	{"replica/coredns", []string{"fsm"}},
 	{"replica/auditsink", []string{"fsm", "pki", "rpc"}},
 	{"replica/mirrorspec", []string{"api/agent/...", "api/control/...", "fsm", "mirror", "spec"}},
-	// A whole scheduler, for cmd/scheduler, cmd/persys and other programs that embed one.
+	// A whole scheduler, for cmd/internal/schedulerd, cmd/persys and other programs that embed one.
 	{"replica", []string{"api/...", "cluster", "config", "dnsserver", "fsm/...", "mirror", "pki/...", "replica/...", "rpc/...", "sched", "sched/control", "sched/leader", "spec", "stack", "telemetry"}},
 	{"cmd/...", []string{"..."}},
 	{"examples/...", nil},

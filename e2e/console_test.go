@@ -39,7 +39,7 @@ func dev(t *testing.T) (grpc, http, dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	p := &harness.Process{
-		Name: "persys dev", Path: faces(t).Dev, Args: []string{"dev", "--simulate", "--port", "0", "--http-port", "0"},
+		Name: "persys dev", Path: raced(t).Dev, Args: []string{"dev", "--simulate", "--port", "0", "--http-port", "0"},
 		Env: append(os.Environ(), "TMPDIR="+dir), Log: filepath.Join(dir, "dev.log"),
 	}
 	must(t, p.Start())

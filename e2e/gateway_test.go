@@ -39,7 +39,7 @@ func gatewayWith(t *testing.T, c *harness.Cluster, more map[string]string, args 
 	for k, v := range more {
 		env = append(env, k+"="+v)
 	}
-	p := &harness.Process{Name: "gateway", Path: faces(t).Gateway, Args: args, Env: env, Log: filepath.Join(c.Dir, "gateway.log")}
+	p := &harness.Process{Name: "gateway", Path: raced(t).Gateway, Args: args, Env: env, Log: filepath.Join(c.Dir, "gateway.log")}
 	must(t, p.Start())
 	t.Cleanup(func() {
 		if err := p.Terminate(endsWithin); err != nil {

@@ -56,7 +56,7 @@ func TestMain(m *testing.M) {
 	testbed.Exit(code)
 }
 
-// shipped returns the static programs as they are released, without the gateway.
+// shipped returns the static programs as they are released.
 func shipped(t *testing.T) harness.Binaries { return built.get(t, harness.ShippedSet) }
 
 // raced returns programs with the race detector. A data race in any log fails the test.
@@ -65,9 +65,6 @@ func raced(t *testing.T) harness.Binaries {
 	b.Ctl = shipped(t).Ctl
 	return b
 }
-
-// faces returns the gateway and persys dev with the race detector.
-func faces(t *testing.T) harness.Binaries { return built.get(t, harness.FacesSet) }
 
 func (b *builds) prepare() {
 	b.once = map[string]func() (harness.Binaries, error){}

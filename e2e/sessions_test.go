@@ -127,7 +127,7 @@ compose:
 
 	t.Run("the agent is upgraded while sessions and workloads run", func(t *testing.T) {
 		next, err := harness.Build(t.Context(), harness.BuildOptions{
-			Dir: t.TempDir(), Programs: []string{harness.AgentProgram}, Version: "e2e-next",
+			Dir: t.TempDir(), Version: "e2e-next",
 		})
 		must(t, err)
 		type instance struct {

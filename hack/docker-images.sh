@@ -4,7 +4,8 @@
 #   hack/docker-images.sh build|push NAME...
 #
 # Names: [REGISTRY/]NAME:VERSION, for example registry.example/persys/persys-scheduler:v1.2.0.
-# An image is FROM scratch with one static binary, so the build needs no network.
+# An image is FROM scratch with one static binary, so the build needs no network. The layer of the binary, which
+# comes first, is the same in all images. The name of the program is a link to it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,10 +30,6 @@ esac
 
 for name in "$@"; do
 	image="$prefix$name:$version"
-	if [[ ! -d "cmd/${name#persys-}" ]]; then
-		echo "skipping $name: there is no cmd/${name#persys-}" >&2
-		continue
-	fi
 	if [[ "$verb" == push ]]; then
 		if ! docker image inspect "$image" >/dev/null 2>&1; then
 			echo "$0: $image is not built: make docker-build with the same REGISTRY and VERSION first" >&2
@@ -42,7 +39,9 @@ for name in "$@"; do
 		continue
 	fi
 	context="$(mktemp -d)"
-	cp "${BIN:-bin}/$name" "$context/program"
+	cp "${BIN:-bin}/persys" "$context/persys"
+	mkdir "$context/link"
+	ln -s persys "$context/link/$name"
 	cp "deploy/docker/$name.Dockerfile" "$context/Dockerfile"
 	# The root certificates of this machine, for TLS to registries and Vault.
 	if [[ -r /etc/ssl/certs/ca-certificates.crt ]]; then

@@ -59,7 +59,7 @@ compile() {
 	(go list -export -deps -test -race -tags libvirt_dlopen ./... >/dev/null) & # the tests, and the programs with -race
 	builds+=($!)
 	(CGO_ENABLED=0 go list -export -deps ./cmd/... ./e2e/lanes >/dev/null && # the programs as they are released
-		go list -export -deps -tags libvirt_dlopen ./cmd/agent >/dev/null && # and the agent with virtual machines
+		go list -export -deps -tags libvirt_dlopen ./cmd/persys >/dev/null && # and with virtual machines
 		CGO_ENABLED=0 go list -export -deps -test ./sim . >/dev/null &&
 		hack/lint.sh --install) &
 	builds+=($!)

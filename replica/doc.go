@@ -6,7 +6,7 @@
 // r, err := replica.Start(ctx, cfg, "1.0", slog.Default())
 // err = r.Run(ctx) // until ctx ends
 //
-// cmd/scheduler runs one replica, and `persys dev` runs three in one process.
+// cmd/internal/schedulerd runs one replica, and `persys dev` runs three in one process.
 //
 // The fields of Config have struct tags for package config: environment variable, flag, default, range. The
 // alternative, a second struct without tags, would repeat some seventy fields and need a line of code to copy each.

@@ -1,4 +1,4 @@
-// Command gateway serves the REST API and the web console of one or more clusters.
+// Command gateway is the REST API and the web console of clusters, as a program of its own. Command persys contains it too.
 package main
 
 import (
@@ -11,21 +11,6 @@ import (
 // version is set by the linker.
 var version = "dev"
 
-func main() { setup.Main("persys-gateway", run) }
-
-func run(ctx context.Context) error {
-	var cfg gatewayd.Config
-	set, err := setup.Load("persys-gateway", version, "REST, OpenAPI and webhooks over the schedulers' API", &cfg, "PERSYS_GATEWAY_CONFIG", "config.yaml")
-	if err != nil || set == nil {
-		return err
-	}
-	log, err := set.Logger(cfg.LogLevel, cfg.LogFormat)
-	if err != nil {
-		return err
-	}
-	srv, err := gatewayd.Start(ctx, cfg, version, log)
-	if err != nil {
-		return err
-	}
-	return srv.Run(ctx)
+func main() {
+	setup.Main(gatewayd.Name, func(ctx context.Context) error { return gatewayd.Main(ctx, version) })
 }

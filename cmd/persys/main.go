@@ -1,8 +1,15 @@
-// Command persys runs a whole cluster in one process, for a laptop:
+// Command persys is every program of Persys in one file. The name under which it is called says which, or the first
+// word:
 //
-//	persys dev
+//	persys-scheduler, persys scheduler    one replica of the control plane
+//	persys-agent, persys agent            runs the workloads of one machine
+//	persys-gateway, persys gateway        REST API and web console
+//	persys dev                            a whole cluster in one process, for a laptop
+//	persysctl, persys WORD                the command line
 //
-// Three schedulers form a Raft group and one agent runs workloads, on the local Docker engine or, without
+// With the build tag libvirt_dlopen the agent also runs virtual machines.
+//
+// In `persys dev`, three schedulers form a Raft group and one agent runs workloads, on the local Docker engine or, without
 // one, simulated. All ports are on the loopback address, and all files in a temporary folder. The first
 // scheduler and the web console have fixed ports; the other ports are chosen from the free ones.
 package main
@@ -26,6 +33,8 @@ import (
 	"github.com/persys/compute/child"
 	"github.com/persys/compute/cmd/internal/agentd"
 	"github.com/persys/compute/cmd/internal/gatewayd"
+	"github.com/persys/compute/cmd/internal/persysctl"
+	"github.com/persys/compute/cmd/internal/schedulerd"
 	"github.com/persys/compute/cmd/internal/setup"
 	"github.com/persys/compute/config"
 	"github.com/persys/compute/replica"
@@ -37,12 +46,26 @@ var version = "dev"
 
 func main() {
 	child.Serve(stack.Task, gitfetch.Task)
-	setup.Main("persys", root().ExecuteContext)
+	name, args := called(os.Args)
+	os.Args = args
+	switch name {
+	case schedulerd.Name:
+		setup.Main(name, func(ctx context.Context) error { return schedulerd.Main(ctx, version) })
+	case agentd.Name:
+		setup.Main(name, func(ctx context.Context) error { return agentd.Main(ctx, version) })
+	case gatewayd.Name:
+		setup.Main(name, func(ctx context.Context) error { return gatewayd.Main(ctx, version) })
+	case toolsName:
+		setup.Main("persys", tools().ExecuteContext)
+	default:
+		os.Exit(persysctl.Main(name, version, programs()...))
+	}
 }
 
-func root() *cobra.Command {
+// tools returns the commands of this program that no other program has.
+func tools() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "persys", Short: "a Persys cluster in one process", Version: setup.Version(version),
+		Use: "persys", Short: "a Persys cluster in one process",
 		SilenceErrors: true, SilenceUsage: true,
 	}
 	var opt options

@@ -1,9 +1,10 @@
 # The REST gateway and console: API and public port.
-# Built by make docker-build, which puts the static binary beside this file as "program".
+# Built by make docker-build, which puts the static binary persys and the link beside this file.
 FROM scratch
+COPY persys /persys
+COPY link /
 COPY ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY --chown=65532:65532 empty /tmp
-COPY program /persys-gateway
 EXPOSE 8551 8585
 COPY --chown=65532:65532 empty /var/lib/persys/gateway
 USER 65532:65532

@@ -1,9 +1,10 @@
 # A replica of the control plane: gRPC, HTTP, Raft, gossip, DNS.
-# Built by make docker-build, which puts the static binary beside this file as "program".
+# Built by make docker-build, which puts the static binary persys and the link beside this file.
 FROM scratch
+COPY persys /persys
+COPY link /
 COPY ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY --chown=65532:65532 empty /tmp
-COPY program /persys-scheduler
 # Folders of volumes: an engine gives a new volume the owner of the image's folder.
 COPY --chown=65532:65532 empty /var/lib/persys/scheduler
 COPY --chown=65532:65532 empty /var/lib/persys/scheduler/admin

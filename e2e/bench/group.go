@@ -35,8 +35,7 @@ func newEnv(ctx context.Context) (*env, error) {
 	return &env{
 		dir: dir,
 		programs: sync.OnceValues(func() (harness.Binaries, error) {
-			return harness.Build(ctx, harness.BuildOptions{Dir: filepath.Join(dir, "bin"),
-				Programs: []string{harness.SchedulerProgram, harness.AgentProgram, harness.CtlProgram, harness.GatewayProgram}})
+			return harness.Build(ctx, harness.BuildOptions{Dir: filepath.Join(dir, "bin")})
 		}),
 		etcd: sync.OnceValues(func() (string, error) { return testbed.Server(ctx, "etcd") }),
 	}, nil

@@ -160,13 +160,13 @@ func (d *demo) portFree(ctx context.Context) error {
 
 func (d *demo) start(ctx context.Context, dir string) error {
 	var bin harness.Binaries
-	err := d.out.step("building persys-scheduler, persys-agent and persysctl", func() (_ string, err error) {
+	err := d.out.step("building persys", func() (_ string, err error) {
 		if built := os.Getenv(harness.BuildsEnv); built != "" {
 			bin = harness.BuiltIn(harness.Sets(built)[harness.ShippedSet].Dir)
 		} else {
 			bin, err = harness.Build(ctx, harness.BuildOptions{Dir: filepath.Join(dir, "bin")})
 		}
-		return "built persys-scheduler, persys-agent and persysctl", err
+		return "built persys", err
 	})
 	if err != nil {
 		return err

@@ -2,7 +2,9 @@ package harness
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,18 +13,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Programs by the name of their folder under cmd/.
-const (
-	SchedulerProgram = "scheduler"
-	AgentProgram     = "agent"
-	CtlProgram       = "persysctl"
-	GatewayProgram   = "gateway"
-	DevProgram       = "persys"
-)
-
-// Binaries are the paths of the built programs.
+// Binaries are the paths under which the programs are called. All are links to one file.
 type Binaries struct {
-	Scheduler, Agent, Ctl, Gateway, Dev string // paths of the programs; empty for programs that were not built
+	Scheduler, Agent, Ctl, Gateway, Dev string
 }
 
 // BuildOptions say what to build.
@@ -32,8 +25,6 @@ type BuildOptions struct {
 	// Race builds with the race detector, which needs cgo. Without it the programs are static, like the
 	// released ones, and the agent has no driver of virtual machines.
 	Race bool
-	// Programs are folders under cmd/; default scheduler, agent and persysctl.
-	Programs []string
 	// Version is the version that the programs report; default "dev".
 	Version string
 }
@@ -44,27 +35,22 @@ const BuildsEnv = "E2E_BUILDS"
 // Names of the sets of programs that the tests use.
 const (
 	ShippedSet = "shipped" // static programs, as they are released
-	RaceSet    = "race"    // scheduler and agent with the race detector
-	FacesSet   = "faces"   // gateway and persys dev with the race detector
+	RaceSet    = "race"    // programs with the race detector
 )
 
 // Sets returns how to build each set of programs. Each set has a folder of its own below dir.
 func Sets(dir string) map[string]BuildOptions {
 	return map[string]BuildOptions{
-		ShippedSet: {Dir: filepath.Join(dir, ShippedSet), Programs: []string{SchedulerProgram, AgentProgram, CtlProgram, DevProgram}},
-		RaceSet:    {Dir: filepath.Join(dir, RaceSet), Race: true, Programs: []string{SchedulerProgram, AgentProgram}},
-		FacesSet:   {Dir: filepath.Join(dir, FacesSet), Race: true, Programs: []string{GatewayProgram, DevProgram}},
+		ShippedSet: {Dir: filepath.Join(dir, ShippedSet)},
+		RaceSet:    {Dir: filepath.Join(dir, RaceSet), Race: true},
 	}
 }
 
-// Build builds the programs with the go command.
+// Build builds the one binary that is every program with the go command, and links the names of the programs to it.
 func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
 	root, err := testbed.Root(ctx)
 	if err != nil {
 		return Binaries{}, err
-	}
-	if len(opt.Programs) == 0 {
-		opt.Programs = []string{SchedulerProgram, AgentProgram, CtlProgram}
 	}
 	if err := os.MkdirAll(opt.Dir, 0o755); err != nil {
 		return Binaries{}, err
@@ -80,10 +66,8 @@ func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
 		flags += " -X main.version=" + opt.Version
 	}
 	args = append(args, "-ldflags", flags)
-	args = append(args, "-o", opt.Dir+string(filepath.Separator))
-	for _, p := range opt.Programs {
-		args = append(args, "./cmd/"+p)
-	}
+	b := BuiltIn(opt.Dir)
+	args = append(args, "-o", b.Dev, "./cmd/persys")
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -93,31 +77,21 @@ func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return Binaries{}, fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
-	all, b := BuiltIn(opt.Dir), Binaries{}
-	for _, p := range opt.Programs {
-		switch p {
-		case SchedulerProgram:
-			b.Scheduler = all.Scheduler
-		case AgentProgram:
-			b.Agent = all.Agent
-		case CtlProgram:
-			b.Ctl = all.Ctl
-		case GatewayProgram:
-			b.Gateway = all.Gateway
-		case DevProgram:
-			b.Dev = all.Dev
+	for _, link := range []string{b.Scheduler, b.Agent, b.Ctl, b.Gateway} {
+		if err := os.Symlink(filepath.Base(b.Dev), link); err != nil && !errors.Is(err, fs.ErrExist) {
+			return Binaries{}, err
 		}
 	}
 	return b, nil
 }
 
-// BuiltIn returns the paths that a Build of all programs into dir writes.
+// BuiltIn returns the paths that a Build into dir writes.
 func BuiltIn(dir string) Binaries {
 	return Binaries{
-		Scheduler: filepath.Join(dir, SchedulerProgram),
-		Agent:     filepath.Join(dir, AgentProgram),
-		Ctl:       filepath.Join(dir, CtlProgram),
-		Gateway:   filepath.Join(dir, GatewayProgram),
-		Dev:       filepath.Join(dir, DevProgram),
+		Scheduler: filepath.Join(dir, "persys-scheduler"),
+		Agent:     filepath.Join(dir, "persys-agent"),
+		Ctl:       filepath.Join(dir, "persysctl"),
+		Gateway:   filepath.Join(dir, "persys-gateway"),
+		Dev:       filepath.Join(dir, "persys"),
 	}
 }

@@ -22,7 +22,7 @@ import (
 // testLimit is how long one test may take; the longest takes two minutes on an idle machine.
 const testLimit = 15 * time.Minute
 
-// build builds everything that the tests run into dir: the three sets of programs, servers of other
+// build builds everything that the tests run into dir: both sets of programs, servers of other
 // projects, and the test binary.
 func build(ctx context.Context, root, dir string) (string, error) {
 	for name, opt := range harness.Sets(dir) {

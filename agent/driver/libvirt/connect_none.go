@@ -14,7 +14,7 @@ const Built = false
 
 // Available returns an error, because this binary was built without libvirt support.
 func Available() error {
-	return driver.Errorf(driver.InvalidConfiguration, "libvirt", "this agent is the static build, without virtual machines: use the one that `make build-vm` makes (cgo and -tags libvirt_dlopen)")
+	return driver.Errorf(driver.InvalidConfiguration, "libvirt", "this is the static build, without virtual machines: use the package persys-libvirt, or `make build-vm` (cgo and -tags libvirt_dlopen)")
 }
 
 func connect(string, time.Duration, *slog.Logger) (hypervisor, error) { return nil, Available() }

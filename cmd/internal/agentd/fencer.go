@@ -74,6 +74,7 @@ func startFencer(untilIdle bool) (*os.Process, error) {
 		}
 	}
 	cmd := exec.Command(self, args...)
+	cmd.Args[0] = Name // the file may contain other programs, which start under other names
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
 		// The fencer must not report to the supervisor (systemd) that watches this process.

@@ -1,5 +1,5 @@
 // Package agentd builds an agent from settings: drivers, the connection to the schedulers, the agent API
-// and the HTTP endpoints. cmd/agent runs one; `persys dev` runs one beside its schedulers. Package agent is
+// and the HTTP endpoints. Main runs one; `persys dev` runs one beside its schedulers. Package agent is
 // the part that can be embedded, with drivers of the embedder's choice.
 package agentd
 

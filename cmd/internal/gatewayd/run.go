@@ -1,5 +1,5 @@
 // Package gatewayd builds a gateway from settings: TLS, the connection to the schedulers and the two
-// listeners. cmd/gateway runs one; `persys dev` runs one beside its schedulers. Package gateway is the part
+// listeners. Main runs one; `persys dev` runs one beside its schedulers. Package gateway is the part
 // that can be embedded: an http.Handler.
 package gatewayd
 

@@ -1,0 +1,147 @@
+package persysctl
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
+)
+
+type drainOptions struct {
+	preview, undo, discard bool
+	waiting
+}
+
+func (c *cli) drainCommand() *cobra.Command {
+	var o drainOptions
+	cmd := &cobra.Command{
+		Use: "drain NODE", Short: "Move all workloads off a node, or with --preview show where they would go",
+		Long: `Move all workloads off a node. A workload that no other node can take runs on where it
+is, and moves as soon as there is room. A workload with local data (disks of a virtual
+machine, volumes, folders beside a Compose file) stays, because its data would not come
+along. With --discard-data it moves without its data. Volumes stay on the node then; the
+disks of a virtual machine are deleted.`,
+		Example: "  persysctl drain node-a --preview\n  persysctl drain node-a --wait\n  persysctl drain node-a --undo",
+		Args:    args(1, 1, "NODE"), ValidArgsFunction: c.completeNode,
+		RunE: c.online(func(ctx context.Context, args []string) error { return c.drain(ctx, args[0], o) }),
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.preview, "preview", false, "only show which workloads would move, and where")
+	f.BoolVar(&o.undo, "undo", false, "end the drain; workloads that have moved stay where they are")
+	discardFlag(f, &o.discard)
+	o.flags(f, "the node is empty and its workloads run on other nodes")
+	cmd.MarkFlagsMutuallyExclusive("preview", "undo")
+	cmd.MarkFlagsMutuallyExclusive("discard-data", "undo")
+	return cmd
+}
+
+// discardFlag defines the flag --discard-data.
+func discardFlag(f *pflag.FlagSet, discard *bool) {
+	f.BoolVar(discard, "discard-data", false, "let workloads leave the node that has the only copy of their local data, without it")
+}
+
+func (c *cli) drain(ctx context.Context, id string, o drainOptions) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	goals := map[string]goal{}
+	look := func() error {
+		list, err := c.onNode(ctx, id)
+		for _, w := range list.GetWorkloads() {
+			goals[w.GetWorkloadId()] = goalOff(id)
+		}
+		return err
+	}
+	// List the node's workloads both before and after the start of the drain, because workloads may leave or arrive in
+	// between.
+	wait := o.wait && !o.preview && !o.undo
+	if wait {
+		if err := look(); err != nil {
+			return err
+		}
+	}
+	r, err := change(ctx, c, c.cluster.DrainNode, &clusterv1.DrainNodeRequest{NodeId: id, On: !o.undo, Preview: o.preview, DiscardData: o.discard})
+	if err != nil {
+		return c.nodeFailure(id, err)
+	}
+	if c.machine() {
+		if err := c.emitMessage(r); err != nil {
+			return err
+		}
+	} else {
+		c.showDrain(id, r, o)
+	}
+	if !wait {
+		return nil
+	}
+	unseen := look() // if this second list fails, drain first waits for the workloads of the first list and then returns the error
+	if err := c.awaitAll(ctx, goals, r.GetIndex(), o.timeout, time.After(o.timeout)); err != nil {
+		return err
+	}
+	return unseen // the second list failed, so it is not known whether the node is empty
+}
+
+func (c *cli) showDrain(id string, r *clusterv1.NodeActionResponse, o drainOptions) {
+	moves := r.GetMoves()
+	leave, bound := 0, false
+	for _, m := range moves {
+		if m.GetToNodeId() != "" {
+			leave++
+		} else if len(m.GetLocalData()) > 0 {
+			bound = true
+		}
+	}
+	count := screen.Plural(leave, "workload")
+	if stay := len(moves) - leave; stay > 0 {
+		count = fmt.Sprintf("%d of %s", leave, screen.Plural(len(moves), "workload"))
+	}
+	switch {
+	case o.undo:
+		writeLines(c.out, []string{id + " " + c.paint.Paint(screen.Good, "takes workloads again")})
+		return
+	case len(moves) == 0 && o.preview:
+		writeLines(c.out, []string{id + " has nothing to move."})
+		return
+	case len(moves) == 0:
+		writeLines(c.out, []string{id + " " + c.paint.Paint(screen.Good, "is draining") + "; it has nothing to move"})
+		return
+	case o.preview:
+		writeLines(c.out, []string{fmt.Sprintf("Draining %s moves %s:", id, count)})
+	default:
+		writeLines(c.out, []string{fmt.Sprintf("%s %s; moving %s:", id, c.paint.Paint(screen.Good, "is draining"), count)})
+	}
+	t := screen.NewTable(screen.Column{Title: "WORKLOAD", Gives: 1, Least: 20, Keeps: screen.Middle}, screen.Column{Title: "TO", Gives: 2, Least: 12, Keeps: screen.Middle},
+		screen.Column{Title: "REASON", Gives: 3, Least: 16})
+	for _, m := range moves {
+		to := screen.Text(m.GetToNodeId())
+		why := m.GetReason()
+		switch {
+		case m.GetToNodeId() == "":
+			to = screen.Styled("nowhere", screen.Bad)
+		case len(m.GetLocalData()) > 0:
+			why = leavesBehind(m.GetLocalData())
+		}
+		if evicted := m.GetPreempts(); len(evicted) > 0 {
+			why = strings.TrimPrefix(why+"; ", "; ") + evicts(evicted)
+		}
+		t.Add(screen.Text(m.GetWorkloadId()), to, screen.Text(why))
+	}
+	c.print(t)
+	if bound {
+		c.empty("Workloads with local data stay. To move them without their data:", "persysctl drain "+id+" --discard-data")
+	}
+}
+
+// evicts names the workloads that would be evicted for a workload of higher priority.
+func evicts(ids []string) string { return "evicts " + strings.Join(ids, ", ") }
+
+// leavesBehind names the data that a workload leaves on its node.
+func leavesBehind(data []string) string {
+	return "leaves behind: " + strings.Join(data, ", ")
+}

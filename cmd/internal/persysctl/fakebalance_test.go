@@ -1,0 +1,101 @@
+package persysctl
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+)
+
+func (f *fake) PreviewRebalance(_ context.Context, req *clusterv1.PreviewRebalanceRequest) (*clusterv1.PreviewRebalanceResponse, error) {
+	out := &clusterv1.PreviewRebalanceResponse{
+		Before: &clusterv1.Imbalance{DeviationPercent: 22.1, LowestPercent: 0, HighestPercent: 46.9}, Movable: 12, Index: 42,
+		Immovable: []*clusterv1.ImmovableWorkloads{{Reason: "it has local data", Workloads: 3}, {Reason: "it is exclusive", Workloads: 1}},
+	}
+	if out.After = out.Before; req.GetMinGainPercent() > 50 {
+		out.Standing = "waits while node node-b is draining"
+		return out, nil
+	}
+	out.After = &clusterv1.Imbalance{DeviationPercent: 2.5, LowestPercent: 28, HighestPercent: 33.1}
+	out.Moves = []*clusterv1.RebalanceMove{
+		{WorkloadId: "web-2", FromNodeId: "node-a", ToNodeId: "node-c", GainPercent: 41.7,
+			Reason: "load 46.9 % here, 0.0 % there"},
+		{WorkloadId: "batch-worker-with-a-long-name-1", FromNodeId: "node-b", ToNodeId: "node-c", GainPercent: 86.5,
+			Reason: "load 41.7 % here, 5.2 % there; +50.0 % for members of its group on the node"},
+	}
+	return out, nil
+}
+
+// ApplyRebalance answers with two moves, then with one move and one dropped move, and then with none.
+func (f *fake) ApplyRebalance(_ context.Context, req *clusterv1.ApplyRebalanceRequest) (*clusterv1.ApplyRebalanceResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rounds++
+	move := func(id string) *clusterv1.RebalanceMove {
+		return &clusterv1.RebalanceMove{WorkloadId: id, FromNodeId: "node-a", ToNodeId: "node-c", GainPercent: 41.7, Reason: "load 46.9 % here, 0.0 % there"}
+	}
+	out := &clusterv1.ApplyRebalanceResponse{Index: uint64(40 + f.rounds)}
+	switch {
+	case req.GetMinGainPercent() > 50:
+	case f.rounds == 1:
+		out.Moves = []*clusterv1.RebalanceMove{move("web-0"), move("db")}
+	case f.rounds == 2:
+		out.Moves = []*clusterv1.RebalanceMove{move("web-1")}
+		late := move("api")
+		late.Reason = `the amounts that are reserved on node "node-c" have changed, so the gain for workload "api" is not known any more`
+		out.Dropped = []*clusterv1.RebalanceMove{late}
+	}
+	return out, nil
+}
+
+// TestRebalanceWaits: --wait makes one round after the other, shows the progress, and ends with an error if a move was
+// dropped or if the wait is interrupted.
+func TestRebalanceWaits(t *testing.T) {
+	scenes := func() []scene {
+		return []scene{
+			{changes: []*clusterv1.WorkloadChange{
+				told(41, view("web-0", "Pending", "", "waits until node node-a has stopped it")), told(41, view("db", "Running", "node-c", "")), synced(41),
+				told(42, view("web-0", "Running", "node-c", "")),
+			}},
+			{changes: []*clusterv1.WorkloadChange{told(43, view("web-1", "Running", "node-c", "")), synced(43)}},
+		}
+	}
+	f, s := start(t, nil), newSession(t)
+	f.script = scenes()
+	code := s.run(f, "rebalance", "--apply", "--wait")
+	for _, want := range []string{"Moving 2 workloads:", "Moving 1 workload:", "3 moves done."} {
+		if !strings.Contains(s.stdout.String(), want) {
+			t.Errorf("the output lacks %q: %s", want, s.stdout.String())
+		}
+	}
+	for _, want := range []string{"waits until node node-a has stopped it", "api is not moved: the amounts", "1 move was dropped; the first: api: the amounts"} {
+		if !strings.Contains(s.stderr.String(), want) {
+			t.Errorf("the messages lack %q: %s", want, s.stderr.String())
+		}
+	}
+	if code != exitFailed {
+		t.Errorf("exit %d with a dropped move, want %d", code, exitFailed)
+	}
+	var asked []uint32
+	for _, r := range f.requests {
+		if req, ok := r.(*clusterv1.ApplyRebalanceRequest); ok {
+			asked = append(asked, req.GetMaxMoves())
+		}
+	}
+	if !slices.Equal(asked, []uint32{250, 250, 250}) {
+		t.Errorf("the rounds asked for %v moves", asked)
+	}
+
+	f, s = start(t, nil), newSession(t)
+	f.script = scenes()
+	if code := s.run(f, "rebalance", "--apply", "--wait", "--max-moves", "2"); code != exitOK || f.rounds != 1 {
+		t.Errorf("exit %d after %d rounds, want %d after 1: %s", code, f.rounds, exitOK, s.stderr.String())
+	}
+	f, s = start(t, nil), newSession(t)
+	f.script = []scene{{changes: []*clusterv1.WorkloadChange{told(41, view("web-0", "Pending", "", "")), synced(41)}}}
+	if code := s.run(f, "rebalance", "--apply", "--wait", "--timeout", "50ms"); code != exitTimeout || f.rounds != 1 {
+		t.Errorf("exit %d after %d rounds when the wait is over, want %d after 1", code, f.rounds, exitTimeout)
+	}
+}
