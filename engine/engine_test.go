@@ -18,7 +18,7 @@ func TestRulesAcceptAndRefuse(t *testing.T) {
 		"Restart":        {Restart, []string{"no", "always", "on-failure", "on-failure:0", "unless-stopped"}, []string{"", "never", "Always", "always:1", "on-failure:", "on-failure:-1", "on-failure:x"}},
 		"MountTarget":    {MountTarget, []string{"/a", "/a/../b"}, []string{"", "a", "/", "//", "/a/.."}},
 		"Object":         {Object, []string{"ab", "a.b-c_d"}, []string{"a", "-a", "a b", "a/b", strings.Repeat("a", 256)}},
-		"LabelKey":       {LabelKey, []string{"a", "com.example/x"}, []string{"", " ", "a b", "a\tb"}},
+		"LabelKey":       {LabelKey, []string{"a", "com.example/x", "org.label schema/é", "a b"}, []string{"", " ", "a\tb", "a\x00"}},
 		"Platform":       {Platform, []string{"linux", "linux/amd64", "linux/arm/v7", "arm64", "Linux/AMD64"}, []string{"windows/amd64", "linus", "linux/", "linux/amd65", "linux/arm/v7/x"}},
 		"Capability":     {Capability, []string{"ALL", "all", "NET_ADMIN", "cap_bpf"}, []string{"", "CAP_", "ADMIN", "NET-ADMIN"}},
 		"SecurityOption": {SecurityOption, []string{"no-new-privileges", "no-new-privileges=false", "seccomp=unconfined", "label:disable", "systempaths=unconfined"}, []string{"", "x", "x=y", "seccomp=", "no-new-privileges=maybe", "systempaths=all"}},

@@ -188,10 +188,11 @@ func Object(s string) string {
 	return ""
 }
 
-// LabelKey checks the key of a label.
+// LabelKey checks the key of a label. Engines and Compose take keys with blanks; only the command line of Docker does
+// not.
 func LabelKey(s string) string {
-	if s == "" || strings.ContainsFunc(s, unicode.IsSpace) {
-		return "keys must not be empty and must not contain blanks"
+	if strings.TrimSpace(s) == "" || strings.ContainsFunc(s, unicode.IsControl) {
+		return "keys must not be empty and must not contain control characters"
 	}
 	return ""
 }
