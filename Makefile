@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+VERSION ?= $(shell hack/version.sh)
 REGISTRY ?=
 # Static and reproducible binaries. Go's build information contains the commit.
 GO_BUILD := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
@@ -103,7 +103,7 @@ docker-build: ## Build one image per program FROM scratch (REGISTRY=host/path VE
 docker-push: ## Push the images; REGISTRY must be set
 	REGISTRY='$(REGISTRY)' VERSION='$(VERSION)' hack/docker-images.sh push $(IMAGES)
 
-release: ## Build programs, Debian packages, images, SBOMs and checksums of VERSION into dist/
+release: ## Build programs, packages (deb, rpm, apk), images, SBOMs and checksums of VERSION into dist/ (ARCHES=amd64)
 	VERSION='$(VERSION)' REGISTRY='$(REGISTRY)' hack/release.sh
 
 clean: ## Remove the output of all targets, except certs/

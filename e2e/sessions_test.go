@@ -177,7 +177,7 @@ compose:
 		must(t, testbed.Poll(t.Context(), settle, "fencers of the new build", func(context.Context) error {
 			fencers := a.Fencers()
 			for _, pid := range fencers {
-				if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || exe != next.Agent {
+				if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || exe != next.Dev { // the file behind the links
 					return fmt.Errorf("fencer %d is %s (%v)", pid, exe, err)
 				}
 			}

@@ -50,7 +50,11 @@ for name in "$@"; do
 		: >"$context/ca-certificates.crt"
 	fi
 	mkdir "$context/empty"
-	docker build -q --label "org.opencontainers.image.version=$version" -t "$image" "$context" >/dev/null
+	# What docker build writes is of interest only if it fails.
+	if ! said="$(docker build -q --label "org.opencontainers.image.version=$version" -t "$image" "$context" 2>&1)"; then
+		echo "$said" >&2
+		exit 1
+	fi
 	rm -rf "$context"
 	echo "$image"
 done

@@ -195,26 +195,41 @@ func checkRelease(t *testing.T, dist string) {
 			t.Errorf("%s holds %q, want %s: %v", archive, out, program, err)
 		}
 	}
-	for _, program := range []string{"persys-scheduler", "persys-agent", "persys-agent-libvirt", "persys-gateway", "persysctl"} {
-		args := []string{"--version"}
-		if program == "persysctl" {
-			args = []string{"version"}
-		}
+	for program, args := range map[string][]string{
+		"persys-scheduler": {"--version"}, "persys-agent": {"--version"}, "persys-gateway": {"--version"}, "persysctl": {"version"},
+		"persys": {"agent", "--version"}, "persys-libvirt": {"agent", "--version"},
+	} {
 		if out, err := command(t, dist, "linux_amd64/"+program, args...); err != nil || !strings.Contains(out, "v0.0.1-docs") {
 			t.Errorf("the program %s does not print the version of this release: %v %s", program, err, out)
 		}
-		debs, err := filepath.Glob(filepath.Join(dist, program+"_*_amd64.deb"))
+	}
+	for _, name := range []string{"persys", "persys-libvirt"} {
+		debs, err := filepath.Glob(filepath.Join(dist, name+"_*_amd64.deb"))
 		if err != nil || len(debs) != 1 {
-			t.Errorf("Debian packages of %s: %v, %v", program, debs, err)
+			t.Errorf("Debian packages of %s: %v, %v", name, debs, err)
 			continue
 		}
-		if out, err := command(t, dist, "dpkg-deb", "--contents", debs[0]); err != nil || !strings.Contains(out, "./usr/bin/"+strings.TrimSuffix(program, "-libvirt")) {
-			t.Errorf("%s: %v\n%s", debs[0], err, out)
+		out, err := command(t, dist, "dpkg-deb", "--contents", debs[0])
+		for _, want := range []string{"./usr/bin/persys\n", "./usr/bin/persys-scheduler -> persys\n", "./usr/bin/persys-agent -> persys\n", "./usr/bin/persys-gateway -> persys\n", "./usr/bin/persysctl -> persys\n", "./lib/systemd/system/persys-fencer.service\n", "./etc/persys/agent.env\n"} {
+			if err != nil || !strings.Contains(out, want) {
+				t.Errorf("%s has no %q: %v\n%s", debs[0], want, err, out)
+			}
 		}
-		sbom, err := os.ReadFile(filepath.Join(dist, "sbom", program+"_linux_amd64.cdx.json"))
+		if rpms, err := filepath.Glob(filepath.Join(dist, name+"-0*.x86_64.rpm")); err != nil || len(rpms) != 1 {
+			t.Errorf("RPM packages of %s: %v, %v", name, rpms, err)
+		}
+		sbom, err := os.ReadFile(filepath.Join(dist, "sbom", name+"_linux_amd64.cdx.json"))
 		if err != nil || !strings.Contains(string(sbom), `"CycloneDX"`) || !strings.Contains(string(sbom), "google.golang.org/grpc") {
-			t.Errorf("the bill of materials of %s is missing or lacks gRPC: %v, %d bytes", program, err, len(sbom))
+			t.Errorf("the bill of materials of %s is missing or lacks gRPC: %v, %d bytes", name, err, len(sbom))
 		}
+	}
+	// An Alpine package is a signature, control data and files, each a compressed archive, one behind the other.
+	apks, err := filepath.Glob(filepath.Join(dist, "persys_*_x86_64.apk"))
+	if err != nil || len(apks) != 1 {
+		t.Fatalf("Alpine packages: %v, %v", apks, err)
+	}
+	if out, err := command(t, dist, "tar", "--warning=no-unknown-keyword", "--ignore-zeros", "-tzf", apks[0]); err != nil || !strings.Contains(out, "usr/bin/persys-agent\n") || strings.Contains(out, "systemd") {
+		t.Errorf("%s: %v\n%s", apks[0], err, out)
 	}
 }
 

@@ -47,7 +47,7 @@ apt-get)
 		[[ $deb == */*.deb && -e $deb ]] || { echo "stand-in: there is no package $deb" >&2; exit 2; }
 		tree="$(mktemp -d)"
 		dpkg-deb -x "$deb" "$tree"
-		cp --remove-destination "$tree"/usr/bin/* "$MACHINE/bin/"
+		cp -d --remove-destination "$tree"/usr/bin/* "$MACHINE/bin/"
 		if [[ -d "$tree/etc/persys" ]]; then cp -n "$tree"/etc/persys/* /etc/persys/; fi
 		if [[ -d "$tree/lib/systemd/system" ]]; then cp "$tree"/lib/systemd/system/* "$units/"; fi
 		rm -r "$tree"

@@ -159,10 +159,10 @@ func TestUnitIsAsTheMachineIs(t *testing.T) {
 	}
 }
 
-// If the agent's package is removed, or replaced by the package with support for virtual machines, exclusive
+// If the package is removed, or replaced by the package with support for virtual machines, exclusive
 // workloads keep running. So the fencer, which stops them when the node's lease ends, must keep running too.
 func TestRemovalLeavesTheFencerRunning(t *testing.T) {
-	raw, err := os.ReadFile("../../../deploy/packages/prerm-agent")
+	raw, err := os.ReadFile("../../../deploy/packages/prerm")
 	if err != nil {
 		t.Fatal(err)
 	}
