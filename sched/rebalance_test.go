@@ -189,6 +189,42 @@ func TestRebalanceHeedsItsLimits(t *testing.T) {
 	}
 }
 
+// TestRebalanceCountsItsMovesInRules proves that a rule which is counted for the first time after a move sees the move:
+// one of two workloads that another one needs beside it leaves the node, and the other one stays.
+func TestRebalanceCountsItsMovesInRules(t *testing.T) {
+	near := func(value string, weight uint32) func(*commandv1.WorkloadPut) {
+		return demand(func(d *commandv1.Demand) {
+			d.CpuMillicores = 0
+			d.Placement = &commandv1.Placement{Affinities: []*commandv1.Affinity{
+				{Tag: &commandv1.Label{Key: "tier", Value: value}, By: fsm.ByHost, Must: weight == 0, Weight: weight}}}
+		})
+	}
+	tagged := demand(func(d *commandv1.Demand) { d.Tags = []*commandv1.Label{{Key: "tier", Value: "a"}} })
+	w := newWorld(t)
+	w.node("a")
+	w.apply("near1", tagged)
+	w.apply("near2", tagged)
+	w.settle()
+	w.apply("needs", near("a", 0), moves(0, 60*minute))
+	w.settle()
+	w.node("z", func(n *commandv1.RegisterNode) { n.CpuMillicores = 100_000 })
+	w.cordon("a", true)
+	w.apply("other", near("b", 1))
+	w.settle()
+	w.cordon("a", false)
+	w.node("b")
+	var left []string
+	found := Rebalance(w.state, BalanceLimits{Moves: 10, MinGain: 1}, w.tuning).Moves
+	for _, m := range found {
+		if strings.HasPrefix(m.Workload, "near") {
+			left = append(left, m.Workload)
+		}
+	}
+	if len(left) != 1 {
+		t.Errorf("%q leave the node of a workload that needs one of them, want one; moves: %s", left, lines(found))
+	}
+}
+
 // clusterCost is the cost as the comment in rebalance.go defines it, computed from the whole state.
 func clusterCost(v fsm.View, t Tuning) (sum int64) {
 	x := newNodeIndex(v, t.withDefaults())

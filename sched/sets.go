@@ -94,7 +94,14 @@ func (c *Cache) setOf(v fsm.View, namespace string, a *fsm.Affinity) *group {
 	g := &group{}
 	c.sets[key] = g
 	count := func(w *fsm.Workload) bool {
-		if w.In() == namespace && w.Node != "" {
+		switch m, counted := c.setsOf[w.ID]; {
+		case w.In() != namespace || w.Node == "":
+		case counted:
+			// It stays on the slot on which it is counted: rebalancing may have moved it since the view.
+			if c.enter(subjectOf(w), w.Demand, m.slot) {
+				c.version++
+			}
+		default:
 			c.recountSets(v, w.ID)
 		}
 		return true
