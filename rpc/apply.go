@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/compose-spec/compose-go/v2/types"
 	"google.golang.org/grpc/status"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -208,7 +207,7 @@ func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadReques
 			return spec.Prepared{}, err
 		}
 	}
-	var project *types.Project
+	var project *loadedStack
 	defaults.Limits = func() (_ *spec.Limits, err error) {
 		if project == nil {
 			project, err = s.loadStack(ctx, req)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"path"
 	"slices"
 	"strings"
 
@@ -22,16 +23,22 @@ import (
 	stackfiles "github.com/persys/compute/stack/bundle"
 )
 
-// loadStack loads the inline Compose stack of a request in the same way as the agent does later. The project is nil if
+// loadedStack is a loaded Compose project.
+type loadedStack struct {
+	*types.Project
+	files []string // paths of the files that came with the request
+}
+
+// loadStack loads the inline Compose stack of a request in the same way as the agent does later. The result is nil if
 // the stack is in a Git repository, which only nodes read, or if this scheduler loads no stacks. Errors in the stack
 // are returned as spec.Errors.
-func (s *Server) loadStack(ctx context.Context, req *controlv1.ApplyWorkloadRequest) (*types.Project, error) {
+func (s *Server) loadStack(ctx context.Context, req *controlv1.ApplyWorkloadRequest) (*loadedStack, error) {
 	id, c := strings.TrimSpace(req.GetWorkloadId()), req.GetSpec().GetCompose()
 	text := spec.InlineStack(c)
 	if text == "" || s.cfg.Stacks == nil {
 		return nil, nil
 	}
-	file, files := spec.MainFile(c), map[string][]byte{}
+	file, files, came := spec.MainFile(c), map[string][]byte{}, []string(nil)
 	if len(req.GetFiles()) > 0 {
 		beside, err := stackfiles.Unpack(req.GetFiles())
 		if err != nil {
@@ -39,6 +46,7 @@ func (s *Server) loadStack(ctx context.Context, req *controlv1.ApplyWorkloadRequ
 		}
 		for _, f := range beside {
 			files[f.Path] = f.Data
+			came = append(came, f.Path)
 		}
 	}
 	files[file] = []byte(text) // set this last, because a file sent with the request may have the same path
@@ -65,30 +73,33 @@ func (s *Server) loadStack(ctx context.Context, req *controlv1.ApplyWorkloadRequ
 	case err != nil:
 		return nil, &Error{Op: "check workload " + id, Kind: KindUnavailable, Err: fmt.Errorf("loading the Compose stack: %w", err)}
 	}
-	return p, nil
+	return &loadedStack{p, came}, nil
 }
 
-// judgeStack adds the asks of the loaded stack (what it asks of the machine, such as host paths) and its host ports to
-// the workloads of a put. p is the stack that loadStack returned. The text of the Compose file does not tell the
-// ports: services may be in other files (`include`, `extends`), and port numbers in variables.
-func judgeStack(req *controlv1.ApplyWorkloadRequest, p *types.Project, put *commandv1.PutWorkloads) (err error) {
+// judgeStack adds the asks of the loaded stack (what it asks of the machine, such as host paths), its host ports and its
+// local data to the workloads of a put. p is the stack that loadStack returned. The text of the Compose file does not
+// tell them: services may be in other files (`include`, `extends`), and port numbers and paths in variables.
+func judgeStack(req *controlv1.ApplyWorkloadRequest, p *loadedStack, put *commandv1.PutWorkloads) (err error) {
 	c := req.GetSpec().GetCompose()
 	if c == nil {
 		return nil
 	}
 	list := []policy.Ask{{Rule: policy.RuleUnreadStack, Value: "a stack from Git", Field: "compose"}}
+	var managed []string
 	if p != nil {
-		var managed []string
 		for _, v := range c.GetManagedVolumes() {
-			managed = append(managed, v.GetName())
+			managed = append(managed, strings.TrimSpace(v.GetName()))
 		}
-		if list, err = asks.Project(p, managed, nil); err != nil {
+		if list, err = asks.Project(p.Project, managed, nil); err != nil {
 			return spec.Errors{{Field: "spec.compose", Rule: err.Error()}}
 		}
 	}
 	for _, w := range put.GetWorkloads() {
 		if p != nil {
-			spec.SetPorts(w.Demand, portsIn(p))
+			spec.SetPorts(w.Demand, portsIn(p.Project))
+			if err = spec.SetStackData(w.Demand, req.GetSpec(), dataIn(p, managed)); err != nil {
+				return err
+			}
 		}
 		w.Demand.Asks = nil
 		for _, a := range list {
@@ -99,7 +110,7 @@ func judgeStack(req *controlv1.ApplyWorkloadRequest, p *types.Project, put *comm
 }
 
 // limitsIn adds up the CPU and memory limits of all containers of a loaded stack; nil without a stack.
-func limitsIn(p *types.Project) *spec.Limits {
+func limitsIn(p *loadedStack) *spec.Limits {
 	if p == nil {
 		return nil
 	}
@@ -150,3 +161,34 @@ func portsIn(p *types.Project) (out []*controlv1.Port) {
 
 // maxStackPorts is the maximum number of host ports of one stack.
 const maxStackPorts = 1024
+
+// dataIn returns the data that a loaded stack keeps on its node: volumes of the engine and folders of the stack, such as
+// "volume db". It leaves out managed volumes, volumes on a file server, and files that came with the request: every node
+// can make a copy of those.
+func dataIn(p *loadedStack, managed []string) (out []string) {
+	copied := func(folder string) bool {
+		return slices.ContainsFunc(p.files, func(f string) bool { return folder == "." || f == folder || strings.HasPrefix(f, folder+"/") })
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.Services)) {
+		for _, m := range p.Services[name].Volumes {
+			switch m.Type {
+			case types.VolumeTypeVolume:
+				v := p.Volumes[m.Source]
+				switch {
+				case m.Source == "":
+					out = append(out, "unnamed volume at "+m.Target)
+				case spec.OnFileServer(v.DriverOpts["type"]), slices.Contains(managed, m.Source), slices.Contains(managed, v.Name):
+				default:
+					out = append(out, "volume "+m.Source)
+				}
+			case types.VolumeTypeBind:
+				folder, own := strings.CutPrefix(path.Clean(m.Source)+"/", stack.Root+"/")
+				folder = path.Clean(folder)
+				if own && !m.ReadOnly && !copied(folder) {
+					out = append(out, "folder ./"+folder)
+				}
+			}
+		}
+	}
+	return out
+}

@@ -193,3 +193,54 @@ services:
 		t.Errorf("limits too large to be added up returned %v and error %v, want a refusal that names demand.memory_mib", resp, err)
 	}
 }
+
+// TestDataOfTheLoadedStack: the local data of a stack is that of its loaded project. It includes the volumes of services
+// in other files, and of services that are extended; folders whose files came with the request are no local data.
+func TestDataOfTheLoadedStack(t *testing.T) {
+	g := newGroup(t, 1, withStacks(stack.Options{}))
+	g.elect(0)
+	files, err := stackfiles.Pack([]stackfiles.File{
+		{Path: "more.yaml", Data: []byte("services:\n  db: {image: a, volumes: ['db:/d']}\nvolumes: {db: {}}\n")},
+		{Path: "base.yaml", Data: []byte("services:\n  base: {image: a, volumes: ['./state:/s', '/var/cache/a']}\n")},
+		{Path: "plain.yaml", Data: []byte("services:\n  plain: {image: a}\n")},
+		{Path: "html/index.html", Data: []byte("x")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range []struct{ name, text, want string }{
+		{"a volume of an included file", "include: [more.yaml]\nservices: {web: {image: a}}\n", "[{volume db }]"},
+		{"an included file without volumes", "include: [plain.yaml]\nservices: {web: {image: a}}\n", "[]"},
+		{"a service of another file", "services: {web: {extends: {file: base.yaml, service: base}}}\n", "[{folder ./state } {unnamed volume at /var/cache/a }]"},
+		{"a service of the same file", "services: {web: {extends: {service: base}, scale: 1}, base: {image: a, scale: 0, volumes: ['${WHERE:-db}:/x']}}\nvolumes: {db: {}}\n", "[{volume db }]"},
+		{"folders", "services: {web: {image: a, volumes: ['./html:/h', './own:/o', './html:/c:ro', '/srv:/srv']}}\n", "[{folder ./own }]"},
+		{"volumes on a file server and managed ones", `services: {web: {image: a, volumes: ['far:/f', 'data:/d', 'named:/n', 'own:/o']}}
+volumes: {far: {driver_opts: {type: nfs4, o: addr=h, device: ':/x'}}, data: {external: true}, named: {external: true, name: kept}, own: {}}
+`, "[{volume data } {volume own }]"},
+	} {
+		t.Run(one.name, func(t *testing.T) {
+			request := composeRequest("web", one.text)
+			c := request.GetSpec().GetCompose()
+			c.MainFile, request.Files = "compose.yaml", files
+			c.ManagedVolumes = []*controlv1.ManagedVolumeSpec{{Name: "kept", Driver: "nfs"}}
+			if strings.Contains(one.text, "data:") {
+				c.ManagedVolumes = append(c.ManagedVolumes, &controlv1.ManagedVolumeSpec{Name: "data"})
+			}
+			resp, err := g.control(0).ApplyWorkload(t.Context(), request)
+			if err != nil || !resp.GetSuccess() {
+				t.Fatal(resp, err)
+			}
+			w, _ := g.view().Workload("web")
+			if got := fmt.Sprint(w.Demand.LocalData); got != one.want {
+				t.Errorf("the local data is %s, want %s", got, one.want)
+			}
+		})
+	}
+	first := composeRequest("first", "include: [more.yaml]\nservices: {web: {image: a}}\n")
+	first.GetSpec().GetCompose().MainFile, first.Files = "compose.yaml", files
+	first.GetSpec().Count, first.GetSpec().Update = new(int32(1)), &controlv1.UpdateStrategy{Order: "start-first"}
+	resp, err := g.control(0).ApplyWorkload(t.Context(), first)
+	if want := "spec.update.order: must be stop-first for a workload with local data"; err != nil || !strings.Contains(resp.GetErrorMessage(), want) {
+		t.Errorf("start-first for a stack whose included file has a volume returned %v, %v; want %q", resp, err, want)
+	}
+}

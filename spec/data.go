@@ -19,10 +19,37 @@ import (
 // need can be moved by a person.
 //
 // Bind mounts of absolute paths do not count. They belong to the machine, and nothing deletes them.
+//
+// The text of a Compose file does not tell the volumes of services in other files; SetStackData adds them from the
+// loaded project.
 func localData(s *controlv1.WorkloadSpec) []*commandv1.LocalData {
+	if c := s.GetCompose(); s.GetType() == TypeCompose && !isGit(c) {
+		seen, unread := composeData(c)
+		if unread {
+			seen = append(seen, "volumes of the services that the stack takes from other files (include, extends)")
+		}
+		return dataWith(s, seen)
+	}
+	return dataWith(s, nil)
+}
+
+// SetStackData sets the local data of the demand of an inline Compose stack. data has the volumes and folders of its
+// loaded project, such as "volume db". It returns an error if the update policy does not allow local data.
+func SetStackData(d *commandv1.Demand, s *controlv1.WorkloadSpec, data []string) error {
+	d.LocalData = dataWith(s, data)
+	var faults Errors
+	if len(d.LocalData) > 0 && startsFirst(s.GetUpdate()) {
+		faults.dataStartsFirst(s.GetUpdate())
+	}
+	return faults.asError()
+}
+
+// dataWith returns the local data of a workload. stack has the data of an inline Compose stack, without its managed
+// volumes.
+func dataWith(s *controlv1.WorkloadSpec, stack []string) []*commandv1.LocalData {
 	var out []*commandv1.LocalData
 	add := func(pool, kind, name string) {
-		out = append(out, &commandv1.LocalData{Name: clipData(kind + " " + name), Pool: pool})
+		out = append(out, &commandv1.LocalData{Name: clipData(strings.TrimSpace(kind + " " + name)), Pool: pool})
 	}
 	managed := func(volumes []*agentv1.ManagedVolumeSpec) {
 		for _, v := range volumes {
@@ -41,8 +68,8 @@ func localData(s *controlv1.WorkloadSpec) []*commandv1.LocalData {
 			add("", "volumes of", "the stack, which its Git repository names")
 			break
 		}
-		for _, v := range composeData(c) {
-			add("", v.kind, v.name)
+		for _, v := range stack {
+			add("", "", v)
 		}
 	case TypeVM:
 		v, _ := vmOf(s)
@@ -80,11 +107,10 @@ func sharedPath(p string) bool {
 	return p != "" && !path.IsAbs(p)
 }
 
-type composeDatum struct{ kind, name string }
-
-// composeData returns the data that the services of an inline Compose file keep: volumes of the engine and
-// folders beside the file. It skips volumes that managed_volumes names, and volumes on a file server.
-func composeData(c *controlv1.ComposeSpec) (out []composeDatum) {
+// composeData returns the data that the services in the text of an inline Compose file keep: volumes of the engine and
+// folders beside the file. It skips volumes that managed_volumes names, and volumes on a file server. unread is true if
+// there may be more data, because the stack has services from other files, or services that extend others.
+func composeData(c *controlv1.ComposeSpec) (out []string, unread bool) {
 	skip := map[string]bool{}
 	// Files that came with the request are mounted as copies. Every node can make such a copy, so these files
 	// are not local data.
@@ -100,30 +126,38 @@ func composeData(c *controlv1.ComposeSpec) (out []composeDatum) {
 	text := chunk{text: c.GetInlineYaml()}
 	root, err := text.tree()
 	if err != nil {
-		return nil // Validate reports a text that is not a Compose file
+		return nil, false // Validate reports a text that is not a Compose file
 	}
 	for _, e := range root.at("volumes").entriesOf() {
-		kind := strings.ToLower(textOf(e.value.at("driver_opts", "type")))
-		if strings.HasPrefix(kind, "nfs") || kind == "cifs" || skip[textOf(e.value.at("name"))] {
+		if OnFileServer(textOf(e.value.at("driver_opts", "type"))) || skip[textOf(e.value.at("name"))] {
 			skip[e.key] = true
 		}
 	}
+	unread = root.at("include") != nil
 	for _, service := range enabledServices(c) {
+		unread = unread || service.at("extends") != nil
 		for _, m := range service.at("volumes").itemsOf() {
 			source, readOnly, isBind := composeMount(m)
 			switch {
 			case isBind && (readOnly || path.IsAbs(source) || strings.HasPrefix(source, "~")):
 			case isBind && copied(source):
 			case isBind:
-				out = append(out, composeDatum{"folder", source})
+				out = append(out, "folder "+source)
 			case source == "":
-				out = append(out, composeDatum{"unnamed volume at", textOr(m.at("target"), m.text)})
+				out = append(out, "unnamed volume at "+textOr(m.at("target"), m.text))
 			case source != notStored && !skip[source]:
-				out = append(out, composeDatum{"volume", source})
+				out = append(out, "volume "+source)
 			}
 		}
 	}
-	return out
+	return out, unread
+}
+
+// OnFileServer reports whether a volume whose driver option type has this value is on a file server, so that other
+// nodes can reach it too.
+func OnFileServer(kind string) bool {
+	kind = strings.ToLower(kind)
+	return strings.HasPrefix(kind, "nfs") || kind == "cifs"
 }
 
 // notStored stands for the source of a mount that stores nothing, such as a tmpfs.

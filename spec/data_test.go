@@ -6,6 +6,7 @@ import (
 )
 
 func TestLocalData(t *testing.T) {
+	const otherFiles = "volumes of the services that the stack takes from other files (include, extends)"
 	inline := func(lines ...string) string {
 		return "id: s\ncompose:\n  inline: |\n    " + strings.Join(lines, "\n    ") + "\n"
 	}
@@ -27,6 +28,8 @@ func TestLocalData(t *testing.T) {
 		{"a managed volume counts once", TypeCompose, inline("services: {a: {image: x, volumes: ['data:/d']}}", "volumes: {data: {external: true}}") + "  managed_volumes: [{name: data}]\n", "volume data"},
 		{"a managed volume on a file server", TypeCompose, inline("services: {a: {image: x, volumes: ['data:/d']}}", "volumes: {data: {external: true, name: far}}") + "  managed_volumes: [{name: far, driver: nfs}]\n", ""},
 		{"a service that its profile disables", TypeCompose, inline("services: {a: {image: x, profiles: [p], volumes: ['db:/d']}, b: {image: x}}", "volumes: {db: {}}"), ""},
+		{"a service that extends another one may have volumes", TypeCompose, inline("services: {a: {extends: {file: b.yaml, service: b}}}"), otherFiles},
+		{"an included file may have volumes", TypeCompose, inline("include: [b.yaml]", "services: {a: {image: x, volumes: ['db:/d']}}", "volumes: {db: {}}"), "volume db; " + otherFiles},
 		{"a variable may be a volume", TypeCompose, inline("services: {a: {image: x, volumes: ['${WHERE:-db}:/d']}}"), "volume ${WHERE:-db}"},
 		{"a Git repository may name volumes", TypeCompose, "id: s\ncompose: {git: https://example.com/r.git}\n", "volumes of the stack, which its Git repository names"},
 	} {

@@ -65,8 +65,8 @@ func (e *Errors) update(s *controlv1.WorkloadSpec) {
 		e.add(at+".order", "must be stop-first for an exclusive workload, which never runs twice at once", u.GetOrder())
 	case s.GetType() == TypeVM:
 		e.add(at+".order", "must be stop-first for virtual machines, whose disks and addresses only one machine can have", u.GetOrder())
-	case len(DemandOf("", s).GetLocalData()) > 0:
-		e.add(at+".order", "must be stop-first for a workload with local data, which an extra copy does not have", u.GetOrder())
+	case hasData(s):
+		e.dataStartsFirst(u)
 	}
 	if u.GetCanary() <= 0 {
 		return
@@ -84,6 +84,20 @@ func (e *Errors) update(s *controlv1.WorkloadSpec) {
 	case !first && int(u.GetCanary()) >= count:
 		e.addf(at+".canary", strconv.Itoa(int(u.GetCanary())), "must be less than %s, %d: otherwise all copies are updated before the promotion", of, count)
 	}
+}
+
+// hasData reports whether the specification shows that the workload has local data. For an inline Compose stack only the
+// text counts: SetStackData judges the loaded project.
+func hasData(s *controlv1.WorkloadSpec) bool {
+	var seen []string
+	if c := s.GetCompose(); s.GetType() == TypeCompose && !isGit(c) {
+		seen, _ = composeData(c)
+	}
+	return len(dataWith(s, seen)) > 0
+}
+
+func (e *Errors) dataStartsFirst(u *controlv1.UpdateStrategy) {
+	e.add("spec.update.order", "must be stop-first for a workload with local data, which an extra copy does not have", u.GetOrder())
 }
 
 // startsFirst reports whether an update runs extra copies before it replaces a copy.
