@@ -2,6 +2,7 @@ package fsm
 
 import (
 	"cmp"
+	"hash/fnv"
 	"slices"
 	"strconv"
 	"strings"
@@ -88,6 +89,25 @@ func overlay[V, S any](reported []V, set []S, key func(V) string, said func(S) (
 	}
 	slices.SortStableFunc(out, func(a, b V) int { return cmp.Compare(key(a), key(b)) })
 	return out
+}
+
+// KeysHash returns a hash of the labels and taints of a node, which is never 0. A move to even out the load is dropped
+// if they have changed since it was planned.
+func (n *Node) KeysHash() uint64 {
+	h := fnv.New64a()
+	text := func(list ...string) {
+		for _, s := range list {
+			h.Write(append([]byte(s), 0))
+		}
+	}
+	for _, l := range n.Labels() {
+		text(l.Key, l.Value)
+	}
+	text("", "")
+	for _, t := range n.Taints() {
+		text(t.Key, t.Value, t.Effect, strconv.FormatUint(uint64(t.Seconds), 10))
+	}
+	return max(1, h.Sum64())
 }
 
 // labelNode sets or removes labels of a node. A removal is remembered only if the agent reports the

@@ -165,6 +165,9 @@ func (t *Tx) moves(m *commandv1.WorkloadMove, at *[]moving) (w *Workload, why st
 	if why := t.unfit(&gone, n, m.GetTo()); why != "" {
 		return nil, why
 	}
+	if keys := m.GetToKeys(); keys != 0 && keys != n.KeysHash() {
+		return nil, fmt.Sprintf("the labels or taints of node %q have changed, so placement may not choose it for workload %q any more", n.ID, w.ID)
+	}
 	return w, t.crowded(w, n, movingAt(at, n.ID).coming)
 }
 

@@ -16,6 +16,9 @@ func (w *world) move(id, from, to string, opts ...func(*commandv1.WorkloadMove))
 		Workload: id, From: from, To: to, Gain: 123_456, Reason: "load 50.0 % here, 0.0 % there",
 		FromReserved: a.Reserved().PB(), ToReserved: b.Reserved().PB(),
 	}
+	if n, ok := w.s.Node(to); ok {
+		m.ToKeys = n.KeysHash()
+	}
 	if x, ok := w.s.Workload(id); ok {
 		m.IfGeneration = GenerationPB(x.Generation)
 	}
@@ -106,6 +109,14 @@ func TestMovesAreJudgedAgain(t *testing.T) {
 			w.running("web", "a")
 			w.running("large", "b", demand(func(d *commandv1.Demand) { d.CpuMillicores = 3500 }))
 		}, why: `node "b" has no 1000 millicores left`},
+		{name: "the other node has got a taint", then: func(w *world) {
+			w.ok(&commandv1.Command{Body: &commandv1.Command_TaintNode{TaintNode: &commandv1.TaintNode{Id: "b", Taints: []*commandv1.NodeTaint{
+				{Taint: &commandv1.Taint{Key: "dedicated", Effect: "NoSchedule"}}}}}})
+		}, why: `the labels or taints of node "b" have changed`},
+		{name: "the other node has another label", then: func(w *world) {
+			w.ok(&commandv1.Command{Body: &commandv1.Command_LabelNode{LabelNode: &commandv1.LabelNode{Id: "b", Labels: []*commandv1.NodeLabel{
+				{Key: "zone", Value: "far"}}}}})
+		}, why: `the labels or taints of node "b" have changed`},
 		{name: "the other node has another engine", then: func(w *world) { w.ok(register("b", func(n *commandv1.RegisterNode) { n.Types = []string{"vm"} })) },
 			why: `node "b" does not run type container`},
 		{name: "its host port is taken", put: []func(*commandv1.WorkloadPut){hostPort(80)}, setup: func(w *world) {

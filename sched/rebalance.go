@@ -9,6 +9,7 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/policy"
 )
 
 // Placement looks only at workloads without a node, so a node that joins gets nothing as long as nothing new is
@@ -59,6 +60,7 @@ type BalanceMove struct {
 	generation   fsm.Generation
 	fromReserved fsm.Reserved // in the state from which the moves were computed
 	toReserved   fsm.Reserved
+	toKeys       uint64 // hash of the labels and taints of To
 }
 
 // MoveCommand returns the command that carries out moves of one rebalancing with OneOfGroup, at most
@@ -69,6 +71,7 @@ func MoveCommand(moves []BalanceMove) fsm.Command {
 		b.Moves = append(b.Moves, &commandv1.WorkloadMove{
 			Workload: m.Workload, IfGeneration: fsm.GenerationPB(m.generation), From: m.From, To: m.To, Gain: m.Gain,
 			Reason: fmt.Sprintf("gain %s; %s", percent(m.Gain), m.Reason), FromReserved: m.fromReserved.PB(), ToReserved: m.toReserved.PB(),
+			ToKeys: m.toKeys,
 		})
 	}
 	return &commandv1.Command{Body: &commandv1.Command_MoveWorkloads{MoveWorkloads: b}}
@@ -321,6 +324,9 @@ func (b *balancing) stays(w *fsm.Workload, s int32) string {
 	if code, _, _ := p.mustLeave(w, p.c.nodes.recs[s]); code != "" {
 		return "it leaves its node for another reason"
 	}
+	if why := boundToHost(w.Demand); why != "" {
+		return why
+	}
 	if b.unsettled[s] {
 		return "its node still stops other workloads, or expects some"
 	}
@@ -334,6 +340,26 @@ func (b *balancing) stays(w *fsm.Workload, s int32) string {
 		b.groups[g] = why
 	}
 	return why
+}
+
+// boundToHost returns why a workload depends on its machine, so that it is not moved only to balance the load; "" if it
+// does not. The planner does not know whether another machine has the same device, or the other container.
+func boundToHost(d *fsm.Demand) string {
+	for _, a := range d.Asks {
+		switch {
+		case a.Rule == policy.RuleDevice:
+			return "it uses a device of its host"
+		case a.Rule == policy.RuleHostNS:
+			return "it shares a namespace with its host or with another container"
+		case a.Rule == policy.RuleEngineSocket:
+			return "it uses the container engine of its host"
+		case a.Rule == policy.RuleDisk:
+			return "it uses a file of its host"
+		case a.Rule == policy.RuleNetwork && d.Type != "vm":
+			return "it uses a network of its host's engine"
+		}
+	}
+	return ""
 }
 
 // weighed is one possible move, with what it is worth.
@@ -619,6 +645,7 @@ func (b *balancing) describe(m weighed) BalanceMove {
 	return BalanceMove{
 		Workload: m.w.ID, From: from, To: to, Gain: m.gain, Reason: reason,
 		generation: m.w.Generation, fromReserved: fromAlloc.Reserved(), toReserved: toAlloc.Reserved(),
+		toKeys: x.recs[m.to].KeysHash(),
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/policy"
 	"pgregory.net/rapid"
 )
 
@@ -43,6 +44,13 @@ func zoned(zone string) func(*commandv1.RegisterNode) {
 
 func grouped(group string) func(*commandv1.WorkloadPut) {
 	return demand(func(d *commandv1.Demand) { d.Group = group })
+}
+
+// asks returns a change of a put that adds what a workload asks of its host.
+func asks(rule, value string) func(*commandv1.WorkloadPut) {
+	return func(p *commandv1.WorkloadPut) {
+		p.Demand.Asks = append(p.Demand.Asks, &commandv1.Ask{Rule: rule, Value: value, Field: "container"})
+	}
 }
 
 func placed(p *commandv1.Placement) func(*commandv1.WorkloadPut) {
@@ -109,6 +117,18 @@ func TestRebalance(t *testing.T) {
 			func(w *world) { w.node("a"); w.many(6, writesToHost) }, func(w *world) { w.node("b") }, 0, ""},
 		{"workloads that can write to folders of their host stay, although reschedule lets them leave a node that fails",
 			func(w *world) { w.node("a"); w.many(6, writesToHost, moves(3, 60*minute)) }, func(w *world) { w.node("b") }, 0, ""},
+		{"workloads with a device of their host stay",
+			func(w *world) { w.node("a"); w.many(6, asks(policy.RuleDevice, "/dev/ttyUSB0")) }, func(w *world) { w.node("b") }, 0, ""},
+		{"workloads in the network of another container stay",
+			func(w *world) { w.node("a"); w.many(6, asks(policy.RuleHostNS, "network of container:vpn")) }, func(w *world) { w.node("b") }, 0, ""},
+		{"workloads in a network that somebody made in the engine stay",
+			func(w *world) { w.node("a"); w.many(6, asks(policy.RuleNetwork, "proxy")) }, func(w *world) { w.node("b") }, 0, ""},
+		{"workloads that publish a port and read a folder of the host move",
+			func(w *world) {
+				w.node("a")
+				w.many(6, asks(policy.RulePort, "80/tcp"), asks(policy.RuleHostPathRead, "/etc/ssl"))
+			},
+			func(w *world) { w.node("b") }, 2, "b"},
 		{"workloads with reschedule.attempts 0 stay",
 			func(w *world) { w.node("a"); w.many(6, moves(0, 60*minute)) }, func(w *world) { w.node("b") }, 0, ""},
 		{"jobs stay",

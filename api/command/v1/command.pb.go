@@ -6544,8 +6544,11 @@ type WorkloadMove struct {
 	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The amounts that were reserved on the two nodes when the gain was computed. The move is refused if they have
 	// changed.
-	FromReserved  *ReservedAmounts `protobuf:"bytes,7,opt,name=from_reserved,json=fromReserved,proto3" json:"from_reserved,omitempty"`
-	ToReserved    *ReservedAmounts `protobuf:"bytes,8,opt,name=to_reserved,json=toReserved,proto3" json:"to_reserved,omitempty"`
+	FromReserved *ReservedAmounts `protobuf:"bytes,7,opt,name=from_reserved,json=fromReserved,proto3" json:"from_reserved,omitempty"`
+	ToReserved   *ReservedAmounts `protobuf:"bytes,8,opt,name=to_reserved,json=toReserved,proto3" json:"to_reserved,omitempty"`
+	// Hash of the labels and taints of the node to when the gain was computed. The move is refused if they have changed.
+	// 0 = not checked.
+	ToKeys        uint64 `protobuf:"fixed64,380,opt,name=to_keys,json=toKeys,proto3" json:"to_keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6634,6 +6637,13 @@ func (x *WorkloadMove) GetToReserved() *ReservedAmounts {
 		return x.ToReserved
 	}
 	return nil
+}
+
+func (x *WorkloadMove) GetToKeys() uint64 {
+	if x != nil {
+		return x.ToKeys
+	}
+	return 0
 }
 
 // ReservedAmounts is what is reserved on a node for its workloads and its residuals, before the moves of the command.
@@ -14123,7 +14133,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x05Evict\x129\n" +
 	"\tevictions\x18\x01 \x03(\v2\x1b.persys.command.v1.EvictionR\tevictions\"F\n" +
 	"\rMoveWorkloads\x125\n" +
-	"\x05moves\x18\x01 \x03(\v2\x1f.persys.command.v1.WorkloadMoveR\x05moves\"\xcc\x02\n" +
+	"\x05moves\x18\x01 \x03(\v2\x1f.persys.command.v1.WorkloadMoveR\x05moves\"\xe6\x02\n" +
 	"\fWorkloadMove\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\tR\bworkload\x12B\n" +
 	"\rif_generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\x12\x12\n" +
@@ -14133,7 +14143,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12G\n" +
 	"\rfrom_reserved\x18\a \x01(\v2\".persys.command.v1.ReservedAmountsR\ffromReserved\x12C\n" +
 	"\vto_reserved\x18\b \x01(\v2\".persys.command.v1.ReservedAmountsR\n" +
-	"toReserved\"\xac\x01\n" +
+	"toReserved\x12\x18\n" +
+	"\ato_keys\x18\xfc\x02 \x01(\x06R\x06toKeys\"\xac\x01\n" +
 	"\x0fReservedAmounts\x12%\n" +
 	"\x0ecpu_millicores\x18\x01 \x01(\x03R\rcpuMillicores\x12\x1d\n" +
 	"\n" +

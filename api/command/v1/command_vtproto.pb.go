@@ -2379,6 +2379,7 @@ func (m *WorkloadMove) CloneVT() *WorkloadMove {
 	r.Reason = m.Reason
 	r.FromReserved = m.FromReserved.CloneVT()
 	r.ToReserved = m.ToReserved.CloneVT()
+	r.ToKeys = m.ToKeys
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -11326,6 +11327,14 @@ func (m *WorkloadMove) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.ToKeys != 0 {
+		i -= 8
+		binary.LittleEndian.PutUint64(dAtA[i:], uint64(m.ToKeys))
+		i--
+		dAtA[i] = 0x17
+		i--
+		dAtA[i] = 0xe1
 	}
 	if m.ToReserved != nil {
 		size, err := m.ToReserved.MarshalToSizedBufferVT(dAtA[:i])
@@ -20900,6 +20909,9 @@ func (m *WorkloadMove) SizeVT() (n int) {
 	if m.ToReserved != nil {
 		l = m.ToReserved.SizeVT()
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.ToKeys != 0 {
+		n += 10
 	}
 	n += len(m.unknownFields)
 	return n
@@ -39376,6 +39388,16 @@ func (m *WorkloadMove) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 380:
+			if wireType != 1 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ToKeys", wireType)
+			}
+			m.ToKeys = 0
+			if (iNdEx + 8) > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.ToKeys = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
+			iNdEx += 8
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -72579,6 +72601,16 @@ func (m *WorkloadMove) UnmarshalVTUnsafe(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 380:
+			if wireType != 1 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ToKeys", wireType)
+			}
+			m.ToKeys = 0
+			if (iNdEx + 8) > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.ToKeys = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
+			iNdEx += 8
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

@@ -2,6 +2,7 @@ package persysctl
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -95,7 +96,10 @@ func TestRebalanceWaits(t *testing.T) {
 	}
 	f, s = start(t, nil), newSession(t)
 	f.script = []scene{{changes: []*clusterv1.WorkloadChange{told(41, view("web-0", "Pending", "", "")), synced(41)}}}
-	if code := s.run(f, "rebalance", "--apply", "--wait", "--timeout", "50ms"); code != exitTimeout || f.rounds != 1 {
+	if code := s.run(f, "rebalance", "--apply", "--wait", "--timeout", "50ms", "-o", "json"); code != exitTimeout || f.rounds != 1 {
 		t.Errorf("exit %d after %d rounds when the wait is over, want %d after 1", code, f.rounds, exitTimeout)
+	}
+	if out := s.stdout.String(); !json.Valid([]byte(out)) || !strings.Contains(out, `"web-0"`) || !strings.Contains(out, `"db"`) {
+		t.Errorf("with -o json the moves before the end of the wait are not printed: %q", out)
 	}
 }

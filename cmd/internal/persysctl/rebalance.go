@@ -3,6 +3,7 @@ package persysctl
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -46,9 +47,9 @@ has joined. With --apply they are moved: each is stopped on its node and started
 A workload moves only if placement would choose the other node, and if that node is better
 by at least --min-gain, in percent of a node: because it has less load (with the placement
 policy binpack: more), or because preferred rules hold there. These workloads never move:
-exclusive ones, those with local data or a writable folder of the host, jobs, members of
-system workloads, and workloads that fail or are being updated. No workload moves twice
-within an hour.
+exclusive ones, those with local data, those bound to their host (by a writable folder, a
+device, a namespace or a network of its engine), jobs, members of system workloads, and
+workloads that fail or are being updated. No workload moves twice within an hour.
 
 Of a group one member moves at a time, so --apply moves at most one of each group. With
 --wait it goes on, round by round, until no move is worth it or --max-moves is reached. It
@@ -84,34 +85,19 @@ const (
 )
 
 // applyRebalance makes one round of moves. With --wait it waits for their end and makes the next round, until none is
-// worth it.
+// worth it. With -o json or yaml the moves are printed even if a later round fails.
 func (c *cli) applyRebalance(ctx context.Context, o rebalanceOptions) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	left := cmp.Or(o.maxMoves, mostMoves)
-	late := time.After(o.timeout)
 	all := &clusterv1.ApplyRebalanceResponse{}
-	for left > 0 {
-		r, err := change(ctx, c, c.cluster.ApplyRebalance, &clusterv1.ApplyRebalanceRequest{MaxMoves: min(left, movesOfRound), MinGainPercent: uint32(o.minGain)})
-		if err != nil {
-			return err
+	if err := c.rebalanceRounds(ctx, o, all); err != nil {
+		if c.machine() && len(all.GetMoves())+len(all.GetDropped()) > 0 {
+			if printing := c.emitMessage(all); printing != nil { // the moves that were made before
+				return errors.Join(err, printing)
+			}
 		}
-		left -= min(left, uint32(len(r.GetMoves())))
-		all.Moves, all.Dropped, all.Index = append(all.Moves, r.GetMoves()...), append(all.Dropped, r.GetDropped()...), r.GetIndex()
-		if !c.machine() {
-			c.showRound(r)
-		}
-		if len(r.GetMoves()) == 0 || !o.wait {
-			break
-		}
-		goals := map[string]goal{}
-		for _, m := range r.GetMoves() {
-			goals[m.GetWorkloadId()] = goalPlaced()
-		}
-		if err := c.awaitAll(ctx, goals, r.GetIndex(), o.timeout, late); err != nil {
-			return err
-		}
+		return err
 	}
 	dropped := slices.DeleteFunc(slices.Clone(all.GetDropped()), func(d *clusterv1.RebalanceMove) bool {
 		return slices.ContainsFunc(all.GetMoves(), func(m *clusterv1.RebalanceMove) bool { return m.GetWorkloadId() == d.GetWorkloadId() })
@@ -129,6 +115,34 @@ func (c *cli) applyRebalance(ctx context.Context, o rebalanceOptions) error {
 	if o.wait && len(dropped) > 0 {
 		d := dropped[0]
 		return failf(exitFailed, "persysctl rebalance --preview", "%s dropped; the first: %s: %s", wereMoves(len(dropped)), d.GetWorkloadId(), screen.Clean(d.GetReason()))
+	}
+	return nil
+}
+
+// rebalanceRounds makes the rounds of a rebalancing and adds their moves to all.
+func (c *cli) rebalanceRounds(ctx context.Context, o rebalanceOptions, all *clusterv1.ApplyRebalanceResponse) error {
+	left := cmp.Or(o.maxMoves, mostMoves)
+	late := time.After(o.timeout)
+	for left > 0 {
+		r, err := change(ctx, c, c.cluster.ApplyRebalance, &clusterv1.ApplyRebalanceRequest{MaxMoves: min(left, movesOfRound), MinGainPercent: uint32(o.minGain)})
+		if err != nil {
+			return err
+		}
+		left -= min(left, uint32(len(r.GetMoves())))
+		all.Moves, all.Dropped, all.Index = append(all.Moves, r.GetMoves()...), append(all.Dropped, r.GetDropped()...), r.GetIndex()
+		if !c.machine() {
+			c.showRound(r)
+		}
+		if len(r.GetMoves()) == 0 || !o.wait {
+			return nil
+		}
+		goals := map[string]goal{}
+		for _, m := range r.GetMoves() {
+			goals[m.GetWorkloadId()] = goalPlaced()
+		}
+		if err := c.awaitAll(ctx, goals, r.GetIndex(), o.timeout, late); err != nil {
+			return err
+		}
 	}
 	return nil
 }
