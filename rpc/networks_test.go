@@ -131,6 +131,48 @@ func TestHeartbeatsCarryNetworks(t *testing.T) {
 	}
 }
 
+// TestRegistrationKeepsTheNetworks: a node that registers with a problem, or with an address inside a network, keeps its
+// networks and its former address. It gets no further members.
+func TestRegistrationKeepsTheNetworks(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		networking *controlv1.NodeNetworking
+		problem    string
+	}{
+		{"a problem", &controlv1.NodeNetworking{Problem: "the name a.example has no address"}, "the name a.example has no address"},
+		{"an address inside the network", &controlv1.NodeNetworking{Address: "10.216.3.3", Mtu: 1450}, "its address 10.216.3.3 is in the subnet 10.216.0.0/20 of network default/back"},
+		{"an address inside the network, in IPv6 form", &controlv1.NodeNetworking{Address: "::ffff:10.216.3.3", Mtu: 1450}, "in the subnet 10.216.0.0/20 of network default/back"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := newGroup(t, 1)
+			g.networkNode("n1", "10.0.0.1")
+			g.networkNode("n2", "10.0.0.2")
+			ok(t, second(g.cluster(0).CreateNetwork(ctxFor(t), &clusterv1.CreateNetworkRequest{Name: "back"})))
+			g.put(t, joining("web", "back"), "n1")
+			g.put(t, joining("api", "back"), "n2")
+			caps := &controlv1.NodeCapabilities{CpuTotalMillicores: 8000, MemoryTotalMb: 8192, SupportedWorkloadTypes: []string{"container"}, Protocol: 1, Networking: c.networking}
+			r, err := g.control(0).RegisterNode(ctxFor(t), &controlv1.RegisterNodeRequest{NodeId: "n1", GrpcEndpoint: "10.0.0.1:50051", Capabilities: caps})
+			ok(t, err)
+			is(t, "accepted", r.GetAccepted(), true)
+			n, _ := g.view().Node("n1")
+			is(t, "the former address stays", n.Facts.Networking.Address, "10.0.0.1")
+			is(t, "the former MTU stays", n.Facts.Networking.MTU, 1450)
+			if p := n.Facts.Networking.Lacks(); !strings.Contains(p, c.problem) {
+				t.Errorf("the node lacks %q, want %q", p, c.problem)
+			}
+			for _, id := range []string{"n1", "n2"} {
+				n, _ := g.view().Node(id)
+				if v := netmap(g.view(), n, 4790); len(v.GetNetworks()) != 1 || len(v.GetPeers()) != 1 {
+					t.Errorf("the view of %s has networks %v and peers %v, want one of each", id, v.GetNetworks(), v.GetPeers())
+				}
+			}
+			index := g.view().Info().Index
+			ok(t, second(g.control(0).RegisterNode(ctxFor(t), &controlv1.RegisterNodeRequest{NodeId: "n1", GrpcEndpoint: "10.0.0.1:50051", Capabilities: caps})))
+			is(t, "log entries of the same registration again", g.view().Info().Index-index, 0)
+		})
+	}
+}
+
 // TestOrdersCarryNetworks: the order of a container has the numbers of its networks, and the view of the node. A
 // legacy v1 agent gets no such order.
 func TestOrdersCarryNetworks(t *testing.T) {

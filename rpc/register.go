@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -176,9 +177,31 @@ func (s *Server) registration(id, endpoint string, req *controlv1.RegisterNodeRe
 		cmd.Taints = append(cmd.Taints, taintOf(t))
 	}
 	if n := caps.GetNetworking(); n != nil {
-		cmd.Networking = &commandv1.NodeNetworking{Address: n.GetAddress(), Mtu: n.GetMtu(), Problem: clip(n.GetProblem(), 256)}
+		cmd.Networking = networkingFor(s.store.View(), id, n)
 	}
 	return cmd
+}
+
+// networkingFor returns what a registering node can do for networks. If the agent reports a problem, or if the node's
+// address is in the subnet of a network, the node gets no further members, but it keeps the address that it has in the
+// state: its present members still need it.
+func networkingFor(v fsm.View, id string, n *controlv1.NodeNetworking) *commandv1.NodeNetworking {
+	out := &commandv1.NodeNetworking{Address: n.GetAddress(), Mtu: n.GetMtu(), Problem: clip(n.GetProblem(), 256)}
+	if a, err := netip.ParseAddr(out.Address); err == nil && out.Problem == "" {
+		v.Networks(func(w *fsm.Network) bool {
+			if w.CIDR.Contains(a.Unmap()) {
+				out.Problem = clip(fmt.Sprintf("its address %s is in the subnet %s of network %s/%s: set PERSYS_AGENT_GRPC_ENDPOINT, or make the network with another subnet", a, w.CIDR, w.In(), w.Name), 256)
+			}
+			return out.Problem == ""
+		})
+	}
+	if out.Problem != "" {
+		out.Address, out.Mtu = "", 0
+		if was, ok := v.Node(id); ok {
+			out.Address, out.Mtu = was.Facts.Networking.Address, was.Facts.Networking.MTU
+		}
+	}
+	return out
 }
 
 // registered reports whether the node is up and the state has the same facts about it as the registration.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 )
@@ -33,7 +34,7 @@ func Suffix() string {
 
 // Advertised returns the address at which schedulers reach a listener (contract/semantics.md, section 11). It
 // is the address of the listener. If that is a wildcard, the host is the local address of a connection to a
-// scheduler, else the first global address, else 127.0.0.1. A loopback address is kept; legacy v1 agents
+// scheduler, else the first global address of an interface to other machines, else 127.0.0.1. A loopback address is kept; legacy v1 agents
 // replaced it.
 func Advertised(addr net.Addr, scheduler string) (string, error) {
 	host, port, err := net.SplitHostPort(addr.String())
@@ -54,13 +55,59 @@ func Advertised(addr net.Addr, scheduler string) (string, error) {
 			}
 		}
 	}
-	addrs, err := net.InterfaceAddrs()
-	if err == nil {
-		for _, a := range addrs {
-			if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
-				return net.JoinHostPort(n.IP.String(), port), nil
-			}
-		}
+	if ip := firstGlobal(machineLinks()); ip != nil {
+		return net.JoinHostPort(ip.String(), port), nil
 	}
 	return net.JoinHostPort("127.0.0.1", port), nil
 }
+
+// link is an interface with its addresses.
+type link struct {
+	name  string
+	addrs []net.IP
+}
+
+func machineLinks() (out []link) {
+	links, err := net.Interfaces()
+	if err != nil {
+		return nil
+	}
+	for _, l := range links {
+		addrs, err := l.Addrs()
+		if err != nil {
+			continue // the interface was removed in the meantime
+		}
+		one := link{name: l.Name}
+		for _, a := range addrs {
+			if n, ok := a.(*net.IPNet); ok {
+				one.addrs = append(one.addrs, n.IP)
+			}
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+// firstGlobal returns the first address that other machines may reach; nil if there is none. Interfaces inside the
+// machine are skipped.
+func firstGlobal(links []link) net.IP {
+	for _, l := range links {
+		if Inside(l.name) {
+			continue
+		}
+		for _, ip := range l.addrs {
+			if ip.IsGlobalUnicast() {
+				return ip
+			}
+		}
+	}
+	return nil
+}
+
+// inside matches the names of interfaces that connect only containers and virtual machines of one machine: those of
+// networks between nodes (agent/overlay), of the container engine, of libvirt, and of CNI plugins.
+var inside = regexp.MustCompile(`^(ps[0-9]+|pvx[0-9]+|docker[0-9]+|docker_gwbridge|br-[0-9a-f]{12}|veth.*|virbr[0-9]+|vnet[0-9]+|cni[0-9]+)$`)
+
+// Inside reports whether an interface with a name connects only containers and virtual machines of this machine. Other
+// machines do not reach its addresses.
+func Inside(name string) bool { return inside.MatchString(name) }

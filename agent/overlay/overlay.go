@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -226,6 +227,14 @@ func (o *Overlay) current() *workload.NetworkView {
 	return o.view
 }
 
+// Address returns the address of this node between nodes in the newest view; the zero address if there is none.
+func (o *Overlay) Address() netip.Addr {
+	if v := o.current(); v != nil {
+		return v.Address
+	}
+	return netip.Addr{}
+}
+
 // refresh makes the next pass list the engine's networks.
 func (o *Overlay) refresh() {
 	o.mu.Lock()
@@ -363,7 +372,8 @@ func (r *reconciler) pass(ctx context.Context, v *workload.NetworkView, res *pla
 	}
 	seen.Engine, seen.Answers = slices.Clone(r.networks), r.listed
 	for i := range seen.Engine {
-		if seen.Engine[i].Link, err = r.kernel.HasLink(plan.Bridge(seen.Engine[i].ID)); err != nil {
+		n := &seen.Engine[i]
+		if n.Link, n.ProxyARP, err = r.kernel.Bridge(plan.Bridge(n.ID)); err != nil {
 			return 1, err
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/overlay/plan"
 )
 
@@ -45,6 +46,8 @@ func probe(ctx context.Context, address netip.Addr) (mtu int, err error) {
 		return 0, err
 	case seen.Underlay == nil:
 		return 0, fmt.Errorf("no interface of this machine has the address %s, with which the node registered: set PERSYS_AGENT_GRPC_ENDPOINT", address)
+	case host.Inside(seen.Underlay.Name):
+		return 0, fmt.Errorf("the node registered with %s, the address of the bridge %s inside this machine, which other machines cannot reach: set PERSYS_AGENT_GRPC_ENDPOINT", address, seen.Underlay.Name)
 	}
 	x := &netlink.Vxlan{
 		LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("pvx%d", os.Getpid()), TxQLen: -1},
