@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -18,8 +20,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestNetworks: three machines with an engine each. Containers of one network reach each other over the machines, with
-// their own addresses; those of another namespace's network do not. That stays so while no agent and no scheduler
+// TestNetworks: three machines with an engine each. Containers on two networks reach each other over the machines on
+// each of both, with their own addresses; those of another namespace's network do not. That stays so while no agent and no scheduler
 // runs, and again after the rules of a machine were flushed and after its engine was restarted.
 func TestNetworks(t *testing.T) {
 	testbed.Need(t, "machines in network namespaces", harness.LacksMachines())
@@ -35,12 +37,15 @@ func TestNetworks(t *testing.T) {
 	}
 	ctl(t, c, "namespace", "set", "team")
 	ctl(t, c, "network", "create", "back")
+	ctl(t, c, "network", "create", "side")
 	ctl(t, c, "network", "create", "back", "-n", "team")
-	join := func(id, namespace string) {
+	join := func(id, namespace string, networks ...string) {
 		spec := container(image)
 		spec.Kind, spec.Namespace = "system", namespace
 		spec.GetContainer().Ports = nil
-		spec.GetContainer().Networks = []*controlv1.ContainerNetwork{{Name: "back"}}
+		for _, n := range networks {
+			spec.GetContainer().Networks = append(spec.GetContainer().Networks, &controlv1.ContainerNetwork{Name: n})
+		}
 		control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
 		resp, err := control.ApplyWorkload(t.Context(), &controlv1.ApplyWorkloadRequest{WorkloadId: id, Spec: spec})
 		must(t, err)
@@ -48,8 +53,8 @@ func TestNetworks(t *testing.T) {
 			t.Fatalf("apply of %s was refused: %s", id, resp.GetErrorMessage())
 		}
 	}
-	join("web", "")
-	join("alien", "team")
+	join("web", "", "back", "side")
+	join("alien", "team", "back")
 	webs, aliens := membersOn(t, c, "web", machines), membersOn(t, c, "alien", machines)
 
 	reachAll := func(what string, limit time.Duration) {
@@ -60,13 +65,15 @@ func TestNetworks(t *testing.T) {
 				if i == j {
 					continue
 				}
-				must(t, testbed.Poll(t.Context(), limit, fmt.Sprintf("%s: %s reaches %s", what, from.id, to.id), func(context.Context) error {
-					seen, err := from.ask(to)
-					if err == nil && seen != from.address {
-						err = fmt.Errorf("%s saw the source %s instead of %s", to.id, seen, from.address)
-					}
-					return err
-				}))
+				for n, at := range to.addresses {
+					must(t, testbed.Poll(t.Context(), limit, fmt.Sprintf("%s: %s reaches %s at %s", what, from.id, to.id, at), func(context.Context) error {
+						seen, err := from.ask(to, at)
+						if err == nil && seen != from.addresses[n] {
+							err = fmt.Errorf("%s saw the source %s instead of %s", to.id, seen, from.addresses[n])
+						}
+						return err
+					}))
+				}
 			}
 		}
 		t.Logf("%s: %s", what, time.Since(began).Round(time.Millisecond))
@@ -74,8 +81,10 @@ func TestNetworks(t *testing.T) {
 	apart := func(what string) {
 		t.Helper()
 		for _, to := range webs[:2] {
-			if seen, err := aliens[0].ask(to); err == nil {
-				t.Errorf("%s: %s of another namespace reached %s, seen as %s", what, aliens[0].id, to.id, seen)
+			for _, at := range to.addresses {
+				if seen, err := aliens[0].ask(to, at); err == nil {
+					t.Errorf("%s: %s of another namespace reached %s at %s, seen as %s", what, aliens[0].id, to.id, at, seen)
+				}
 			}
 		}
 	}
@@ -120,8 +129,8 @@ func TestNetworks(t *testing.T) {
 	must(t, machines[2].StartEngine(t.Context()))
 	must(t, testbed.Poll(t.Context(), 2*settle, "web on the machine whose engine was restarted", func(ctx context.Context) error {
 		now, err := memberOn(ctx, c, "web", 2, machines[2])
-		if err == nil && now.address != webs[2].address {
-			err = testbed.Final(fmt.Errorf("its address was %s and is %s", webs[2].address, now.address))
+		if err == nil && !slices.Equal(now.addresses, webs[2].addresses) {
+			err = testbed.Final(fmt.Errorf("its addresses were %s and are %s", webs[2].addresses, now.addresses))
 		}
 		if err == nil {
 			webs[2] = now
@@ -178,11 +187,11 @@ func clusterID(t *testing.T, c *harness.Cluster) (string, error) {
 	return st.GetClusterId(), err
 }
 
-// member is a container on a network.
+// member is a container on networks. Its addresses are in the order of the networks' numbers.
 type member struct {
-	id      string
-	address netip.Addr
-	netns   string
+	id        string
+	addresses []netip.Addr
+	netns     string
 }
 
 // membersOn waits for the members of a system workload, one on each machine.
@@ -216,21 +225,23 @@ func memberOn(ctx context.Context, c *harness.Cluster, id string, i int, m *harn
 		return out, fmt.Errorf("it does not run (%v)", err)
 	}
 	out.netns = fmt.Sprintf("/proc/%d/ns/net", pid)
-	for _, n := range list[0].NetworkSettings.Networks {
-		out.address = n.IPAddress
-	}
-	if !out.address.IsValid() {
-		return out, errors.New("it has no address")
+	on := list[0].NetworkSettings.Networks
+	for _, name := range slices.Sorted(maps.Keys(on)) {
+		if !on[name].IPAddress.IsValid() {
+			return out, fmt.Errorf("it has no address on %s", name)
+		}
+		out.addresses = append(out.addresses, on[name].IPAddress)
 	}
 	return out, nil
 }
 
-// ask connects from m to another container over TCP. It returns the source address that the other container sees.
-func (m member) ask(to member) (seen netip.Addr, err error) {
+// ask connects from m to an address of another container over TCP. It returns the source address that the other
+// container sees.
+func (m member) ask(to member, at netip.Addr) (seen netip.Addr, err error) {
 	const port = 7000
 	var l net.Listener
 	err = harness.InNetNS(to.netns, func() (err error) {
-		l, err = net.Listen("tcp4", netip.AddrPortFrom(to.address, port).String())
+		l, err = net.Listen("tcp4", netip.AddrPortFrom(at, port).String())
 		return err
 	})
 	if err != nil {
@@ -246,7 +257,7 @@ func (m member) ask(to member) (seen netip.Addr, err error) {
 	defer answered.Wait()
 	defer l.Close()
 	err = harness.InNetNS(m.netns, func() error {
-		conn, err := net.DialTimeout("tcp4", netip.AddrPortFrom(to.address, port).String(), time.Second)
+		conn, err := net.DialTimeout("tcp4", netip.AddrPortFrom(at, port).String(), time.Second)
 		if err != nil {
 			return err
 		}

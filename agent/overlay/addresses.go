@@ -3,6 +3,7 @@ package overlay
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -159,10 +160,12 @@ func (o *Overlay) await(ctx context.Context, networks []uint32) (*workload.Netwo
 		case <-limit.C:
 		}
 		switch {
+		case missing != 0 && view != nil && len(view.Problems) > 0:
+			return nil, driver.Errorf(driver.NetworkUnreachable, "network", "network %d is not set up on this node: %s", missing, strings.Join(view.Problems, "; "))
 		case missing != 0:
 			return nil, driver.Errorf(driver.NetworkUnreachable, "network", "network %d is not in what the schedulers told this node about networks: wait, or look at the agent's connection to the schedulers", missing)
 		case len(problems) > 0:
-			return nil, driver.Errorf(driver.NetworkUnreachable, "network", "network %d is not set up on this node: %s", unready, problems[0])
+			return nil, driver.Errorf(driver.NetworkUnreachable, "network", "network %d is not set up on this node: %s", unready, strings.Join(problems, "; "))
 		}
 		return nil, driver.Errorf(driver.NetworkUnreachable, "network", "network %d is not set up on this node yet", unready)
 	}

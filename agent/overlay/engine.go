@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"time"
@@ -74,7 +75,11 @@ func (d *docker) Networks(ctx context.Context) ([]plan.ObservedNetwork, []worklo
 		}
 		seen := plan.ObservedNetwork{EngineNetwork: plan.EngineNetwork{ID: uint32(id), Network: n.Labels[labelName]}}
 		if len(n.IPAM.Config) > 0 {
-			seen.Slice = n.IPAM.Config[0].Subnet
+			c := n.IPAM.Config[0]
+			seen.CIDR, seen.Slice = c.Subnet, c.Subnet
+			if part := c.IPRange; part.IsValid() && c.Gateway.IsValid() {
+				seen.Slice = netip.PrefixFrom(c.Gateway, part.Bits()-2).Masked() // see plan.EnginePart
+			}
 		}
 		seen.MTU, _ = strconv.Atoi(n.Options[optionMTU])
 		names[n.Name] = seen.ID
@@ -127,7 +132,7 @@ func (d *docker) Create(ctx context.Context, n plan.EngineNetwork) error {
 	}
 	_, err := d.cli.NetworkCreate(ctx, engineName(n.ID), client.NetworkCreateOptions{
 		Driver: "bridge",
-		IPAM:   &network.IPAM{Config: []network.IPAMConfig{{Subnet: n.Slice, Gateway: plan.Gateway(n.Slice), IPRange: part}}},
+		IPAM:   &network.IPAM{Config: []network.IPAMConfig{{Subnet: n.CIDR, Gateway: plan.Gateway(n.Slice), IPRange: part}}},
 		Options: map[string]string{
 			optionBridge: plan.Bridge(n.ID), optionMasquerade: "false", optionMTU: strconv.Itoa(n.MTU), optionGateway: "nat-unprotected",
 		},

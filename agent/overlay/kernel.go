@@ -156,6 +156,28 @@ func reversePath(device string) string {
 	return filepath.Join("/proc/sys/net/ipv4/conf", device, "rp_filter")
 }
 
+// proxyARP is the sysctl that makes a bridge answer for addresses behind other interfaces. proxyDelay is the longest time
+// for which it waits before such an answer, in hundredths of a second.
+func proxyARP(bridge string) string {
+	return filepath.Join("/proc/sys/net/ipv4/conf", bridge, "proxy_arp")
+}
+
+func proxyDelay(bridge string) string {
+	return filepath.Join("/proc/sys/net/ipv4/neigh", bridge, "proxy_delay")
+}
+
+// Bridge returns whether the kernel has a bridge, and whether it answers at once for addresses behind other interfaces.
+func (k *kernel) Bridge(name string) (exists, answers bool, err error) {
+	if exists, err = k.HasLink(name); err != nil || !exists {
+		return exists, false, err
+	}
+	is := func(path, want string) bool {
+		raw, err := os.ReadFile(path)
+		return err == nil && strings.TrimSpace(string(raw)) == want
+	}
+	return true, is(proxyARP(name), "1") && is(proxyDelay(name), "0"), nil
+}
+
 func toAddr(ip net.IP) netip.Addr {
 	a, _ := netip.AddrFromSlice(ip)
 	return a.Unmap()
@@ -182,6 +204,8 @@ func (k *kernel) Apply(op plan.Op) error {
 		return k.rules.DropAccept(op.Bridge)
 	case plan.SetReversePath:
 		return os.WriteFile(reversePath(plan.Device), []byte(strconv.Itoa(op.Value)), 0o600)
+	case plan.SetProxyARP:
+		return errors.Join(os.WriteFile(proxyDelay(op.Bridge), []byte("0"), 0o600), os.WriteFile(proxyARP(op.Bridge), []byte("1"), 0o600))
 	}
 	link, err := k.links.LinkByName(plan.Device)
 	if err != nil {

@@ -14,9 +14,15 @@ import (
 
 // monitor is a socket on which the kernel announces changes.
 type monitor struct {
-	conn *netlink.Conn
+	conn socket
 	// ours reports whether a message may concern us.
 	ours func(netlink.Message) bool
+}
+
+// socket is what a monitor needs of a *netlink.Conn.
+type socket interface {
+	Receive() ([]netlink.Message, error)
+	Close() error
 }
 
 // openMonitors opens the monitors of nftables and of interfaces, addresses and routes, in the network namespace of the
@@ -47,10 +53,15 @@ func openMonitors() (out []monitor, err error) {
 	return out, nil
 }
 
-// watch calls notify for each message that may concern us, until ctx ends. It returns an error if the socket breaks.
+// watch calls notify for each message that may concern us, until ctx ends. It returns an error if the socket breaks. It
+// closes the socket.
 func (m monitor) watch(ctx context.Context, notify func()) error {
 	stop := context.AfterFunc(ctx, func() { _ = m.conn.Close() })
-	defer stop()
+	defer func() {
+		if stop() {
+			_ = m.conn.Close()
+		}
+	}()
 	for {
 		messages, err := m.conn.Receive()
 		switch {

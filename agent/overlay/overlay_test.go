@@ -9,10 +9,12 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/nftables"
+	kernelnetlink "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -138,11 +140,53 @@ func TestWhoReachesWhom(t *testing.T) {
 	if from := heard(700 * time.Millisecond); from.IsValid() {
 		t.Errorf("a datagram of the stranger arrived, with the source %s", from)
 	}
+	// A machine that takes the address of a member of another node is not heard, although the kernel does not check
+	// sources on eth0 and the engine accepts packets from there, as engines from version 28 on do.
+	a.do(t, func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		c.InsertRule(&nftables.Rule{Table: userTable, Chain: userChain, Exprs: expressions(plan.Rule{Verdict: plan.Accept}, nil)})
+		return errors.Join(c.Flush(), os.WriteFile("/proc/sys/net/ipv4/conf/all/rp_filter", []byte("0"), 0o644), os.WriteFile("/proc/sys/net/ipv4/conf/eth0/rp_filter", []byte("0"), 0o644))
+	})
+	net.do(t, func() error { return address("br0", b1.address.String()+"/32") })
+	net.sendFrom(t, b1.address, a1.address)
+	if from := heard(700 * time.Millisecond); from.IsValid() {
+		t.Errorf("a datagram came from the nodes' network with the source %s", from)
+	}
 	// A container that takes the address of a member of another network is not answered.
 	a2.do(t, func() error { return address("eth0", b1.address.String()+"/32") })
 	a2.sendFrom(t, b1.address, a1.address)
 	if from := heard(700 * time.Millisecond); from.IsValid() {
 		t.Errorf("a datagram with a foreign source address arrived, from %s", from)
+	}
+}
+
+// TestTwoNetworks: a container on two networks reaches the members of both on another node, with its address on that
+// network, and the members reach it.
+func TestTwoNetworks(t *testing.T) {
+	namespaces(t)
+	net := fabric(t)
+	a, b := newNode(t, net, "a", 11), newNode(t, net, "b", 12)
+	nodes := []*node{a, b}
+	for _, n := range nodes {
+		n.Start(t, viewOf(n, nodes, map[uint32][]*node{1: {a, b}, 2: {a, b}}))
+	}
+	both := onNetworks(t, a, "both", 1, 2)
+	for i, other := range []*container{newContainer(t, b, "b1", 1), newContainer(t, b, "b2", 2)} {
+		for _, c := range []struct {
+			name     string
+			from, to *container
+		}{{"from both", both[i], other}, {"to both", other, both[i]}} {
+			testbed.Within(t, 10*time.Second, fmt.Sprintf("network %d: %s", i+1, c.name), func() error {
+				seen, err := c.from.ask(c.to.address)
+				if err == nil && seen != c.from.address.String() {
+					err = fmt.Errorf("seen as %s, want %s", seen, c.from.address)
+				}
+				return err
+			})
+		}
 	}
 }
 
@@ -396,6 +440,23 @@ func TestMonitors(t *testing.T) {
 	}
 }
 
+// brokenSocket breaks at the first message.
+type brokenSocket struct{ closed atomic.Int32 }
+
+func (s *brokenSocket) Receive() ([]kernelnetlink.Message, error) { return nil, unix.EBADF }
+func (s *brokenSocket) Close() error                              { s.closed.Add(1); return nil }
+
+// TestBrokenMonitorsAreClosed: the agent opens new monitors in the place of broken ones, so these must not stay open.
+func TestBrokenMonitorsAreClosed(t *testing.T) {
+	s := &brokenSocket{}
+	if err := (monitor{conn: s}).watch(t.Context(), func() {}); !errors.Is(err, unix.EBADF) {
+		t.Errorf("the error is %v, want that of the socket", err)
+	}
+	if n := s.closed.Load(); n != 1 {
+		t.Errorf("the broken socket was closed %d times, want once", n)
+	}
+}
+
 // TestManyPeers: a view with 700 peers is set up; its table needs several messages.
 func TestManyPeers(t *testing.T) {
 	namespaces(t)
@@ -419,6 +480,9 @@ func TestManyPeers(t *testing.T) {
 func TestProbe(t *testing.T) {
 	namespaces(t)
 	a := newNode(t, fabric(t), "a", 11)
+	a.do(t, func() error {
+		return errors.Join(bridge("docker0", 1500, "172.17.0.1/16"), bridge("ps7", 1450, "10.216.0.1/20"))
+	})
 	for _, c := range []struct {
 		address string
 		mtu     int
@@ -427,6 +491,8 @@ func TestProbe(t *testing.T) {
 		{"10.99.0.11", 1450, ""},
 		{"10.99.0.77", 0, "no interface of this machine has the address 10.99.0.77"},
 		{"127.0.0.1", 0, "which other machines cannot reach"},
+		{"172.17.0.1", 0, "the address of the bridge docker0 inside this machine"},
+		{"10.216.0.1", 0, "the address of the bridge ps7 inside this machine"},
 	} {
 		a.do(t, func() error {
 			mtu, problem := Probe(t.Context(), netip.MustParseAddr(c.address))

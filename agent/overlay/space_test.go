@@ -114,19 +114,24 @@ func address(name, text string) error {
 // cable connects a bridge in one namespace with an interface eth0 in another.
 func cable(t testing.TB, from *space, bridge string, to *space, text string) {
 	t.Helper()
+	cableTo(t, from, bridge, to, "eth0", text)
+}
+
+func cableTo(t testing.TB, from *space, bridge string, to *space, name, text string) {
+	t.Helper()
 	from.do(t, func() error {
 		br, err := netlink.LinkByName(bridge)
 		if err != nil {
 			return err
 		}
-		end := fmt.Sprintf("v%d", int(to.fd))
-		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: end, TxQLen: -1, MTU: br.Attrs().MTU}, PeerName: "eth0", PeerNamespace: netlink.NsFd(to.fd)}
+		end := fmt.Sprintf("v%d%s", int(to.fd), name)
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: end, TxQLen: -1, MTU: br.Attrs().MTU}, PeerName: name, PeerNamespace: netlink.NsFd(to.fd)}
 		if err := netlink.LinkAdd(veth); err != nil {
 			return err
 		}
 		return errors.Join(netlink.LinkSetMaster(veth, br), netlink.LinkSetUp(veth))
 	})
-	to.do(t, func() error { return address("eth0", text) })
+	to.do(t, func() error { return address(name, text) })
 }
 
 func bridge(name string, mtu int, text string) error {
@@ -270,9 +275,9 @@ func (e *fakeEngine) Networks(context.Context) (out []plan.ObservedNetwork, _ []
 	}
 	for _, l := range links {
 		var n plan.ObservedNetwork
-		var slice string
-		if _, err := fmt.Sscanf(l.Attrs().Alias, "%d %s %s", &n.ID, &n.Network, &slice); err == nil && l.Type() == "bridge" {
-			n.Slice, n.MTU = netip.MustParsePrefix(slice), l.Attrs().MTU
+		var slice, cidr string
+		if _, err := fmt.Sscanf(l.Attrs().Alias, "%d %s %s %s", &n.ID, &n.Network, &slice, &cidr); err == nil && l.Type() == "bridge" {
+			n.Slice, n.CIDR, n.MTU = netip.MustParsePrefix(slice), netip.MustParsePrefix(cidr), l.Attrs().MTU
 			out = append(out, n)
 		}
 	}
@@ -282,14 +287,14 @@ func (e *fakeEngine) Networks(context.Context) (out []plan.ObservedNetwork, _ []
 
 func (e *fakeEngine) Create(_ context.Context, n plan.EngineNetwork) error {
 	name := plan.Bridge(n.ID)
-	if err := bridge(name, n.MTU, netip.PrefixFrom(plan.Gateway(n.Slice), n.Slice.Bits()).String()); err != nil {
+	if err := bridge(name, n.MTU, netip.PrefixFrom(plan.Gateway(n.Slice), n.CIDR.Bits()).String()); err != nil {
 		return err
 	}
 	link, err := netlink.LinkByName(name)
 	if err != nil {
 		return err
 	}
-	return netlink.LinkSetAlias(link, fmt.Sprintf("%d %s %s", n.ID, n.Network, n.Slice))
+	return netlink.LinkSetAlias(link, fmt.Sprintf("%d %s %s %s", n.ID, n.Network, n.Slice, n.CIDR))
 }
 
 func (e *fakeEngine) Remove(_ context.Context, id uint32) error {
@@ -306,17 +311,29 @@ type container struct {
 	address netip.Addr
 }
 
-// newContainer puts a container on a network.
+// newContainer puts a container on a network. The bridge's whole network is its subnet, as the engine makes it.
 func newContainer(t *testing.T, n *node, id string, network uint32) *container {
+	t.Helper()
+	return onNetworks(t, n, id, network)[0]
+}
+
+// onNetworks puts a container on several networks. It returns it once for each network, with the address there. The
+// first network is its default route.
+func onNetworks(t *testing.T, n *node, id string, networks ...uint32) []*container {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	places, err := n.overlay.Join(ctx, workload.ID(id), []uint32{network})
+	places, err := n.overlay.Join(ctx, workload.ID(id), networks)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, n.log)
 	}
-	c := &container{newSpace(t), places[0].Address}
-	cable(t, n.space, plan.Bridge(network), c.space, c.address.String()+"/26")
+	in := newSpace(t)
+	var out []*container
+	for i, p := range places {
+		cableTo(t, n.space, plan.Bridge(networks[i]), in, fmt.Sprint("eth", i), p.Address.String()+"/20")
+		out = append(out, &container{in, p.Address})
+	}
+	c := out[0]
 	c.do(t, func() error {
 		slice, err := c.address.Prefix(26)
 		if err != nil {
@@ -325,7 +342,7 @@ func newContainer(t *testing.T, n *node, id string, network uint32) *container {
 		return netlink.RouteAdd(&netlink.Route{Gw: plan.Gateway(slice).AsSlice()})
 	})
 	c.serve(t)
-	return c
+	return out
 }
 
 // serve answers each TCP connection to port 80 with the address of the caller.

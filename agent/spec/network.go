@@ -12,7 +12,9 @@ import (
 // maxVNI is the largest network identifier of VXLAN, which has 24 bits.
 const maxVNI = 1<<24 - 1
 
-// NetworkView converts and checks the networks that a scheduler wants on this node.
+// NetworkView converts and checks the networks that a scheduler wants on this node. It leaves out networks and peers
+// that cannot work because of the addresses of nodes, and says so in Problems: they must not keep the others from
+// working.
 func NetworkView(m *agentv1.NetworkView) (workload.NetworkView, error) {
 	fail := func(field, format string, args ...any) (workload.NetworkView, error) {
 		return workload.NetworkView{}, fmt.Errorf("networks."+field+": "+format, args...)
@@ -28,23 +30,41 @@ func NetworkView(m *agentv1.NetworkView) (workload.NetworkView, error) {
 		return out, nil // the node has to remove all networks
 	}
 	var err error
-	if out.Address, err = netip.ParseAddr(m.GetAddress()); err != nil || out.Address.IsUnspecified() {
-		return fail("address", "%q is not the address of a host", m.GetAddress())
+	if out.Address, err = hostAddr(m.GetAddress()); err != nil {
+		return fail("address", "%w", err)
 	}
+	problem := func(format string, args ...any) { out.Problems = append(out.Problems, fmt.Sprintf(format, args...)) }
 	switch {
 	case m.GetPort() < 1 || m.GetPort() > 65535:
 		return fail("port", "%d is not in 1..65535", m.GetPort())
 	case out.VNI < 1 || out.VNI > maxVNI:
 		return fail("vni", "%d is not in 1..%d", out.VNI, maxVNI)
 	}
-	nodes := map[string]bool{}
+	nodes := map[string]bool{} // by name: whether it is among the peers that can work
 	for i, p := range m.GetPeers() {
-		a, err := netip.ParseAddr(p.GetAddress())
-		if err != nil || a.IsUnspecified() || a == out.Address || p.GetNode() == "" || nodes[p.GetNode()] {
-			return fail(fmt.Sprintf("peers[%d]", i), "node %q at %q must be there once, with the address of another host", p.GetNode(), p.GetAddress())
+		at := fmt.Sprintf("peers[%d]", i)
+		a, err := hostAddr(p.GetAddress())
+		if _, twice := nodes[p.GetNode()]; p.GetNode() == "" || twice {
+			return fail(at, "node %q must be there once", p.GetNode())
 		}
-		nodes[p.GetNode()] = true
-		out.Peers = append(out.Peers, workload.NetworkPeer{Node: p.GetNode(), Address: a})
+		nodes[p.GetNode()] = false
+		around := slices.IndexFunc(m.GetNetworks(), func(n *agentv1.Network) bool {
+			cidr, err := prefix(n.GetCidr())
+			return err == nil && cidr.Contains(a)
+		})
+		switch {
+		case err != nil:
+			problem("node %s is left out of the networks: %v: set its PERSYS_AGENT_GRPC_ENDPOINT", p.GetNode(), err)
+		case a == out.Address:
+			problem("node %s is left out of the networks: it registered with %s, the address of this node: set its PERSYS_AGENT_GRPC_ENDPOINT", p.GetNode(), a)
+		case around >= 0:
+			n := m.GetNetworks()[around]
+			problem("node %s is left out of the networks: its address %s is in the subnet %s of network %s/%s: make that network with another subnet (persysctl network create)",
+				p.GetNode(), a, n.GetCidr(), n.GetNamespace(), n.GetName())
+		default:
+			nodes[p.GetNode()] = true
+			out.Peers = append(out.Peers, workload.NetworkPeer{Node: p.GetNode(), Address: a})
+		}
 	}
 	ids := map[uint32]bool{}
 	for i, n := range m.GetNetworks() {
@@ -52,9 +72,6 @@ func NetworkView(m *agentv1.NetworkView) (workload.NetworkView, error) {
 		cidr, err := prefix(n.GetCidr())
 		if err != nil {
 			return fail(at+".cidr", "%w", err)
-		}
-		if cidr.Contains(out.Address) || slices.ContainsFunc(out.Peers, func(p workload.NetworkPeer) bool { return cidr.Contains(p.Address) }) {
-			return fail(at+".cidr", "%s contains the address of a node", cidr)
 		}
 		for _, o := range out.Networks {
 			if o.CIDR.Overlaps(cidr) {
@@ -85,7 +102,8 @@ func NetworkView(m *agentv1.NetworkView) (workload.NetworkView, error) {
 			if err != nil {
 				return workload.NetworkView{}, err
 			}
-			if !nodes[s.GetNode()] {
+			works, known := nodes[s.GetNode()]
+			if !known {
 				return fail(fmt.Sprintf("%s.peers[%d]", at, j), "node %q is not among the peers", s.GetNode())
 			}
 			for _, o := range taken {
@@ -94,11 +112,30 @@ func NetworkView(m *agentv1.NetworkView) (workload.NetworkView, error) {
 				}
 			}
 			taken = append(taken, p)
+			if !works {
+				continue
+			}
 			w.Peers = append(w.Peers, workload.NetworkSlice{Node: s.GetNode(), CIDR: p})
 		}
 		out.Networks = append(out.Networks, w)
 	}
+	out.Networks = slices.DeleteFunc(out.Networks, func(n workload.Network) bool {
+		around := n.CIDR.Contains(out.Address)
+		if around {
+			problem("network %s/%s is left out on this node: its subnet %s contains %s, the address of this node: make it with another subnet (persysctl network create)", n.Namespace, n.Name, n.CIDR, out.Address)
+		}
+		return around
+	})
 	return out, nil
+}
+
+// hostAddr parses the address of a node. IPv4 addresses in IPv6 form become IPv4 addresses.
+func hostAddr(text string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(text)
+	if a = a.Unmap().WithZone(""); err != nil || a.IsUnspecified() {
+		return netip.Addr{}, fmt.Errorf("%q is not the address of a host", text)
+	}
+	return a, nil
 }
 
 // prefix parses an IPv4 prefix without host bits.

@@ -12,6 +12,8 @@ type NetworkView struct {
 	Address  netip.Addr // the node's own address between nodes
 	Peers    []NetworkPeer
 	Networks []Network
+	// Problems says which networks and peers of the schedulers' view this node leaves out, and why.
+	Problems []string
 }
 
 // NetworkPeer is a node that shares a network with this node.

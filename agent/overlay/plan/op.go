@@ -41,6 +41,9 @@ type (
 	DropAccept struct{ Bridge string }
 	// CreateNetwork creates a network of the container engine.
 	CreateNetwork struct{ EngineNetwork }
+	// SetProxyARP makes a bridge answer at once, with its own Ethernet address, for the addresses of members on other
+	// nodes.
+	SetProxyARP struct{ Bridge string }
 	// RemoveNetwork removes a network of the container engine, if no container is on it.
 	RemoveNetwork struct{ ID uint32 }
 )
@@ -60,6 +63,7 @@ func (DropTable) op()      {}
 func (AcceptInto) op()     {}
 func (DropAccept) op()     {}
 func (CreateNetwork) op()  {}
+func (SetProxyARP) op()    {}
 func (RemoveNetwork) op()  {}
 
 func (m MAC) String() string {
@@ -100,6 +104,9 @@ func (o DropAccept) String() string {
 	return fmt.Sprintf("%s: do not accept %s to %s", UserChain, Device, o.Bridge)
 }
 func (o CreateNetwork) String() string {
-	return fmt.Sprintf("create network %s (%s): %s mtu %d", Bridge(o.ID), o.Network, o.Slice, o.MTU)
+	return fmt.Sprintf("create network %s (%s): %s of %s mtu %d", Bridge(o.ID), o.Network, o.Slice, o.CIDR, o.MTU)
+}
+func (o SetProxyARP) String() string {
+	return fmt.Sprintf("%s answers for members on other nodes", o.Bridge)
 }
 func (o RemoveNetwork) String() string { return "remove network " + Bridge(o.ID) }

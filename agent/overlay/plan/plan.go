@@ -34,9 +34,11 @@ type planner struct {
 // Plan compares a machine with its view.
 func Plan(in Input) Result {
 	p := planner{Input: in}
+	p.out.Problems = slices.Clone(in.View.Problems)
 	if !p.ours() {
 		return p.out
 	}
+	p.narrow()
 	p.engine()
 	table, bridges := p.table()
 	wanted := len(p.View.Networks) > 0
@@ -77,10 +79,42 @@ func (p *planner) ours() bool {
 	case d != nil && d.Alias != "" && d.Alias != p.Alias:
 		p.problem("the interface %s belongs to %q, and this agent is %q: only one agent of a machine can have networks; if the other agent is gone, run: ip link delete %s",
 			Device, d.Alias, p.Alias, Device)
+	case p.Seen.Table.ofAnother(p.Alias) != "":
+		p.problem("the nftables table inet %s has the set %s, so it belongs to another agent; this agent has %s: only one agent of a machine can have networks; if the other agent is gone, run: nft delete table inet %s",
+			TableName, p.Seen.Table.ofAnother(p.Alias), owner(p.Alias), TableName)
 	default:
 		return true
 	}
 	return false
+}
+
+// narrow takes out of the view what cannot work on this machine, and says why: networks whose bridges still have
+// containers of another network, and peers to which the VXLAN device cannot send.
+func (p *planner) narrow() {
+	v := p.View
+	v.Networks, v.Peers = nil, nil
+	for _, n := range p.View.Networks {
+		if have := p.network(n.ID); have != nil && have.Used && have.Network != n.Namespace+"/"+n.Name {
+			p.problem("network %s/%s: containers on this node's bridge %s belong to the former network %s: remove them", n.Namespace, n.Name, Bridge(n.ID), have.Network)
+			continue
+		}
+		v.Networks = append(v.Networks, n)
+	}
+	lost := map[string]bool{}
+	for _, peer := range p.View.Peers {
+		if peer.Address.Is4() != v.Address.Is4() {
+			lost[peer.Node] = true
+			p.problem("node %s has the address %s, this node %s: networks need addresses of the same family; set PERSYS_AGENT_GRPC_ENDPOINT of one of them", peer.Node, peer.Address, v.Address)
+			continue
+		}
+		v.Peers = append(v.Peers, peer)
+	}
+	if len(lost) > 0 {
+		for i := range v.Networks {
+			v.Networks[i].Peers = slices.DeleteFunc(slices.Clone(v.Networks[i].Peers), func(s workload.NetworkSlice) bool { return lost[s.Node] })
+		}
+	}
+	p.View = v
 }
 
 // engine plans the engine's networks.
@@ -89,19 +123,22 @@ func (p *planner) engine() {
 		return
 	}
 	for _, n := range p.View.Networks {
-		want := EngineNetwork{ID: n.ID, Network: n.Namespace + "/" + n.Name, Slice: n.Slice, MTU: n.MTU}
+		want := EngineNetwork{ID: n.ID, Network: n.Namespace + "/" + n.Name, CIDR: n.CIDR, Slice: n.Slice, MTU: n.MTU}
 		have := p.network(n.ID)
 		switch {
 		case have == nil:
 			p.do(CreateNetwork{want})
 		case have.EngineNetwork == want && have.Link:
+			if !have.ProxyARP {
+				p.do(SetProxyARP{Bridge(n.ID)})
+			}
 		case have.Used && have.Slice != want.Slice:
 			p.problem("network %s/%s: containers on this node still have addresses of the former slice %s, now it is %s: restart or remove them", n.Namespace, n.Name, have.Slice, want.Slice)
 			p.broken = append(p.broken, n.ID)
 		case have.Used && !have.Link:
 			p.problem("network %s/%s: its bridge %s was deleted while containers use it: restart the container engine", n.Namespace, n.Name, Bridge(n.ID))
 			p.broken = append(p.broken, n.ID)
-		case have.Used: // only the MTU or the name for people differs: the next time that no container is on it
+		case have.Used: // only the MTU or the subnet in the containers differs: the next time that no container is on it
 		default:
 			p.do(RemoveNetwork{n.ID})
 			p.do(CreateNetwork{want})
@@ -138,13 +175,16 @@ func (p *planner) table() (*Table, []string) {
 	}
 	slices.Sort(bridges)
 	all := slices.Clone(bridges)
+	if !p.Seen.Answers { // an agent that has just started does not know yet on which bridges containers are
+		all = append(all, p.Seen.Table.set(bridgeSet)...)
+	}
 	for _, n := range p.Seen.Engine {
 		if n.Used || !p.Seen.Answers {
 			all = append(all, Bridge(n.ID))
 		}
 	}
 	slices.Sort(all)
-	return table(p.View, slices.Compact(all)), bridges
+	return table(p.Alias, p.View, slices.Compact(all)), bridges
 }
 
 // userChain plans the rules in DOCKER-USER: those to add, or those to remove.

@@ -112,8 +112,11 @@ type Forward struct {
 type EngineNetwork struct {
 	ID      uint32
 	Network string // namespace/name, for people
-	Slice   netip.Prefix
-	MTU     int
+	// CIDR is the subnet in the containers: the whole network. Each container then reaches each member directly, also
+	// over its second network, and the bridge answers for members on other nodes (see SetProxyARP).
+	CIDR  netip.Prefix
+	Slice netip.Prefix
+	MTU   int
 }
 
 // ObservedNetwork is a network as the engine has it.
@@ -121,6 +124,8 @@ type ObservedNetwork struct {
 	EngineNetwork
 	Used bool // a container, also a stopped one, is on it
 	Link bool // the kernel has the bridge
+	// ProxyARP is true if the bridge answers at once for addresses that the machine reaches over another interface.
+	ProxyARP bool
 }
 
 // Observed is the state of the machine.

@@ -201,6 +201,43 @@ func (t *Table) same(seen *Table) bool {
 
 const bridgeSet, peerSet4, peerSet6 = "bridges", "peers4", "peers6"
 
+// ownerPrefix begins the name of an empty set that says to which agent the table belongs.
+const ownerPrefix = "owner_"
+
+// owner returns the name of that set for the agent with an alias, see Input.
+func owner(alias string) string {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(alias)) // writing to a hash never fails
+	return fmt.Sprintf("%s%08x", ownerPrefix, h.Sum32())
+}
+
+// ofAnother returns the owner's set of a table that belongs to another agent than the one with an alias; "" if the
+// table belongs to this one or names no owner.
+func (t *Table) ofAnother(alias string) string {
+	if t == nil {
+		return ""
+	}
+	for _, s := range t.Sets {
+		if strings.HasPrefix(s.Name, ownerPrefix) && s.Name != owner(alias) {
+			return s.Name
+		}
+	}
+	return ""
+}
+
+// set returns the elements of a set; nil if there is no table or no such set.
+func (t *Table) set(name string) []string {
+	if t == nil {
+		return nil
+	}
+	for _, s := range t.Sets {
+		if s.Name == name {
+			return s.Elements
+		}
+	}
+	return nil
+}
+
 // Priorities of our chains. The forward and input chains come before those of the engine (0). A drop in them is
 // final; an accept leaves the decision to the chains of other programs.
 const (
@@ -210,9 +247,9 @@ const (
 	natPriority    = 100
 )
 
-// table returns the table for a view and the bridges that the machine has or is about to get, sorted. It returns nil
-// if there is no bridge.
-func table(v workload.NetworkView, bridges []string) *Table {
+// table returns the table of the agent with an alias for a view and the bridges that the machine has or is about to
+// get, sorted. It returns nil if there is no bridge.
+func table(alias string, v workload.NetworkView, bridges []string) *Table {
 	if len(bridges) == 0 {
 		return nil
 	}
@@ -225,16 +262,17 @@ func table(v workload.NetworkView, bridges []string) *Table {
 	}
 	established, noWayBack := Match{Kind: Established}, Match{Kind: NoWayBack}
 
-	t := &Table{Sets: []Set{{Name: bridgeSet, Kind: InterfaceSet, Elements: bridges}, {Name: peerSet4, Kind: IPv4Set}, {Name: peerSet6, Kind: IPv6Set}}}
+	t := &Table{Sets: []Set{{Name: bridgeSet, Kind: InterfaceSet, Elements: bridges}, {Name: owner(alias), Kind: InterfaceSet},
+		{Name: peerSet4, Kind: IPv4Set}, {Name: peerSet6, Kind: IPv6Set}}}
 	peers := make([]netip.Addr, 0, len(v.Peers))
 	for _, p := range v.Peers {
 		peers = append(peers, p.Address)
 	}
 	slices.SortFunc(peers, netip.Addr.Compare)
 	for _, p := range slices.Compact(peers) {
-		set := &t.Sets[1]
+		set := &t.Sets[2]
 		if p.Is6() {
-			set = &t.Sets[2]
+			set = &t.Sets[3]
 		}
 		set.Elements = append(set.Elements, p.String())
 	}
@@ -252,8 +290,12 @@ func table(v workload.NetworkView, bridges []string) *Table {
 	outside := Chain{Name: "outside", Type: "nat", Hook: "postrouting", Priority: natPriority}
 	for _, n := range v.Networks {
 		name := Bridge(n.ID)
-		members.Rules = append(members.Rules, rule(fmt.Sprintf("network %d: its members", n.ID), Accept,
-			out(name), Match{Kind: Source, Prefix: n.CIDR}))
+		member := Match{Kind: Source, Prefix: n.CIDR}
+		source.Rules = append(source.Rules, rule(fmt.Sprintf("network %d: only addresses of this node", n.ID), Drop,
+			in(name), member, not(Match{Kind: Source, Prefix: n.Slice})))
+		members.Rules = append(members.Rules,
+			rule(fmt.Sprintf("network %d: its members on this node", n.ID), Accept, in(name), out(name), member),
+			rule(fmt.Sprintf("network %d: its members on other nodes", n.ID), Accept, in(Device), out(name), member))
 		outside.Rules = append(outside.Rules, rule(fmt.Sprintf("network %d: to other machines", n.ID), Masquerade,
 			Match{Kind: Source, Prefix: n.Slice}, not(intoBridges), not(out(Device))))
 	}
