@@ -9,6 +9,7 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm/bounds"
+	"github.com/persys/compute/fsm/rollout"
 )
 
 // Networks span nodes. Each node that has a member of a network owns one slice of the network's prefix, and gives
@@ -344,6 +345,9 @@ func (t *Tx) deleteNetwork(b *commandv1.DeleteNetwork) Result {
 	if count > 0 {
 		return refuse(Conflict, "network %q is used by %d workloads, such as%s: delete them first, or take it out of their specifications", n.Name, count, users)
 	}
+	if group, why := t.awaits(n); b.GetIfNotAwaited() && group != "" {
+		return refuse(Conflict, "network %q is needed by %s of the unfinished update of group %q: try again when it is finished (persysctl rollout status %s)", n.Name, why, group, clip(group))
+	}
 	for _, s := range n.Slices {
 		if s.Node != "" && MembersOn(t.state(), n, s.Node) > 0 {
 			return refuse(Conflict, "network %q is used on node %q by an instance that is not yet removed: try again when it is gone", n.Name, s.Node)
@@ -352,6 +356,25 @@ func (t *Tx) deleteNetwork(b *commandv1.DeleteNetwork) Result {
 	t.storeNetwork(n, nil)
 	t.event(Event{Type: EventNetworkDeleted, Namespace: n.In(), Message: n.Name, Details: []Label{{"cidr", n.CIDR.String()}}})
 	return Result{}
+}
+
+// awaits returns a group with an unfinished update that needs a network for specifications which no workload has at
+// present; "" if there is none.
+func (t *Tx) awaits(n *Network) (group, why string) {
+	needs := func(p *commandv1.WorkloadPut) bool {
+		return cmp.Or(p.GetNamespace(), DefaultNamespace) == n.In() && slices.Contains(p.GetDemand().GetNetworks(), n.Name)
+	}
+	t.r.rollouts.Scan(func(_ string, r *rollout.Rollout) bool {
+		switch {
+		case r.Phase == rollout.Completed:
+		case slices.ContainsFunc(r.Members, func(m rollout.Member) bool { return m.Put != nil && needs(m.Put) }):
+			group, why = r.Group, "waiting specifications"
+		case slices.ContainsFunc(r.Former, needs):
+			group, why = r.Group, "the previous specifications"
+		}
+		return group == ""
+	})
+	return group, why
 }
 
 // storeNetwork stores n in place of old. Either may be nil.
@@ -554,6 +577,9 @@ func (t *Tx) restoreNetworks(backup, present State, fresh bool) {
 			n.ID = t.r.info.NetworkID
 		}
 		n.ModifyIndex, n.Slices = t.meta.Index, slices.Clone(old.Slices)
+		if fresh {
+			t.restUnknown(&n)
+		}
 		for i, s := range n.Slices {
 			if _, ok := t.r.nodes.Get(s.Node); s.Node != "" && (!ok || !fresh) {
 				n.Slices[i] = t.takenBack(s)
@@ -564,6 +590,22 @@ func (t *Tx) restoreNetworks(backup, present State, fresh bool) {
 	})
 	if t.r.networks.Len() == 0 && t.r.info.NetworkID == 0 {
 		t.r.info.NetworkIndex = 0
+	}
+}
+
+// maxUnknown bounds the slices of a network that rest after a restore because they may have been given after the backup.
+const maxUnknown = 256
+
+// restUnknown lets the lower half of a network's free slices rest. Nodes may have got them after the backup was made:
+// the lowest ones are given first. The other half is for the nodes that get members now.
+func (t *Tx) restUnknown(n *Network) {
+	count := min(n.Room(t.r.info.Clock)/2, maxUnknown)
+	for range count {
+		number, ok := n.free(t.r.info.Clock)
+		if !ok {
+			return
+		}
+		*n = *n.with(t.takenBack(Slice{Number: number}))
 	}
 }
 

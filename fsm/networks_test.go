@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/rollout"
 )
 
 const testPool = "10.216.0.0/14"
@@ -346,6 +348,51 @@ func TestSlicesNeverOverlap(t *testing.T) {
 	})
 }
 
+// TestNetworksOfUnfinishedUpdatesStay: a network that only the waiting or the previous specifications of a group's
+// unfinished update name is not deleted. A command of an older scheduler still deletes it.
+func TestNetworksOfUnfinishedUpdatesStay(t *testing.T) {
+	in := func(c Command, networks ...string) Command {
+		for _, p := range c.GetPutWorkloads().GetWorkloads() {
+			p.Demand.Networks = networks
+		}
+		return c
+	}
+	w := formed(t)
+	w.ok(register("a", networked("10.0.0.1")))
+	w.ok(putNetwork("old", ""))
+	w.ok(putNetwork("new", ""))
+	w.ok(in(group(1, 2, 1, false), "old"))
+	w.everybodyRuns()
+	w.ok(in(group(2, 2, 1, false), "new"))
+	careful := func(name string) Command {
+		c := deleteNetwork(name, "")
+		c.GetDeleteNetwork().IfNotAwaited = true
+		return c
+	}
+	refused(t, w.do(careful("new")), Conflict, "new", "waiting specifications", "web", "persysctl rollout status web")
+	before := w.s
+	is(t, "a command without the condition", w.do(deleteNetwork("new", "")).Kind, OK)
+	w.s = before
+	for range 10 { // until both members have the new specification
+		w.step()
+		if strings.HasPrefix(w.versions(), "2 2 ") {
+			break
+		}
+		w.everybodyRuns()
+		w.wait(5 * second)
+	}
+	is(t, "the update before its end", w.versions(), "2 2 "+string(rollout.Running))
+	refused(t, w.do(careful("old")), Conflict, "old", "previous specifications", "web")
+	for range 6 {
+		w.proceed()
+	}
+	is(t, "phase", w.rolled().Phase, rollout.Completed)
+	for i := range 2 {
+		w.ok(gone(fmt.Sprint("web-", i), "a", nil))
+	}
+	w.ok(careful("old"))
+}
+
 // TestRestoredNetworks: a restore keeps the networks that nodes have set up, and brings back those that only the
 // backup has.
 func TestRestoredNetworks(t *testing.T) {
@@ -382,6 +429,15 @@ func TestRestoredNetworks(t *testing.T) {
 	n, ok := back.Network("", "gone")
 	if !ok {
 		t.Fatal("a new cluster must get the networks of the backup")
+	}
+	if n.Room(w.now) != 32 {
+		t.Errorf("network gone has room for %d nodes, want 32: the lower half of its 63 free slices rests, because nodes may have got them after the backup", n.Room(w.now))
+	}
+	if number, free := n.free(w.now); !free || number != 32 {
+		t.Errorf("the next slice is %d (%t), want 32", number, free)
+	}
+	if n.Room(w.now+SliceRest) != 63 {
+		t.Errorf("an hour later network gone has room for %d nodes, want 63", n.Room(w.now+SliceRest))
 	}
 	if s, has := n.SliceOf("a"); !has || s.EmptySince != 0 {
 		t.Errorf("in a new cluster node a has the slice %+v (%t), want that of the backup, with a member", s, has)

@@ -144,9 +144,10 @@ func (s *Server) ListNetworks(ctx context.Context, req *clusterv1.ListNetworksRe
 	}
 	in, out := s.scopeOf(ctx), &clusterv1.ListNetworksResponse{Index: r.index}
 	only := strings.TrimSpace(req.GetNamespace())
+	users := networkUsers(r)
 	r.Networks(func(n *fsm.Network) bool {
 		if in.Has(n.In()) && (only == "" || only == n.In()) {
-			out.Networks = append(out.Networks, networkView(r, n, false))
+			out.Networks = append(out.Networks, networkView(r, n, users, false))
 		}
 		return true
 	})
@@ -167,21 +168,34 @@ func (s *Server) GetNetwork(ctx context.Context, req *clusterv1.GetNetworkReques
 	if !ok {
 		return nil, errorf(KindNotFound, "network %q not found in namespace %s; `persysctl network list` shows them", clip(req.GetName(), 128), clip(namespace, 128))
 	}
-	return &clusterv1.GetNetworkResponse{Network: networkView(r, n, true), Index: r.index}, nil
+	return &clusterv1.GetNetworkResponse{Network: networkView(r, n, networkUsers(r), true), Index: r.index}, nil
 }
 
-// networkView returns a network as callers see it. With the slices, it counts the workloads of each node.
-func networkView(v fsm.View, n *fsm.Network, withSlices bool) *clusterv1.Network {
-	out := &clusterv1.Network{
-		Id: n.ID, Name: n.Name, Namespace: n.In(), Cidr: n.CIDR.String(), Mtu: n.MTU, CreatedBy: n.CreatedBy,
-		CreatedAt: timestamppb.New(time.Unix(0, n.CreatedAt)), Capacity: int32(n.Capacity()),
-	}
+// networkID is the namespace and the name of a network.
+type networkID struct{ namespace, name string }
+
+// networkUsers counts the workloads of all networks in one scan.
+func networkUsers(v fsm.View) map[networkID]int32 {
+	out := map[networkID]int32{}
 	v.Workloads("", func(w *fsm.Workload) bool {
-		if n.UsedBy(w) {
-			out.Workloads++
+		for i, name := range w.Demand.Networks {
+			if !slices.Contains(w.Demand.Networks[:i], name) {
+				out[networkID{w.In(), name}]++
+			}
 		}
 		return true
 	})
+	return out
+}
+
+// networkView returns a network as callers see it. users are the workloads of all networks. With the slices, it counts
+// the workloads of each node.
+func networkView(v fsm.View, n *fsm.Network, users map[networkID]int32, withSlices bool) *clusterv1.Network {
+	out := &clusterv1.Network{
+		Id: n.ID, Name: n.Name, Namespace: n.In(), Cidr: n.CIDR.String(), Mtu: n.MTU, CreatedBy: n.CreatedBy,
+		CreatedAt: timestamppb.New(time.Unix(0, n.CreatedAt)), Capacity: int32(n.Capacity()),
+		Workloads: users[networkID{n.In(), n.Name}],
+	}
 	for _, s := range n.Slices {
 		if s.Node != "" {
 			out.Nodes++
@@ -212,7 +226,7 @@ func (s *Server) CreateNetwork(ctx context.Context, req *clusterv1.CreateNetwork
 	out := &clusterv1.CreateNetworkResponse{Index: r.Index}
 	v := s.store.View()
 	if n, ok := v.Network(strings.TrimSpace(req.GetNamespace()), req.GetName()); ok {
-		out.Network = networkView(v, n, false)
+		out.Network = networkView(v, n, nil, false) // no workload can use it yet
 	}
 	return out, nil
 }
@@ -220,7 +234,7 @@ func (s *Server) CreateNetwork(ctx context.Context, req *clusterv1.CreateNetwork
 // DeleteNetwork implements the call of cluster.v1.
 func (s *Server) DeleteNetwork(ctx context.Context, req *clusterv1.DeleteNetworkRequest) (*clusterv1.DeleteNetworkResponse, error) {
 	r, err := s.mutate(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_DeleteNetwork{DeleteNetwork: &commandv1.DeleteNetwork{
-		Name: req.GetName(), Namespace: strings.TrimSpace(req.GetNamespace()),
+		Name: req.GetName(), Namespace: strings.TrimSpace(req.GetNamespace()), IfNotAwaited: true,
 	}}})
 	if err != nil {
 		return nil, err

@@ -5323,9 +5323,12 @@ func (x *PutNetwork) GetMtu() uint32 {
 
 // DeleteNetwork deletes a network that no workload uses.
 type DeleteNetwork struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Namespace string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Also refuse while an unfinished update of a group needs the network for specifications that wait, or for those to
+	// which it would return. Schedulers of older versions do not set it.
+	IfNotAwaited  bool `protobuf:"varint,430,opt,name=if_not_awaited,json=ifNotAwaited,proto3" json:"if_not_awaited,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5372,6 +5375,13 @@ func (x *DeleteNetwork) GetNamespace() string {
 		return x.Namespace
 	}
 	return ""
+}
+
+func (x *DeleteNetwork) GetIfNotAwaited() bool {
+	if x != nil {
+		return x.IfNotAwaited
+	}
+	return false
 }
 
 // ReleaseSlices takes back the slices of nodes that had no member of a network for a day.
@@ -14047,10 +14057,11 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04cidr\x18\x03 \x01(\tR\x04cidr\x12\x12\n" +
 	"\x04pool\x18\x04 \x01(\tR\x04pool\x12\x10\n" +
-	"\x03mtu\x18\x05 \x01(\rR\x03mtu\"A\n" +
+	"\x03mtu\x18\x05 \x01(\rR\x03mtu\"h\n" +
 	"\rDeleteNetwork\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
-	"\tnamespace\x18\x02 \x01(\tR\tnamespace\"E\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12%\n" +
+	"\x0eif_not_awaited\x18\xae\x03 \x01(\bR\fifNotAwaited\"E\n" +
 	"\rReleaseSlices\x124\n" +
 	"\x06slices\x18\x01 \x03(\v2\x1c.persys.command.v1.IdleSliceR\x06slices\"9\n" +
 	"\tIdleSlice\x12\x18\n" +

@@ -1947,6 +1947,7 @@ func (m *DeleteNetwork) CloneVT() *DeleteNetwork {
 	r := new(DeleteNetwork)
 	r.Name = m.Name
 	r.Namespace = m.Namespace
+	r.IfNotAwaited = m.IfNotAwaited
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -10194,6 +10195,18 @@ func (m *DeleteNetwork) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.IfNotAwaited {
+		i--
+		if m.IfNotAwaited {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x1a
+		i--
+		dAtA[i] = 0xf0
 	}
 	if len(m.Namespace) > 0 {
 		i -= len(m.Namespace)
@@ -20459,6 +20472,9 @@ func (m *DeleteNetwork) SizeVT() (n int) {
 	l = len(m.Namespace)
 	if l > 0 {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.IfNotAwaited {
+		n += 3
 	}
 	n += len(m.unknownFields)
 	return n
@@ -36556,6 +36572,26 @@ func (m *DeleteNetwork) UnmarshalVT(dAtA []byte) error {
 			}
 			m.Namespace = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
+		case 430:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field IfNotAwaited", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.IfNotAwaited = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -69657,6 +69693,26 @@ func (m *DeleteNetwork) UnmarshalVTUnsafe(dAtA []byte) error {
 			}
 			m.Namespace = stringValue
 			iNdEx = postIndex
+		case 430:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field IfNotAwaited", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.IfNotAwaited = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
