@@ -3,7 +3,7 @@
 // and to add a replica.
 //
 //	Repair  moves damaged data aside, so that Open joins anew
-//	Open → Node
+//	Open returns a Node, whose methods are:
 //	  Store        the replicated state: views, waiting, the change feed
 //	  Propose      commits commands; concurrent calls share log entries
 //	  Confirm      proves leadership with a barrier that is proposed after the call

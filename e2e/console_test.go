@@ -67,7 +67,7 @@ func dev(t *testing.T) (grpc, http, dir string) {
 func browser(t *testing.T) *page {
 	t.Helper()
 	path := testbed.Program(t, "chromium")
-	opts := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.WindowSize(1280, 900), chromedp.WSURLReadTimeout(settle))
+	opts := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.WindowSize(1440, 900), chromedp.WSURLReadTimeout(settle))
 	if os.Getuid() == 0 {
 		opts = append(opts, chromedp.NoSandbox)
 	}
@@ -298,7 +298,7 @@ func TestConsole(t *testing.T) {
 		return nil
 	}))
 
-	open("/workloads/web-0", "Running", "nginx:1.27", "Attempts")
+	open("/workloads/web-0", "Running", "nginx:1.27", "Identity")
 	seen("workload")
 	for tab, want := range map[string]string{"Timeline": "WorkloadCreated", "Placement": "here", "Logs": "", "Specification": `"image": "nginx:1.27"`} {
 		p.press(tab)
@@ -310,12 +310,13 @@ func TestConsole(t *testing.T) {
 	p.press("Placement")
 	p.sees("CPU", "No node takes it.")
 	seen("placement")
+	p.press("Retry")
+	p.sees("huge is tried again.")
 	open("/workloads/web-1", "Running")
 	p.press("Stop")
 	p.sees("web-1 stops.", "Stopped")
 	p.press("Start")
 	p.sees("web-1 starts.")
-	p.press("Retry")
 	p.press("Delete …")
 	p.sees("Delete web-1?")
 	p.press("Delete")
@@ -390,6 +391,7 @@ func TestConsole(t *testing.T) {
 	p.sees("Every machine has what was asked for.")
 	open("/audit", "anonymous")
 	seen("audit")
+	sharedPages(p, open, seen)
 	open("/events", "WorkloadCreated")
 	ctl("", "delete", "huge")
 	p.sees("WorkloadDeleted") // the event appears although the page was not reloaded
@@ -397,8 +399,9 @@ func TestConsole(t *testing.T) {
 
 	// Set the window to the size of a phone; after that, use only the keyboard.
 	p.do(emulation.SetDeviceMetricsOverride(390, 844, 2, true))
-	for path, want := range map[string]string{"/": "Needs attention", "/workloads": "web-0", "/nodes": "dev-1", "/workloads/web-0": "Attempts",
-		"/workloads/nightly": "Next run", "/workloads/encode": "Start a run", "/workloads/shipper": "1 of 1 run", "/groups/web": "Members"} {
+	for path, want := range map[string]string{"/": "Needs attention", "/workloads": "web-0", "/nodes": "dev-1", "/workloads/web-0": "Identity",
+		"/workloads/nightly": "Next run", "/workloads/encode": "Start a run", "/workloads/shipper": "1 of 1 run", "/groups/web": "Members",
+		"/namespaces": "default", "/networks": "New network …", "/volumes": "No node has a volume.", "/policies": "baseline"} {
 		open(path, want)
 		var wide bool
 		p.do(chromedp.Evaluate(`document.documentElement.scrollWidth > document.documentElement.clientWidth + 1`, &wide))
@@ -420,6 +423,47 @@ func TestConsole(t *testing.T) {
 	p.clean("keys")
 }
 
+// sharedPages creates, changes and deletes what workloads share, on the pages of namespaces, networks, volumes and policies.
+func sharedPages(p *page, open func(string, ...string), seen func(string)) {
+	p.t.Helper()
+	fill := func(id, text string) { p.t.Helper(); p.do(chromedp.SetValue("#"+id, text)) }
+	open("/namespaces", "default", "New namespace …")
+	p.press("New namespace …")
+	p.sees("Create")
+	fill("namespace-name", "shop")
+	fill("quota-cpu", "4000")
+	seen("namespace-new")
+	p.press("Create")
+	p.sees("shop is created.", "0 of 4 cores")
+	seen("namespaces")
+	remove := `[...document.querySelectorAll("tr")].find((r) => r.textContent.startsWith("shop")).querySelector("button.danger").click()`
+	p.do(chromedp.Evaluate(remove, nil))
+	p.sees("Type shop to confirm")
+	p.press("Delete")
+	p.sees("Nothing was deleted")
+	p.do(chromedp.Evaluate(remove, nil))
+	p.sees("Type shop to confirm")
+	fill("typed-name", "shop")
+	p.press("Delete")
+	p.sees("shop is deleted.")
+
+	open("/networks", "There is no network yet.")
+	p.press("New network …")
+	fill("network-name", "back")
+	p.press("Create")
+	p.sees("back is created.", "10.216.0.0/20")
+	seen("networks")
+	p.press("Delete …")
+	p.sees("Delete network back?")
+	p.press("Delete")
+	p.sees("back is deleted.", "There is no network yet.")
+
+	open("/volumes", "No node has a volume.")
+	seen("volumes")
+	open("/policies", "baseline", "restricted", "What it allows")
+	seen("policies")
+}
+
 // terminalCases run in the browser: each writes text to a terminal of 10 columns and compares the screen.
 const terminalCases = `import("./term.js").then(({ Screen, bytesOf }) => {
 	const bad = [];
@@ -435,6 +479,10 @@ const terminalCases = `import("./term.js").then(({ Screen, bytesOf }) => {
 	new Screen(10, 3, (x) => { said += x; }).write("ab\x1b[6n");
 	for (const [fact, got, want] of [["where the cursor is", said, "\x1b[1;3R"], ["Ctrl+C", bytesOf({ key: "c", ctrlKey: true }), "\x03"], ["up", bytesOf({ key: "ArrowUp" }, true), "\x1bOA"],
 		["a letter is the field's", bytesOf({ key: "x" }), ""], ["copy is the browser's", bytesOf({ key: "C", ctrlKey: true, shiftKey: true }), ""], ["Alt+b", bytesOf({ key: "b", altKey: true }), "\x1bb"]])
+		if (got !== want) bad.push(fact + ": " + JSON.stringify(got));
+	const cell = (s) => { const c = new Screen(10, 3); c.write(s); return c.grid[0][0].at; };
+	for (const [fact, got, want] of [["one of 256 colours", cell("\x1b[1;38;5;196;48;5;236mx"), "b c#ff0000 k#303030"], ["a true colour", cell("\x1b[38;2;1;2;255mx"), "c#0102ff"],
+		["a bright background", cell("\x1b[101mx"), "k#b3423a"], ["the default colours", cell("\x1b[31;41m\x1b[39;49mx"), ""]])
 		if (got !== want) bad.push(fact + ": " + JSON.stringify(got));
 	return bad;
 })`

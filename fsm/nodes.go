@@ -181,7 +181,7 @@ func (t *Tx) rejudge(n *Node) {
 }
 
 // setNodeFlag changes a flag of a node: it calls the function set on a copy of the node, then
-// stores the copy and event e. If the function has reports that the flag is set already,
+// stores the copy and event e. If has(node) returns true, the flag is set already, and
 // setNodeFlag stores nothing.
 func (t *Tx) setNodeFlag(id string, has func(*Node) bool, set func(*Node), e Event) Result {
 	old, ok := t.r.nodes.Get(id)

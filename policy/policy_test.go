@@ -77,7 +77,7 @@ func TestJudgeChecksEachRule(t *testing.T) {
 			for i, v := range got {
 				rules[i] = v.Rule
 				if v.Policy != "some" || v.Field != "at" || v.Allows == "" {
-					t.Errorf("Judge returned the violation %+v, want policy some, field at, and the allowed values", v)
+					t.Errorf("Judge returned the violation %+v, want policy \"some\", field \"at\", and the allowed values", v)
 				}
 			}
 			if s := strings.Join(rules, " "); s != tt.refused {

@@ -252,7 +252,8 @@ func (t *trust) reissue(file pki.KeyFile) error {
 	return nil
 }
 
-// signAgain issues a certificate with the authority that this replica has stored, if there is one.
+// signAgain issues a new certificate for this scheduler, with the cluster's authority that the replica has stored; file
+// has the key that opens it. Without a stored authority, signAgain fails if the present certificate has expired.
 func (t *trust) signAgain(file pki.KeyFile, at time.Time, life time.Duration) error {
 	r, err := t.recall()
 	if err != nil || r == nil {

@@ -27,7 +27,7 @@ type Mirror interface {
 	// reached. It also returns an error if the etcd contains records that other programs have written.
 	Probe(ctx context.Context, endpoints []string) (etcdCluster uint64, err error)
 	// Read reads the records in an etcd below a prefix (empty: the mirror's own prefix). From them it builds
-	// a state that can be restored over a state with the info present. It leaves out invalid records and
+	// a state that can replace a state whose info is present. It leaves out invalid records and
 	// lists them in the returned content.
 	Read(ctx context.Context, endpoints []string, prefix string, present fsm.Info) (*clusterv1.MirrorContent, fsm.State, error)
 	// Preview returns what Restore would change in etcd. It writes nothing.

@@ -260,7 +260,7 @@ func TestStopsAreCarriedOutEventually(t *testing.T) {
 		t.Fatal("the planner ordered stops only once, so the simulator must find a violation, but found none")
 	}
 	if v := bad[0].Violation; v.Rule != "desired state" {
-		t.Fatalf("the violation breaks rule %q, want desired state: %s", v.Rule, bad[0])
+		t.Fatalf("the violation breaks rule %q, want rule \"desired state\": %s", v.Rule, bad[0])
 	}
 	t.Logf("found: %s", bad[0].Violation.Detail)
 }

@@ -86,8 +86,8 @@ func (l *Loader) Pack(ctx context.Context, in Local) (*Packed, error) {
 	return in.packed(vars, out)
 }
 
-// source returns the source from which to load the stack. vars are the variables of Env or, if Env is nil,
-// those that files set.
+// source returns the source from which to load the stack. vars are the variables in Env or, if Env is nil,
+// those that the stack's .env files set.
 func (in *Local) source() (src Source, vars map[string]string, err error) {
 	shell := in.Shell
 	if vars = in.Env; vars != nil {

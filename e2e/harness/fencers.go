@@ -23,7 +23,7 @@ func (a *Agent) Fencers() []int {
 	want := []byte("PERSYS_STATE_PATH=" + a.StatePath)
 	var out []int
 	for _, path := range found {
-		// A process that has exited since the list was read is not a fencer.
+		// If the process has exited since the list was read, it is skipped.
 		env, err := os.ReadFile(path)
 		if err != nil || !slices.ContainsFunc(bytes.Split(env, []byte{0}), func(v []byte) bool { return bytes.Equal(v, want) }) {
 			continue

@@ -528,7 +528,7 @@ func browserCases() map[string]func(*tab) {
 				"GET /workloads/web-0/revisions": `{"revisions": [{"number": "2", "present": true}, {"number": "1"}]}`,
 			})
 			p.open("/workloads/web-0")
-			p.sees("Attempts", "Logs", "not Stop", "not Retry", "not Restart", "not Delete …", "not Scale", "not Exec")
+			p.sees("Identity", "Logs", "not Stop", "not Retry", "not Restart", "not Delete …", "not Scale", "not Exec")
 			p.press("Revisions")
 			p.sees("2 (now)", "not Roll back")
 			p.set(map[string]any{"GET /nodes/n": `{"node": {"node_id": "n", "status": "NotReady"}}`})

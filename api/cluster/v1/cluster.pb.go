@@ -6346,7 +6346,7 @@ func (x *RestoreBackupResponse) GetIncarnation() uint64 {
 	return 0
 }
 
-// MirrorContent describes the records of an etcd under the documented keys.
+// MirrorContent describes what an etcd contains under the keys of the mirror (docs/contract/state-etcd.md).
 type MirrorContent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Id of the cluster whose schedulers wrote the records in etcd; empty for records of legacy v1 schedulers.

@@ -12,6 +12,15 @@ import { deploy } from "./deploy.js";
 import { drifts } from "./drifts.js";
 import { audit, events } from "./events.js";
 
+// shared returns the function of cluster.js that shows a page.
+/** @param {"namespaces" | "networks" | "volumes" | "policies"} name */
+function shared(name) {
+  return async (/** @type {HTMLElement} */ main, /** @type {AbortSignal} */ signal) => {
+    const pages = await import("./cluster.js");
+    if (!signal.aborted) await pages[name](main, signal);
+  };
+}
+
 const pages = [
   { name: "Overview", at: /^\/$/, href: "#/", show: overview },
   { name: "Nodes", at: /^\/nodes$/, href: "#/nodes", show: nodes },
@@ -20,6 +29,10 @@ const pages = [
   { at: /^\/workloads\/([^/]+)$/, parent: "Workloads", show: workload },
   { at: /^\/groups\/([^/]+)$/, parent: "Workloads", show: group },
   { name: "Deploy", at: /^\/deploy$/, href: "#/deploy", show: deploy },
+  { name: "Networks", at: /^\/networks$/, href: "#/networks", show: shared("networks") },
+  { name: "Volumes", at: /^\/volumes$/, href: "#/volumes", show: shared("volumes") },
+  { name: "Namespaces", at: /^\/namespaces$/, href: "#/namespaces", show: shared("namespaces") },
+  { name: "Policies", at: /^\/policies$/, href: "#/policies", show: shared("policies") },
   { name: "Drifts", at: /^\/drifts$/, href: "#/drifts", show: drifts },
   { name: "Events", at: /^\/events$/, href: "#/events", show: events },
   { name: "Audit", at: /^\/audit$/, href: "#/audit", show: audit },

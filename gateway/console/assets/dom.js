@@ -76,13 +76,19 @@ export function facts(pairs) {
   return h("dl", { class: "facts" }, given.map(([k, v]) => [h("dt", {}, k), h("dd", {}, v)]));
 }
 
+// short drops the unit of an amount if the next amount has the same one: "0.3 of 1.6 cores".
+const short = (amount, next) => {
+  const [number, unit] = amount.split(" ");
+  return next.endsWith(" " + unit) ? number : amount;
+};
+
 /**
  * A labelled bar of used against total.
  * @param {string} label @param {number} used @param {number} total @param {(n: number) => string} unit
  */
 export function meter(label, used, total, unit) {
   const share = total > 0 ? used / total : 0;
-  const text = total > 0 ? `${unit(used)} of ${unit(total)}` : unit(used);
+  const text = total > 0 ? `${short(unit(used), unit(total))} of ${unit(total)}` : unit(used);
   const fill = share > 0.95 ? "full" : share > 0.8 ? "tight" : "";
   return h("div", { class: "meter" },
     h("div", {}, h("span", {}, label), h("span", { class: "quiet" }, text)),
@@ -139,6 +145,12 @@ export function clock(time, timeZone) {
   return h("time", { datetime: time, title: time }, new Date(time).toLocaleString("en-GB", form));
 }
 
+/** A time that an event gives in seconds or nanoseconds since 1970; undefined if it is none. @param {string} text */
+function moment(text) {
+  if (!/^\d{10}(\d{9})?$/.test(text)) return undefined;
+  return clock(new Date(Number(text.slice(0, 13).padEnd(13, "0"))).toISOString());
+}
+
 /** Labels as sorted K=V texts. @param {Record<string, string>} [labels] */
 export const labelTexts = (labels) => Object.entries(labels || {}).sort().map(([k, v]) => `${k}=${v}`);
 
@@ -147,13 +159,16 @@ export const reasonText = (...parts) => parts.filter(Boolean).join(": ");
 
 /** @param {string} id @param {string} [tab] tab of the workload's page @param {string} [text] */
 export function workloadLink(id, tab, text) {
-  return h("a", { href: "#/workloads/" + encodeURIComponent(id) + (tab ? "?tab=" + tab : "") }, text || id);
+  const href = "#/workloads/" + encodeURIComponent(id) + (tab ? "?tab=" + tab : "");
+  return h("a", { href, class: "id", title: id }, text || id);
 }
 /** @param {string} name */
-export const groupLink = (name) => name && h("a", { href: "#/groups/" + encodeURIComponent(name) }, name);
+export const groupLink = (name) => name
+  && h("a", { href: "#/groups/" + encodeURIComponent(name), class: "id", title: name }, name);
 /** @param {string} [id] */
 export function nodeLink(id) {
-  return id ? h("a", { href: "#/nodes/" + encodeURIComponent(id) }, id) : h("span", { class: "quiet" }, "none");
+  if (!id) return h("span", { class: "quiet" }, "none");
+  return h("a", { href: "#/nodes/" + encodeURIComponent(id), class: "id", title: id }, id);
 }
 
 /** Shows a short message for 5 seconds, an error for 12. @param {string} text @param {boolean} [bad] */
@@ -190,8 +205,8 @@ export function confirmed(title, body, verb, danger) {
 /** Events as a list, in the order given. @param {any[]} list @param {string} [empty] */
 export function timeline(list, empty) {
   if (list.length === 0) return h("p", { class: "empty" }, empty || "Nothing has been recorded.");
-  const details = (e) => Object.entries(e.details || {}).sort()
-    .map(([k, v]) => h("span", { class: "quiet" }, ` ${k.replaceAll("_", " ")} ${v}`));
+  const details = (e) => Object.entries(e.details || {}).sort().filter(([k]) => k !== "task_id")
+    .map(([k, v]) => h("span", { class: "quiet" }, ` ${k.replaceAll("_", " ")} `, k.endsWith("_at") && moment(v) || v));
   return h("ol", { class: "timeline" }, list.map((e) => h("li", {}, clock(e.at), h("div", {},
     h("strong", {}, e.type), " ",
     e.workload_id && [workloadLink(e.workload_id), " "],

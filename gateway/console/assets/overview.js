@@ -32,7 +32,7 @@ export async function overview(main, signal) {
         ])),
         card("Workloads",
           h("div", { class: "big" }, `${int(sum.running_workloads)} `,
-            h("span", { class: "quiet" }, `of ${int(sum.total_workloads)} run`)),
+            h("span", { class: "quiet" }, `of ${wanted(sum)} run`)),
           counts([
             ["Pending", sum.pending_workloads], ["Scheduled", sum.scheduled_workloads],
             ["RetryPending", sum.retry_pending_workloads], ["Failed", sum.failed_workloads],
@@ -41,7 +41,8 @@ export async function overview(main, signal) {
         card("Nodes",
           h("div", { class: "big" }, `${int(sum.ready_nodes)} `,
             h("span", { class: "quiet" }, `of ${int(sum.total_nodes)} ready`)),
-          capacity(sum))),
+          h("p", {}, h("a", { href: "#/nodes" }, "All nodes")))),
+      card("Capacity", capacity(sum)),
       card("Needs attention", attention(status, lost.nodes || [], differ.drifts || [], unhappy)),
       card("Replicas", table(
         ["Replica", "Role", "Health", { title: "Behind", num: true }, { title: "Last contact", num: true }, "Version", "Address"],
@@ -57,14 +58,17 @@ function capacity(sum) {
   const bar = (label, total, reserved, inUse, unit) => chart(label, "all " + label.toLowerCase(),
     { total: int(total), reserved: int(reserved), used: used(inUse), unit });
   const measured = int(sum.measured_nodes);
-  return [
+  return [h("div", { class: "charts" },
     bar("CPU", sum.total_cpu_millicores, sum.reserved_cpu_millicores, sum.used_cpu_millicores, cores),
     bar("Memory", sum.total_memory_mb, sum.reserved_memory_mb, sum.used_memory_mb, mib),
-    int(sum.total_disk_gb) > 0 && bar("Disk", sum.total_disk_gb, sum.reserved_disk_gb, sum.used_disk_gb, gb),
-    measured > 0 && measured < int(sum.total_nodes)
-    && h("p", { class: "quiet" }, `Use is that of the ${measured} nodes that measure it.`),
+    int(sum.total_disk_gb) > 0 && bar("Disk", sum.total_disk_gb, sum.reserved_disk_gb, sum.used_disk_gb, gb)),
+  measured > 0 && measured < int(sum.total_nodes)
+  && h("p", { class: "quiet" }, `Use is that of the ${measured} nodes that measure it.`),
   ];
 }
+
+// wanted is the number of workloads that are to run: all but those that were stopped, or that have finished.
+const wanted = (sum) => int(sum.total_workloads) - int(sum.stopped_workloads);
 
 function counts(list) {
   const some = list.filter(([, n]) => int(n) > 0);

@@ -12,6 +12,21 @@ const blank = { ch: " ", at: "" };
 /** @param {number} rows @returns {Cell[][]} */
 const emptyGrid = (rows) => Array.from({ length: rows }, () => []);
 
+// The first sixteen colours of a terminal, as backgrounds. Text has lighter ones, from the style sheet.
+const sixteen = ["#000000", "#8c2a24", "#1f6b3c", "#7a5200", "#1b4f94", "#6b3a80", "#1d6a70", "#9aa5b4",
+  "#4a5462", "#b3423a", "#2f8f55", "#9c6d0c", "#2f6cc0", "#8a52a3", "#2b8b92", "#e6e9ee"];
+/** @param {(number | undefined)[]} parts red, green and blue, 0 to 255 */
+const rgb = (...parts) => "#" + [0, 1, 2].map((i) => Math.min(255, parts[i] || 0).toString(16).padStart(2, "0")).join("");
+/** The colour of that number: sixteen named ones, a cube of 6 x 6 x 6, and 24 greys. @param {number} n 0 to 255 */
+function palette(n) {
+  if (n < 16) return sixteen[n];
+  if (n > 231) return rgb(...Array(3).fill(8 + 10 * (Math.min(n, 255) - 232)));
+  const level = (/** @type {number} */ v) => (v ? 55 + 40 * v : 0);
+  return rgb(level(Math.floor((n - 16) / 36)), level(Math.floor((n - 16) / 6) % 6), level((n - 16) % 6));
+}
+/** The CSS class of one of the first eight colours. @param {number} n */
+const textColour = (n) => "f" + n;
+
 /** The state of a terminal, without elements: write text to it, read its rows. */
 export class Screen {
   /** @type {Cell[][]} the lines on the screen; a line may be shorter than the screen */
@@ -315,8 +330,7 @@ export class Screen {
     this.bottom = this.rows - 1;
     this.allDirty();
   }
-  // style sets weight, underline, inversion and colour of the text. Only the first sixteen colours are
-  // shown.
+  // style sets weight, underline, inversion and colours of the text.
   style(p) {
     const s = this.styles;
     for (let i = 0; i < p.length; i++) {
@@ -329,13 +343,17 @@ export class Screen {
       else if (v === 24) s.delete("u");
       else if (v === 7) s.set("i", "i");
       else if (v === 27) s.delete("i");
-      else if (v >= 30 && v <= 37) s.set("f", "f" + (v - 30));
-      else if (v >= 90 && v <= 97) s.set("f", "f" + (v - 90));
       else if (v === 39) s.delete("f");
-      else if (v === 38 || v === 48) { // 38;5;N or 38;2;R;G;B
-        const indexed = p[i + 1] === 5, colour = p[i + 2];
-        if (v === 38 && indexed && colour < 16) s.set("f", "f" + (colour % 8));
-        else if (v === 38) s.delete("f");
+      else if (v === 49) s.delete("k");
+      else if (v >= 30 && v <= 37) s.set("f", textColour(v - 30));
+      else if (v >= 90 && v <= 97) s.set("f", textColour(v - 90));
+      else if (v >= 40 && v <= 47) s.set("k", "k" + palette(v - 40));
+      else if (v >= 100 && v <= 107) s.set("k", "k" + palette(v - 92));
+      else if (v === 38 || v === 48) { // 38;5;N or 38;2;R;G;B; 48 is the background
+        const indexed = p[i + 1] === 5;
+        const colour = indexed ? palette(p[i + 2] || 0) : rgb(p[i + 2], p[i + 3], p[i + 4]);
+        if (v === 48) s.set("k", "k" + colour);
+        else s.set("f", indexed && (p[i + 2] || 0) < 16 ? textColour((p[i + 2] || 0) % 8) : "c" + colour);
         i += indexed ? 2 : 4;
       }
     }
@@ -372,6 +390,16 @@ export function bytesOf(e, appKeys) {
 }
 
 /**
+ * The attributes of a text: its CSS classes, and the colours that have no class.
+ * @param {string} styles of a cell
+ */
+function looks(styles) {
+  const parts = styles.split(" "), colour = (/** @type {string} */ mark) => parts.find((p) => p.startsWith(mark + "#"))?.slice(1);
+  const names = parts.filter((p) => p[1] !== "#").join(" ");
+  return { class: names || undefined, style: { color: colour("c") || "", backgroundColor: colour("k") || "" } };
+}
+
+/**
  * The element of a session.
  * @param {{label: string, onInput: (text: string) => void, onSize: (columns: number, rows: number) => void,
  * onLeave: () => void}} options onInput gets text to send, onSize the size in characters, onLeave is called for
@@ -393,7 +421,7 @@ export function terminal({ label, onInput, onSize, onLeave }) {
     const div = document.createElement("div");
     let text = "", style = "";
     const flush = () => {
-      if (text) div.append(style ? h("span", { class: style }, text) : text);
+      if (text) div.append(style ? h("span", looks(style), text) : text);
       text = "";
     };
     for (let x = 0; x < Math.max(row.length, at + 1); x++) {

@@ -77,7 +77,7 @@ export async function workload(main, signal, id) {
     if (isTemplate(w)) return [starter, remover];
     return [
       countable(w) && h("a", { class: "button", href: "#/groups/" + encodeURIComponent(w.group) }, "Scale …"),
-      starter, !finished && h("button", { onclick: retry }, "Retry"),
+      starter, ["Pending", "RetryPending", "Failed"].includes(w.status) && !finished && h("button", { onclick: retry }, "Retry"),
       h("button", { onclick: again }, finished ? "Run again" : "Restart"), remover,
     ];
   }
@@ -97,7 +97,7 @@ export async function workload(main, signal, id) {
     for (const b of bar.children) b.hidden = !hasTab(w, b.textContent, execs);
     if (!signal.aborted && !hasTab(w, tab, execs)) open("State");
     replace(head, h("div", { class: "actions" }, ended(w),
-      w.message && h("span", { class: "quiet" }, w.message),
+      w.message && w.message.toLowerCase() !== w.status.toLowerCase() && h("span", { class: "quiet" }, w.message),
       h("span", { style: { marginLeft: "auto" } }), deploys && buttons(w)));
     onState(w);
     return w;
@@ -281,6 +281,7 @@ function stateCard(w) {
 }
 
 function attemptsCard(w) {
+  if (!int(w.retry_attempts) && !w.retry_next_at && !w.failure_reason) return null;
   const most = int(w.retry_max_attempts) ? " of " + w.retry_max_attempts : "";
   return card("Attempts", facts([
     ["Attempts", int(w.retry_attempts) + most], ["Next", w.retry_next_at && clock(w.retry_next_at)],

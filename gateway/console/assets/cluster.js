@@ -1,0 +1,185 @@
+// @ts-check
+// What workloads of a cluster share: namespaces, networks, volumes and policies. Loaded when one of these pages is first
+// opened.
+import { call, del, get, permissions, query } from "./api.js";
+import {
+  age, card, confirmed, cores, facts, gb, h, int, labelTexts, meter, mib, nodeLink, replace, state, table, toast, workloadLink,
+} from "./dom.js";
+import { refresh } from "./live.js";
+
+/** @typedef {{id: string, label: string, value?: string, hint?: string, optional?: boolean, type?: string}} Field */
+
+const path = (/** @type {string[]} */ ...parts) => "/" + parts.map(encodeURIComponent).join("/");
+const num = (/** @type {string} */ title) => ({ title, num: true });
+
+/**
+ * Shows a dialog with text fields. @param {string} title @param {Field[]} fields @param {string} verb
+ * @returns {Promise<Record<string, string> | null>} the values by id; null if the dialog was cancelled
+ */
+async function form(title, fields, verb) {
+  const inputs = fields.map((f) => h("input", {
+    id: f.id, name: f.id, type: f.type || "text", value: f.value || "", required: !f.optional, placeholder: f.hint,
+    autocomplete: "off",
+  }));
+  const rows = fields.map((f, i) => h("label", {}, f.label, inputs[i]));
+  if (!await confirmed(title, h("div", { class: "form" }, rows), verb)) return null;
+  return Object.fromEntries(fields.map((f, i) => [f.id, inputs[i].value.trim()]));
+}
+
+/** Asks for the name of what is to be deleted. @param {string} what @param {string} name @param {string} text */
+async function typed(what, name, text) {
+  const input = h("input", { id: "typed-name", autocomplete: "off" });
+  const body = [h("p", {}, text), h("div", { class: "form" }, h("label", {}, `Type ${name} to confirm`, input))];
+  if (!await confirmed(`Delete ${what} ${name}?`, body, "Delete", true)) return false;
+  if (input.value.trim() === name) return true;
+  toast(`Nothing was deleted, because the typed name is not ${name}.`, true);
+  return false;
+}
+
+// page draws a page and its actions, which call act with a text for success and a function that makes the change.
+/**
+ * @param {HTMLElement} main @param {AbortSignal} signal @param {string} title
+ * @param {(act: (done: string, fn: () => Promise<any>) => Promise<void>) => Promise<any[]>} content
+ */
+async function page(main, signal, title, content) {
+  const act = async (/** @type {string} */ done, /** @type {() => Promise<any>} */ fn) => {
+    try {
+      await fn();
+      toast(done);
+    } catch (/** @type {any} */ e) {
+      toast(e.message, true);
+    }
+    await show();
+  };
+  async function show() {
+    const parts = await content(act);
+    if (!signal.aborted) replace(main, h("h1", {}, title), parts);
+  }
+  await refresh(show, signal, { every: 10000 });
+}
+
+/** @param {HTMLElement} main @param {AbortSignal} signal */
+export async function namespaces(main, signal) {
+  const rights = permissions(["namespaces"], signal);
+  await page(main, signal, "Namespaces", async (act) => {
+    const [[may], { namespaces: list = [] }] = await Promise.all([rights("*"), get("/namespaces", signal)]);
+    /** @param {any} n */
+    async function edit(n) {
+      const quota = n?.quota || {};
+      /** @type {Field[]} */
+      const limits = [
+        { id: "quota-workloads", label: "Workloads, at most", value: quota.workloads },
+        { id: "quota-cpu", label: "CPU in millicores, at most", value: quota.cpu_millicores },
+        { id: "quota-memory", label: "Memory in MiB, at most", value: quota.memory_mib },
+        { id: "quota-disk", label: "Disk in GB, at most", value: quota.disk_gb },
+      ].map((f) => ({ ...f, type: "number", optional: true, hint: "no limit" }));
+      /** @type {Field[]} */
+      const fields = [
+        ...(n ? [] : [{ id: "namespace-name", label: "Name" }]),
+        { id: "namespace-description", label: "Description", value: n?.description, optional: true }, ...limits,
+      ];
+      const v = await form(n ? `Change ${n.name}` : "New namespace", fields, n ? "Change" : "Create");
+      if (!v) return;
+      const name = n?.name || v["namespace-name"];
+      await act(n ? `${name} is changed.` : `${name} is created.`, () => call("PUT", path("namespaces", name), {
+        description: v["namespace-description"], users: n?.users, max_priority: n?.max_priority,
+        allow_scaling: n?.allow_scaling, node_labels: n?.node_labels, if_version: n?.version || "0", quota: {
+          workloads: v["quota-workloads"] || 0, cpu_millicores: v["quota-cpu"] || 0,
+          memory_mib: v["quota-memory"] || 0, disk_gb: v["quota-disk"] || 0,
+        },
+      }));
+    }
+    async function remove(n) {
+      if (!await typed("namespace", n.name, "A namespace with workloads, secrets, configs or networks is refused.")) return;
+      await act(`${n.name} is deleted.`, () => del(path("namespaces", n.name)));
+    }
+    const used = (n, key, unit) => meter("", int(n.used?.[key]), int(n.quota?.[key]), unit);
+    const row = (n) => [
+      [h("a", { href: "#/workloads?namespace=" + encodeURIComponent(n.name), class: "id", title: n.name }, n.name),
+      n.over_quota && [" ", state("degraded", "over its quota")], n.description && h("div", { class: "quiet" }, n.description)],
+      used(n, "workloads", String), used(n, "cpu_millicores", cores), used(n, "memory_mib", mib), used(n, "disk_gb", gb),
+      (n.users || []).join(", ") || h("span", { class: "quiet" }, "everybody with rights in it"),
+      labelTexts(n.node_labels).join(" "),
+      may && [h("button", { onclick: () => edit(n) }, "Change …"), " ",
+      n.name !== "default" && h("button", { class: "danger", onclick: () => remove(n) }, "Delete …")],
+    ];
+    return [
+      may && h("div", { class: "actions" }, h("button", { onclick: () => edit(null) }, "New namespace …")),
+      card("", table(["Namespace", "Workloads", "CPU", "Memory", "Disk", "Users", "Nodes with", ""], list.map(row), "")),
+      h("p", { class: "quiet" }, "CPU, memory and disk are what the workloads of a namespace reserve, stopped ones included."),
+    ];
+  });
+}
+
+/** @param {HTMLElement} main @param {AbortSignal} signal */
+export async function networks(main, signal) {
+  const rights = permissions(["deploy"], signal);
+  await page(main, signal, "Networks", async (act) => {
+    const [[may], { networks: list = [] }] = await Promise.all([rights("default"), get("/networks", signal)]);
+    async function create() {
+      const v = await form("New network", [
+        { id: "network-name", label: "Name" }, { id: "network-namespace", label: "Namespace", optional: true, hint: "default" },
+        { id: "network-subnet", label: "Subnet", optional: true, hint: "a free part of the pool" },
+      ], "Create");
+      if (!v) return;
+      await act(`${v["network-name"]} is created.`, () => call("PUT", path("networks", v["network-name"]),
+        { namespace: v["network-namespace"], subnet: v["network-subnet"] }));
+    }
+    async function remove(n) {
+      const text = h("p", {}, "A network that workloads use is refused.");
+      if (!await confirmed(`Delete network ${n.name}?`, text, "Delete", true)) return;
+      await act(`${n.name} is deleted.`, () => del(path("networks", n.name) + query({ namespace: n.namespace })));
+    }
+    const row = (n) => [
+      h("span", { class: "id", title: n.name }, n.name), n.namespace, h("span", { class: "mono" }, n.cidr),
+      `${int(n.nodes)} of ${int(n.capacity)}`, int(n.workloads), int(n.mtu), age(n.created_at),
+      may && h("button", { class: "danger", onclick: () => remove(n) }, "Delete …"),
+    ];
+    return [
+      may && h("div", { class: "actions" }, h("button", { onclick: create }, "New network …")),
+      card("", table(["Network", "Namespace", "Subnet", num("Nodes"), num("Workloads"), num("MTU"), num("Age"), ""],
+        list.map(row), "There is no network yet. Containers that name one under networks reach each other on every node.")),
+    ];
+  });
+}
+
+/** @param {HTMLElement} main @param {AbortSignal} signal */
+export async function volumes(main, signal) {
+  const rights = permissions(["volumes"], signal);
+  await page(main, signal, "Volumes", async (act) => {
+    const [[may], { volumes: list = [], problems = [] }] = await Promise.all([rights("*"), get("/volumes", signal)]);
+    async function remove(v) {
+      const text = `The data of this volume on node ${v.node_id} is lost for good.`;
+      if (!await typed("volume", v.id, text)) return;
+      await act(`${v.id} is deleted.`, () => del(path("nodes", v.node_id, "volumes", v.id)));
+    }
+    const row = (v) => [
+      h("span", { class: "id", title: v.id }, v.id), nodeLink(v.node_id),
+      [state(v.phase), v.last_error && h("div", { class: "err" }, v.last_error)],
+      int(v.size_gb) ? gb(int(v.size_gb)) : "no limit", (v.workload_ids || []).map((id) => [workloadLink(id), " "]),
+      v.retain_policy, age(v.created_at),
+      may && !(v.workload_ids || []).length && h("button", { class: "danger", onclick: () => remove(v) }, "Delete …"),
+    ];
+    return [
+      card("", table(["Volume", "Node", "State", num("Size"), "Used by", "When released", num("Age"), ""], list.map(row),
+        "No node has a volume. A workload gets one under managed_volumes.")),
+      problems.length > 0 && card("Volumes that are not listed",
+        table(["Node", "Why"], problems.map((p) => [nodeLink(p.node_id), p.reason]), "")),
+    ];
+  });
+}
+
+/** @param {HTMLElement} main @param {AbortSignal} signal */
+export async function policies(main, signal) {
+  await page(main, signal, "Policies", async () => {
+    const { policies: list = [] } = await get("/policies", signal);
+    const one = (p) => card(p.name, p.description && h("p", {}, p.description), facts([
+      ["Made by", p.builtin ? "built in" : p.updated_by], ["Namespaces", (p.namespaces || []).join(", ") || "none"],
+      ["Nodes with", (p.node_labels || []).join(" ")],
+    ]), h("details", {}, h("summary", {}, "What it allows"), h("pre", { tabIndex: 0 }, p.document)));
+    return [
+      h("p", { class: "quiet" }, "A policy says what the workloads of its namespaces may ask of their machines."),
+      h("div", { class: "grid" }, list.map(one)),
+    ];
+  });
+}
