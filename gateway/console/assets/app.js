@@ -51,6 +51,7 @@ function route() {
   const page = pages.find((p) => p.at.test(path));
   const current = (p) => (page && (p === page || p.name === page.parent) ? "page" : undefined);
   replace(byId("nav"), pages.filter((p) => p.name).map((p) => h("a", { href: p.href, "aria-current": current(p) }, p.name)));
+  byId("nav").querySelector("[aria-current]")?.scrollIntoView({ inline: "nearest", block: "nearest" });
   if (!page) {
     replace(main, h("h1", {}, "Not found"), h("p", {}, "There is no such page. ", h("a", { href: "#/" }, "Overview")));
     return;

@@ -92,7 +92,7 @@ export function meter(label, used, total, unit) {
   const fill = share > 0.95 ? "full" : share > 0.8 ? "tight" : "";
   return h("div", { class: "meter" },
     h("div", {}, h("span", {}, label), h("span", { class: "quiet" }, text)),
-    h("div", { class: "bar", role: "img", "aria-label": `${label}: ${text}, ${Math.round(share * 100)} %` },
+    total > 0 && h("div", { class: "bar", role: "img", "aria-label": `${label}: ${text}, ${Math.round(share * 100)} %` },
       h("i", { class: fill, style: { width: Math.min(100, share * 100) + "%" } })));
 }
 
