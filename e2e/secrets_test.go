@@ -8,9 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+
+	engines "github.com/moby/moby/api/types/container"
 
 	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/testbed"
@@ -165,6 +168,7 @@ func TestSecretsAndConfigs(t *testing.T) {
 		}
 	}
 
+	stackUsesSecret(t, e, c, id, image, write)
 	_, source = look("web-0")
 	ctl(t, c, "delete", "web", "--wait", "--timeout", "2m")
 	must(t, testbed.Poll(t.Context(), settle, "the end of the files", func(context.Context) error {
@@ -174,6 +178,84 @@ func TestSecretsAndConfigs(t *testing.T) {
 		return nil
 	}))
 	ctl(t, c, "secret", "rm", "db")
+}
+
+// stackUsesSecret runs a Compose stack of which one service uses the secret db. A new version recreates only this
+// service. An update of the other service recreates only the other.
+func stackUsesSecret(t *testing.T, e *harness.Engine, c *harness.Cluster, id, image string, write func(name, text string) string) {
+	t.Helper()
+	text := func(name, more string) string {
+		return write(name, "name: shop\nservices:\n  db: {image: "+image+", secrets: [{source: pw, uid: \"1000\", gid: \"1001\", mode: 0400}]}\n"+
+			"  front: {image: "+image+", configs: [own]"+more+"}\nsecrets: {pw: {external: true, name: db}}\nconfigs: {own: {content: inline}}\n")
+	}
+	file := text("shop.yaml", "")
+	if out := ctl(t, c, "compose", "check", file, "-o", "json"); !strings.Contains(out, "secrets.pw") || !strings.Contains(out, "persysctl secret put db") {
+		t.Errorf("compose check says %s", out)
+	}
+	unknown := write("unknown.yaml", "name: shop\nservices: {db: {image: "+image+", secrets: [nope]}}\nsecrets: {nope: {external: true}}\n")
+	if res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "apply", "-f", unknown)); res.Code == 0 || !strings.Contains(res.Stderr, "persysctl secret put nope") {
+		t.Errorf("a stack with an unknown secret ended with exit %d: %s", res.Code, res.Stderr)
+	}
+	// containers returns the container of each service, and the secret in the container of db.
+	containers := func() (out map[string]string, value string) {
+		t.Helper()
+		out = map[string]string{}
+		for _, ctr := range got[[]engines.Summary](t)(e.Workload(t.Context(), id, "shop")) {
+			out[ctr.Labels["com.docker.compose.service"]] = ctr.ID
+		}
+		if len(out) != 2 {
+			t.Fatalf("the stack has the containers %v, want one of db and one of front", out)
+		}
+		root := func(service string) string {
+			return fmt.Sprintf("/proc/%d/root", got[int](t)(e.PID(t.Context(), out[service])))
+		}
+		if own := got[[]byte](t)(os.ReadFile(root("front") + "/own")); string(own) != "inline" {
+			t.Errorf("the inline config is %q", own)
+		}
+		path := root("db") + "/run/secrets/pw"
+		info := got[os.FileInfo](t)(os.Stat(path))
+		if owner := info.Sys().(*syscall.Stat_t); info.Mode() != 0o400 || owner.Uid != 1000 || owner.Gid != 1001 {
+			t.Errorf("the secret in the stack has mode %s and owner %d:%d, want 0400 and 1000:1001", info.Mode(), owner.Uid, owner.Gid)
+		}
+		raw := got[[]byte](t)(exec.CommandContext(t.Context(), "docker", "inspect", out["db"]).Output())
+		value = string(got[[]byte](t)(os.ReadFile(path)))
+		if strings.Contains(string(raw), value) {
+			t.Error("docker inspect shows the value of a secret of a stack")
+		}
+		return out, value
+	}
+	const next = "st4ck-c4nary"
+	ctl(t, c, "apply", "-f", file, "--wait", "--timeout", "2m")
+	before, old := containers()
+	if out := ctl(t, c, "secret", "put", "db", "--from-file", write("db", next)); !strings.Contains(out, "shop") {
+		t.Errorf("the answer to a new version is %q, want the stack in it", out)
+	}
+	must(t, testbed.Poll(t.Context(), settle, "another container of db", func(ctx context.Context) error {
+		all, err := e.Workload(ctx, id, "shop")
+		if err != nil || len(all) != 2 || slices.ContainsFunc(all, func(ctr engines.Summary) bool { return ctr.ID == before["db"] || ctr.State != engines.StateRunning }) {
+			return fmt.Errorf("containers %v, %w", all, err)
+		}
+		return nil
+	}))
+	ctl(t, c, "rollout", "status", "web", "--wait", "--timeout", "2m")
+	after, value := containers()
+	if value != next || old == next {
+		t.Errorf("the stack has %q after the new version, and had %q", value, old)
+	}
+	if after["db"] == before["db"] || after["front"] != before["front"] {
+		t.Errorf("the containers were %v and are %v, want another one of db only", before, after)
+	}
+	ctl(t, c, "apply", "-f", text("more.yaml", ", environment: {A: b}"), "--wait", "--timeout", "2m")
+	if last, _ := containers(); last["db"] != after["db"] || last["front"] == after["front"] {
+		t.Errorf("the containers were %v and are %v after a change of front", after, last)
+	}
+	if res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "secret", "rm", "db")); res.Code == 0 || !strings.Contains(res.Stderr, "shop") {
+		t.Errorf("a secret that a stack uses was deleted: %s", res.Stderr)
+	}
+	if found := got[string](t)(containsText(c.Dir, next)); found != "" {
+		t.Errorf("%s holds the value of the stack", found)
+	}
+	ctl(t, c, "delete", "shop", "--wait", "--timeout", "2m")
 }
 
 // containerIDs returns the ids of the containers of a workload.

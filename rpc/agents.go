@@ -205,10 +205,10 @@ func (a *Agents) apply(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 			return sched.Ack{}, err
 		}
 	}
-	if err := a.addObjects(a.store.View(), w, plain, req.GetSpec().GetContainer()); errors.Is(err, spec.ErrNoKey) {
+	if err := a.addObjects(a.store.View(), w, plain, req.GetSpec()); errors.Is(err, spec.ErrNoKey) {
 		return sched.Ack{}, err
 	} else if err != nil {
-		return sched.Ack{Refused: true, Code: "INVALID_CONFIGURATION", Message: "container.secrets: " + err.Error()}, nil
+		return sched.Ack{Refused: true, Code: "INVALID_CONFIGURATION", Message: "secrets and configs: " + err.Error()}, nil
 	}
 	if field := unknownToLegacy(req.GetSpec().GetContainer()); field != "" && n.Facts.Protocol == 0 {
 		return sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: "container." + field + ": node " + n.ID +

@@ -208,11 +208,14 @@ func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadReques
 		}
 	}
 	var project *loadedStack
-	defaults.Limits = func() (_ *spec.Limits, err error) {
+	defaults.Stack = func() (_ *spec.LoadedStack, err error) {
 		if project == nil {
 			project, err = s.loadStack(ctx, req)
 		}
-		return limitsIn(project), err
+		if project == nil || err != nil {
+			return nil, err
+		}
+		return stackIn(project)
 	}
 	prepared, err := withKey(ctx, s, func() (spec.Prepared, error) { return spec.PrepareWith(req, sealer(s.cfg.Keys), defaults) })
 	if err != nil {
@@ -229,7 +232,7 @@ func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadReques
 			err = s.unknownNetworks(ctx, req.GetSpec(), put)
 		}
 		if err == nil {
-			err = s.knownObjects(req, put)
+			err = s.knownObjects(req.GetSpec(), project, put)
 		}
 	}
 	return prepared, err

@@ -316,32 +316,36 @@ func (s *Server) objectValue(ctx context.Context, kind string, req *clusterv1.Ge
 	return o, v, nil
 }
 
-// knownObjects returns an error for each secret or config of a request that does not exist, or that is not in the
-// namespace in which the workload is or will be.
-func (s *Server) knownObjects(req *controlv1.ApplyWorkloadRequest, put *commandv1.PutWorkloads) error {
+// knownObjects returns an error for each secret or config of a specification that does not exist, or that is not in the
+// namespace in which the workload is or will be. project is the loaded Compose stack; nil for other workloads.
+func (s *Server) knownObjects(of *controlv1.WorkloadSpec, project *loadedStack, put *commandv1.PutWorkloads) error {
 	if len(put.GetWorkloads()) == 0 || len(put.GetWorkloads()[0].GetObjects()) == 0 {
 		return nil
 	}
 	v := s.store.View()
 	in := fsm.NamespaceOf(v, put.GetWorkloads()[0])
-	return spec.UnknownObjects(req.GetSpec(), func(kind, name string) bool {
+	if project != nil {
+		of = &controlv1.WorkloadSpec{Workload: &controlv1.WorkloadSpec_Compose{Compose: &controlv1.ComposeSpec{Objects: objectsIn(project.Project)}}}
+	}
+	return spec.UnknownObjects(of, func(kind, name string) bool {
 		_, ok := v.Object(in, kind, name)
 		return ok
 	})
 }
 
 // addObjects puts the values of the secrets and configs of a workload into its order.
-func (a *Agents) addObjects(v fsm.View, w *fsm.Workload, plain *controlv1.WorkloadSpec, order *agentv1.ContainerSpec) error {
-	return spec.AddObjects(order, plain, func(kind, name string) ([]byte, error) {
+func (a *Agents) addObjects(v fsm.View, w *fsm.Workload, plain *controlv1.WorkloadSpec, order *agentv1.WorkloadSpec) error {
+	return spec.AddObjects(order, plain, func(kind, name string) (spec.ObjectValue, error) {
 		i := slices.IndexFunc(w.Objects, func(u fsm.ObjectUse) bool { return u.Kind == kind && u.Name == name })
 		o, ok := v.Object(w.In(), kind, name)
 		if i < 0 || !ok {
-			return nil, errors.New(fsm.NoObject(w.In(), kind, name))
+			return spec.ObjectValue{}, errors.New(fsm.NoObject(w.In(), kind, name))
 		}
 		x, ok := o.Version(w.Objects[i].Version)
 		if !ok {
-			return nil, errorf(KindPrecondition, "version %d of %s %q is no longer stored: apply the specification again", w.Objects[i].Version, kind, name)
+			return spec.ObjectValue{}, errorf(KindPrecondition, "version %d of %s %q is no longer stored: apply the specification again", w.Objects[i].Version, kind, name)
 		}
-		return openObject(o, x, sealer(a.keys))
+		data, err := openObject(o, x, sealer(a.keys))
+		return spec.ObjectValue{Data: data, Version: w.Objects[i].Version}, err
 	})
 }

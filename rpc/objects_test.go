@@ -14,6 +14,7 @@ import (
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/sched"
+	"github.com/persys/compute/stack"
 )
 
 // usesSecret returns a request for a container that uses secret db as a file and config site as a variable.
@@ -91,6 +92,62 @@ func TestSecretsGoWithTheOrder(t *testing.T) {
 		}
 		code(t, second(k.DeleteObject(ctxFor(t), &clusterv1.DeleteObjectRequest{Kind: "secret", Name: "db"})), codes.FailedPrecondition)
 	}
+}
+
+// TestExternalObjectsOfAStack: services of an inline stack use the secrets and configs of the namespace, and a new version
+// is an update of the stack.
+func TestExternalObjectsOfAStack(t *testing.T) {
+	const text = "services:\n  db: {image: a, secrets: [{source: pw, uid: \"7\", mode: 0400}]}\n  web: {image: b, configs: [c]}\nsecrets:\n  pw: {external: true, name: db}\nconfigs:\n  c: {content: inline}\n"
+	g := newGroup(t, 1, withStacks(stack.Options{}))
+	f := g.agent(t, 1)
+	f.apply = func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		return &agentv1.ApplyWorkloadResponse{Applied: true}, nil
+	}
+	k := g.cluster(0)
+	resp, err := g.control(0).ApplyWorkload(ctxFor(t), composeRequest("shop", text))
+	ok(t, err)
+	if want := "services.db.secrets: secret db does not exist in this namespace: persysctl secret put db"; resp.GetSuccess() || !strings.Contains(resp.GetErrorMessage(), want) {
+		t.Fatalf("an apply with an unknown secret returned %v, want %q", resp, want)
+	}
+	put := func(value string) *clusterv1.ObjectResponse {
+		t.Helper()
+		r, err := k.PutObject(ctxFor(t), &clusterv1.PutObjectRequest{Kind: "secret", Name: "db", Data: []byte(value)})
+		ok(t, err)
+		return r
+	}
+	order := func() *agentv1.MemoryFile {
+		t.Helper()
+		w, _ := g.view().Workload("shop")
+		ack, err := g.replicas[0].server.agents.Deliver(ctxFor(t), epoch, sched.Order{Op: sched.OpApply, Node: "n", Workload: "shop", Generation: w.Generation})
+		ok(t, err)
+		if ack.Refused || f.applied() == 0 {
+			t.Fatalf("the order was answered with %+v", ack)
+		}
+		files := f.applies[len(f.applies)-1].GetSpec().GetCompose().GetMemoryFiles()
+		if len(files) != 1 {
+			t.Fatalf("the order has %d files, want 1", len(files))
+		}
+		return files[0]
+	}
+	put("first")
+	g.put(t, composeRequest("shop", text), "n")
+	file := order()
+	if file.GetService() != "db" || file.GetTarget() != "/run/secrets/pw" || file.GetUid() != 7 || file.GetMode() != 0o400 || string(file.GetData()) != "first" || file.GetValueId() != "secret/db/1" {
+		t.Errorf("the order has %v", file)
+	}
+	before, _ := g.view().Workload("shop")
+	is(t, "updated", strings.Join(put("second").GetWorkloadIds(), " "), "shop")
+	after, _ := g.view().Workload("shop")
+	if before.Content == after.Content {
+		t.Error("the content of the stack is the same with another version")
+	}
+	if file = order(); string(file.GetData()) != "second" || file.GetValueId() != "secret/db/2" {
+		t.Errorf("the order after the second version has %v", file)
+	}
+	plan, err := k.PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{composeRequest("shop", text)}})
+	ok(t, err)
+	is(t, "planned again", plan.GetWorkloads()[0].GetAction(), "unchanged")
+	code(t, second(k.DeleteObject(ctxFor(t), &clusterv1.DeleteObjectRequest{Kind: "secret", Name: "db"})), codes.FailedPrecondition)
 }
 
 // TestRepeatedPutOfASecret: a request id that comes again with another value is refused, and the stored hash does not

@@ -109,12 +109,13 @@ func judgeStack(req *controlv1.ApplyWorkloadRequest, p *loadedStack, put *comman
 	return nil
 }
 
-// limitsIn adds up the CPU and memory limits of all containers of a loaded stack; nil without a stack.
-func limitsIn(p *loadedStack) *spec.Limits {
-	if p == nil {
-		return nil
+// stackIn returns what a loaded stack tells about its workload: the sums of the CPU and memory limits of all its
+// containers, and the secrets and configs of the cluster that its services use.
+func stackIn(p *loadedStack) (*spec.LoadedStack, error) {
+	out := &spec.LoadedStack{Objects: objectsIn(p.Project)}
+	if n := len(out.Objects); n > fsm.MaxObjectUses {
+		return nil, spec.Errors{{Field: "spec.compose.inline_yaml", Rule: fmt.Sprintf("its services have %d external secrets and configs, at most %d", n, fsm.MaxObjectUses)}}
 	}
-	out := &spec.Limits{}
 	for _, s := range p.Services {
 		cpu, memory := float64(s.CPUS), int64(s.MemLimit)
 		if cpu == 0 && s.CPUQuota > 0 {
@@ -129,6 +130,16 @@ func limitsIn(p *loadedStack) *spec.Limits {
 		cpu = math.Ceil(math.Round(cpu*1e6) / 1e3)
 		out.CPU = int64(min(float64(out.CPU)+cpu*copies, maxLimits))
 		out.Memory = int64(min(float64(out.Memory)+math.Ceil(float64(memory)/(1<<20))*copies, maxLimits))
+	}
+	return out, nil
+}
+
+// objectsIn returns the secrets and configs of the cluster that the services of a loaded stack use.
+func objectsIn(p *types.Project) (out []*controlv1.StackObject) {
+	for _, x := range stack.Externals(p) {
+		out = append(out, &controlv1.StackObject{Service: x.Service, Kind: x.Kind, File: &controlv1.ObjectFile{
+			Source: x.Name, Target: x.Target, Uid: x.UID, Gid: x.GID, Mode: new(x.Mode),
+		}})
 	}
 	return out
 }

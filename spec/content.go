@@ -234,7 +234,8 @@ func (e *encoder) container(s *controlv1.WorkloadSpec, image string) {
 		}
 	}
 	e.options(c)
-	e.objects(c)
+	e.objects(objectRefs(c))
+	e.text("on_change", c.GetOnChange())
 }
 
 // words adds records for a list that was added in a later version. An empty list adds no record, so that the
@@ -275,6 +276,7 @@ func (e *encoder) compose(c *controlv1.ComposeSpec) {
 		e.volumes(c.GetManagedVolumes())
 	}
 	e.text("bundle", c.GetBundle()) // also added later
+	e.objects(refsOf(&controlv1.WorkloadSpec{Workload: &controlv1.WorkloadSpec_Compose{Compose: c}}))
 }
 
 // vm adds records of the VM that the node gets, so that a VM has the same content in the field vm and under the

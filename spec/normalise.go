@@ -174,6 +174,7 @@ func normaliseCompose(c *controlv1.ComposeSpec) {
 		c.InlineYaml = plainCompose(c.InlineYaml)
 	}
 	c.ManagedVolumes = toControlVolumes(normaliseVolumes(fromControlVolumes(c.ManagedVolumes)))
+	c.Objects = nil // schedulers read them from the Compose file
 	if len(c.Env) == 0 {
 		c.Env = nil
 	}

@@ -17,7 +17,8 @@ import (
 )
 
 // A container gets secrets and configs of its namespace as files in memory (secrets, configs) and as values of
-// environment variables (env_secrets, env_configs).
+// environment variables (env_secrets, env_configs). The services of a Compose stack get those that its file declares
+// with external: true, as files.
 
 // secretsFolder is the folder of secrets in a container, as in Compose.
 const secretsFolder = "/run/secrets"
@@ -36,11 +37,21 @@ const (
 // MaxObjectFiles is the maximum size in bytes of the secrets and configs of one workload together.
 const MaxObjectFiles = 2 << 20
 
-// objectRef is a place in a container that names a secret or a config.
+// objectRef is a place in a container, or in a service of a stack, that names a secret or a config.
 type objectRef struct {
 	kind, name, at string
 	file           *controlv1.ObjectFile // nil for an environment variable
 	variable       string
+	service        string // "" in a container
+}
+
+// refsOf returns the places in a specification that name secrets and configs.
+func refsOf(s *controlv1.WorkloadSpec) []objectRef {
+	out := objectRefs(s.GetContainer())
+	for _, o := range s.GetCompose().GetObjects() {
+		out = append(out, objectRef{kind: o.GetKind(), name: o.GetFile().GetSource(), at: "spec.compose.inline_yaml", file: o.GetFile(), service: o.GetService()})
+	}
+	return out
 }
 
 // objectRefs returns the places in a container that name secrets and configs, in the order of its fields.
@@ -68,7 +79,7 @@ func objectRefs(c *controlv1.ContainerSpec) (out []objectRef) {
 // objectUses returns the secrets and configs that a specification refers to, sorted by kind and name.
 func objectUses(s *controlv1.WorkloadSpec) (out []*commandv1.ObjectUse) {
 	keep := s.GetContainer().GetOnChange() == OnChangeNothing
-	for _, r := range objectRefs(s.GetContainer()) {
+	for _, r := range refsOf(s) {
 		out = append(out, &commandv1.ObjectUse{Kind: r.kind, Name: r.name, Keep: keep})
 	}
 	slices.SortFunc(out, func(a, b *commandv1.ObjectUse) int {
@@ -80,9 +91,15 @@ func objectUses(s *controlv1.WorkloadSpec) (out []*commandv1.ObjectUse) {
 // UnknownObjects returns an error for each reference to a secret or config for which known returns false.
 func UnknownObjects(s *controlv1.WorkloadSpec, known func(kind, name string) bool) error {
 	var e Errors
-	for _, r := range objectRefs(s.GetContainer()) {
-		if name := strings.TrimSpace(r.name); !known(r.kind, name) {
-			e.add(r.place(), r.kind+" does not exist in this namespace: persysctl "+r.kind+" put "+name+" --from-file FILE", name)
+	for _, r := range refsOf(s) {
+		name := strings.TrimSpace(r.name)
+		missing := " does not exist in this namespace: persysctl " + r.kind + " put " + name + " --from-file FILE"
+		switch {
+		case known(r.kind, name):
+		case r.service != "":
+			e.add(r.at, "services."+r.service+"."+r.kind+"s: "+r.kind+" "+name+missing, "")
+		default:
+			e.add(r.place(), r.kind+missing, name)
 		}
 	}
 	return e.asError()
@@ -189,8 +206,9 @@ func normaliseObjects(c *controlv1.ContainerSpec) {
 
 // objects adds records for the references to secrets and configs. They were added in a later version, so they have
 // no record when unset. The versions are not part of it: the state machine knows them.
-func (e *encoder) objects(c *controlv1.ContainerSpec) {
-	for _, r := range objectRefs(c) {
+func (e *encoder) objects(refs []objectRef) {
+	for _, r := range refs {
+		e.text("object.service", r.service)
 		e.text("object.kind", r.kind)
 		e.text("object.name", r.name)
 		e.text("object.variable", r.variable)
@@ -201,25 +219,38 @@ func (e *encoder) objects(c *controlv1.ContainerSpec) {
 			e.number("object.mode", int64(f.GetMode()))
 		}
 	}
-	e.text("on_change", c.GetOnChange())
+}
+
+// ObjectValue is the value of a secret or a config that a workload uses.
+type ObjectValue struct {
+	Data []byte
+	// Version is the number of the version that the workload uses; 0 = always the present one.
+	Version uint64
 }
 
 // AddObjects puts the values of secrets and configs into the order for an agent. value returns the plain value of an
 // object. Its errors and those of AddObjects name the object and never contain a value.
-func AddObjects(out *agentv1.ContainerSpec, s *controlv1.WorkloadSpec, value func(kind, name string) ([]byte, error)) error {
+func AddObjects(order *agentv1.WorkloadSpec, s *controlv1.WorkloadSpec, value func(kind, name string) (ObjectValue, error)) error {
 	size := 0
-	for _, r := range objectRefs(s.GetContainer()) {
-		data, err := value(r.kind, r.name)
+	for _, r := range refsOf(s) {
+		v, err := value(r.kind, r.name)
 		if err != nil {
 			return err
 		}
+		data, out := v.Data, order.GetContainer()
 		if size += len(data); size > MaxObjectFiles {
 			return fmt.Errorf("its secrets and configs have more than %d bytes together", MaxObjectFiles)
 		}
 		if r.file != nil {
-			uid, _ := strconv.ParseUint(orElse(r.file.GetUid(), "0"), 10, 32) // Validate has checked both
+			uid, _ := strconv.ParseUint(orElse(r.file.GetUid(), "0"), 10, 32) // both were checked at apply
 			gid, _ := strconv.ParseUint(orElse(r.file.GetGid(), "0"), 10, 32)
-			out.MemoryFiles = append(out.MemoryFiles, &agentv1.MemoryFile{Target: r.file.GetTarget(), Mode: r.file.GetMode(), Uid: uint32(uid), Gid: uint32(gid), Data: data})
+			f := &agentv1.MemoryFile{Target: r.file.GetTarget(), Mode: r.file.GetMode(), Uid: uint32(uid), Gid: uint32(gid), Data: data}
+			if c := order.GetCompose(); c != nil {
+				f.Service, f.ValueId = r.service, r.kind+"/"+r.name+"/"+strconv.FormatUint(v.Version, 10)
+				c.MemoryFiles = append(c.MemoryFiles, f)
+			} else {
+				out.MemoryFiles = append(out.MemoryFiles, f)
+			}
 			continue
 		}
 		text := strings.TrimSuffix(strings.TrimSuffix(string(data), "\n"), "\r")

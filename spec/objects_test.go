@@ -4,7 +4,10 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
 func TestReferencesToObjectsAreChecked(t *testing.T) {
@@ -61,16 +64,67 @@ func TestPutsListTheirObjects(t *testing.T) {
 		t.Errorf("the config is %v", f)
 	}
 	out := &agentv1.ContainerSpec{}
-	if err := AddObjects(out, s, func(kind, name string) ([]byte, error) { return []byte(kind + name + "\n"), nil }); err != nil {
+	order := func(c *agentv1.ContainerSpec) *agentv1.WorkloadSpec {
+		return &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: c}}
+	}
+	if err := AddObjects(order(out), s, func(kind, name string) (ObjectValue, error) {
+		return ObjectValue{Data: []byte(kind + name + "\n")}, nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if out.GetEnv()["T"] != "secretb" || string(out.GetMemoryFiles()[2].GetData()) != "configa\n" {
 		t.Errorf("the order has %v", out)
 	}
 	for value, want := range map[string]string{"a\x00b": "bytes that an environment variable cannot have", strings.Repeat("x", 200<<10): "use it as a file", strings.Repeat("x", 1<<20): "more than 2097152 bytes together"} {
-		err := AddObjects(&agentv1.ContainerSpec{}, s, func(string, string) ([]byte, error) { return []byte(value), nil })
+		err := AddObjects(order(&agentv1.ContainerSpec{}), s, func(string, string) (ObjectValue, error) { return ObjectValue{Data: []byte(value)}, nil })
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), value) {
 			t.Errorf("a value of %d bytes returned %v, want %q without the value", len(value), err, want)
 		}
+	}
+}
+
+func TestObjectsOfAStack(t *testing.T) {
+	mode := uint32(0o400)
+	loaded := &LoadedStack{Objects: []*controlv1.StackObject{
+		{Service: "db", Kind: "secret", File: &controlv1.ObjectFile{Source: "pw", Target: "/run/secrets/pw", Uid: "7", Gid: "8", Mode: &mode}},
+		{Service: "web", Kind: "config", File: &controlv1.ObjectFile{Source: "site", Target: "/site", Uid: "0", Gid: "0", Mode: &mode}},
+	}}
+	req := &controlv1.ApplyWorkloadRequest{WorkloadId: "shop", Spec: &controlv1.WorkloadSpec{Type: TypeCompose, Workload: &controlv1.WorkloadSpec_Compose{
+		Compose: &controlv1.ComposeSpec{InlineYaml: "services: {db: {image: a}, web: {image: b}}", Objects: []*controlv1.StackObject{{Service: "forged", Kind: "secret"}}},
+	}}}
+	key := testKey(t)
+	prepared, err := PrepareWith(req, key, Defaults{Stack: func() (*LoadedStack, error) { return loaded, nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := prepared.Command.GetPutWorkloads().GetWorkloads()[0]
+	var uses []string
+	for _, u := range put.GetObjects() {
+		uses = append(uses, u.GetKind()+" "+u.GetName())
+	}
+	if got := strings.Join(uses, ", "); got != "config site, secret pw" {
+		t.Errorf("the stack uses %s", got)
+	}
+	s, err := Unseal("shop", put.GetSpec(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	order := &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{}}}
+	if err := AddObjects(order, s, func(kind, name string) (ObjectValue, error) {
+		return ObjectValue{Data: []byte(name), Version: 3}, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want := &agentv1.MemoryFile{Service: "db", Target: "/run/secrets/pw", Uid: 7, Gid: 8, Mode: mode, Data: []byte("pw"), ValueId: "secret/pw/3"}
+	if files := order.GetCompose().GetMemoryFiles(); len(files) != 2 || !proto.Equal(files[0], want) {
+		t.Errorf("the order has the files %v, want %v first", files, want)
+	}
+	err = UnknownObjects(s, func(kind, _ string) bool { return kind == "config" })
+	if err == nil || !strings.Contains(err.Error(), "services.db.secrets: secret pw does not exist in this namespace: persysctl secret put pw") {
+		t.Errorf("an unknown secret returned %v", err)
+	}
+	loaded.Objects[0].File.Gid = "9"
+	if again, _ := PrepareWith(req, key, Defaults{Stack: func() (*LoadedStack, error) { return loaded, nil }}); again.Content == prepared.Content {
+		t.Error("another owner of a file does not change the content")
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	agentv1 "github.com/persys/compute/api/agent/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/policy"
 )
@@ -151,7 +152,8 @@ func TestEveryWordIsInTheContentAndInTheOrder(t *testing.T) {
 		}
 		s := every(t, f)
 		out := agentContainer(s)
-		if err := AddObjects(out, s, func(string, string) ([]byte, error) { return []byte("value"), nil }); err != nil {
+		with := &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: out}}
+		if err := AddObjects(with, s, func(string, string) (ObjectValue, error) { return ObjectValue{Data: []byte("value")}, nil }); err != nil {
 			t.Error(err)
 		}
 		if proto.Equal(out, order) && f.Name() != "on_change" { // only the state machine follows on_change

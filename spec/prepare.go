@@ -49,10 +49,9 @@ func Prepare(req *controlv1.ApplyWorkloadRequest, key Sealer) (Prepared, error) 
 // default.
 type Defaults struct {
 	CPU, Memory int64
-	// Limits loads an inline Compose stack and returns the sums of its services' limits. If it is nil, or
-	// returns nil, the limits are read from the text of the Compose file. Limits that are variables or in
-	// included files are then not found.
-	Limits func() (*Limits, error)
+	// Stack loads an inline Compose stack. If it is nil, or returns nil, the limits of the services are read from the
+	// text of the Compose file. Limits that are variables or in included files are then not found.
+	Stack func() (*LoadedStack, error)
 	// Cluster is the cluster id. Agents derive the Ethernet addresses of virtual machines from it. Empty means
 	// that the addresses are unknown.
 	Cluster string
@@ -61,20 +60,29 @@ type Defaults struct {
 	Members *int
 }
 
-// Limits are sums of the limits of services, in millicores and MiB; 0 = no limit.
-type Limits struct{ CPU, Memory int64 }
-
-// limits returns the limits of a loaded stack; nil for other workloads.
-func (d Defaults) limits(s *controlv1.WorkloadSpec) (*Limits, error) {
-	if d.Limits == nil || s.GetType() != TypeCompose || isGit(s.GetCompose()) {
-		return nil, nil
-	}
-	return d.Limits()
+// LoadedStack is what a loaded Compose stack tells about its workload.
+type LoadedStack struct {
+	// CPU and Memory are the sums of the limits of its services, in millicores and MiB; 0 = no limit.
+	CPU, Memory int64
+	// Objects are the secrets and configs of the namespace that its services use.
+	Objects []*controlv1.StackObject
 }
 
-// into adds the default resources d to the normalised specification of a workload. loaded has the
-// limits of a loaded stack; nil for other workloads.
-func (d Defaults) into(id string, s *controlv1.WorkloadSpec, loaded *Limits) {
+// stack returns the loaded stack of a workload; nil if it is another workload, or from Git.
+func (d Defaults) stack(s *controlv1.WorkloadSpec) (*LoadedStack, error) {
+	if d.Stack == nil || s.GetType() != TypeCompose || isGit(s.GetCompose()) {
+		return nil, nil
+	}
+	out, err := d.Stack()
+	if out != nil {
+		s.GetCompose().Objects = out.Objects
+	}
+	return out, err
+}
+
+// into adds the default resources d to the normalised specification of a workload. loaded is
+// the loaded stack; nil for other workloads.
+func (d Defaults) into(id string, s *controlv1.WorkloadSpec, loaded *LoadedStack) {
 	if d.CPU == 0 && d.Memory == 0 || s.GetType() == TypeVM {
 		return
 	}
@@ -88,7 +96,7 @@ func (d Defaults) into(id string, s *controlv1.WorkloadSpec, loaded *Limits) {
 }
 
 // demandWith does the same as DemandOf, but uses the limits of the loaded stack, unless loaded is nil.
-func demandWith(id string, s *controlv1.WorkloadSpec, loaded *Limits) *commandv1.Demand {
+func demandWith(id string, s *controlv1.WorkloadSpec, loaded *LoadedStack) *commandv1.Demand {
 	d := DemandOf(id, s)
 	if loaded != nil {
 		d.CpuMillicores = cmp.Or(s.GetResources().GetCpuMillicores(), loaded.CPU)
@@ -130,7 +138,7 @@ func PrepareWith(req *controlv1.ApplyWorkloadRequest, key Sealer, defaults Defau
 
 	s := req.Spec.CloneVT()
 	Normalise(s)
-	loaded, err := defaults.limits(s)
+	loaded, err := defaults.stack(s)
 	if err != nil {
 		return Prepared{}, err
 	}

@@ -146,7 +146,11 @@ func TestValuesThatEnginesRefuse(t *testing.T) {
 		{`logging: {driver: json-file, options: {compress: "true"}}`, 4, "needs max-size"},
 		{`init: maybe`, 4, "write true or false"},
 		{`secrets: [s]`, 4, "declare it under the top-level key secrets"},
-		{"services:\n  web: {image: a, secrets: [s]}\nsecrets:\n  s: {external: true}", 4, "of another system is not supported"},
+		{"services:\n  web:\n    image: a\n    secrets: [{source: s, uid: root}]\nsecrets: {s: {external: true}}", 4, "must be a number from 0 to 2147483647"},
+		{"services:\n  web:\n    image: a\n    secrets: [{source: s, mode: 04444}]\nsecrets: {s: {external: true}}", 4, "must be 0 to 0777"},
+		{"services:\n  web:\n    image: a\n    configs: [{source: s, target: etc/x}]\nconfigs: {s: {external: true}}", 4, "must be an absolute path"},
+		{"services:\n  web:\n    image: a\n    volumes: ['/srv:/x']\n    configs: [{source: s, target: /x}]\nconfigs: {s: {external: true}}", 5, "is already the path of a volume"},
+		{"services:\n  web:\n    image: a\n    secrets: [{source: s, target: /x}]\n    configs: [{source: s, target: /x}]\nconfigs: {s: {external: true}}\nsecrets: {s: {external: true}}", 5, "is already the path of secret s"},
 		{"services:\n  web: {image: a, secrets: [s]}\nsecrets:\n  s: {environment: NOPE}", 4, "needs the variable NOPE"},
 		{"services:\n  web:\n    image: a\n    configs:\n      - {source: s, target: /x}\n      - {source: r, target: /x}\nconfigs: {s: {content: x}, r: {content: y}}", 6, "says something else about /x than line 5"},
 		{"services:\n  web: {image: a, volumes: [\"data:/d\"]}\nvolumes:\n  data: {name: a b}", 4, "must be a letter or digit"},
@@ -200,6 +204,7 @@ func TestValuesThatEnginesAccept(t *testing.T) {
 		"services:\n  web: {image: a, volumes: [\"data:/d\"]}\nvolumes: {data: {name: shop_data}}",
 		"services:\n  web: {image: a, configs: [{source: s, target: etc/x, mode: 0440}], secrets: [p]}\nconfigs: {s: {content: x}}\nsecrets: {p: {environment: COMPOSE_PROJECT_NAME}}",
 		"services:\n  web: {image: a}\nsecrets: {unused: {external: true}}",
+		"services:\n  web: {image: a, secrets: [s, {source: t, target: x, uid: \"7\", mode: 0400}], configs: [s]}\nsecrets: {s: {external: true}, t: {external: true, name: other}}\nconfigs: {s: {external: true}}",
 	} {
 		t.Run(strings.ReplaceAll(text, "\n", " "), func(t *testing.T) {
 			if faults := faultsOf(t, text); len(faults) > 0 {

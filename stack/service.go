@@ -183,10 +183,7 @@ func (j *judge) objects() {
 		j.value(engine.Object(j.p.Volumes[name].Name), j.p.Volumes[name].Name, "volumes", name, "name")
 	}
 	file := func(section, name string, f types.FileObjectConfig) {
-		switch _, set := j.p.Environment[f.Environment]; {
-		case bool(f.External):
-			j.fault("of another system is not supported: give a file, an environment variable or, for a config, its content", section, name, "external")
-		case f.Environment != "" && !set:
+		if _, set := j.p.Environment[f.Environment]; f.Environment != "" && !set {
 			j.fault("needs the variable "+f.Environment+", which is not set; set it in the file .env beside the Compose file or in compose.env", section, name, "environment")
 		}
 	}
@@ -196,6 +193,7 @@ func (j *judge) objects() {
 	for _, name := range slices.Sorted(maps.Keys(j.p.Configs)) {
 		file("configs", name, types.FileObjectConfig(j.p.Configs[name]))
 	}
+	j.externals()
 }
 
 // pool checks one subnet of a network, and the gateway and other addresses given for it.

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -21,6 +22,9 @@ import (
 
 // File is one file of a workload.
 type File struct {
+	// Key names the file in all contents of the workload that have a file with this key; "" = the file belongs to one
+	// content only.
+	Key      string
 	Mode     os.FileMode // permission bits
 	UID, GID int
 	Data     []byte
@@ -70,6 +74,18 @@ func (s *Store) folder(workload, content string) string {
 	return filepath.Join(s.root, workload, hex.EncodeToString(sum[:8]))
 }
 
+// path returns the path of file number i of a content.
+func (s *Store) path(workload, content string, i int, f File) string {
+	if f.Key == "" {
+		return filepath.Join(s.folder(workload, content), strconv.Itoa(i))
+	}
+	sum := sha256.Sum256([]byte(f.Key))
+	return filepath.Join(s.root, workload, keyed, hex.EncodeToString(sum[:8]))
+}
+
+// keyed is the folder of the files of a workload that have a key. Names of other folders are hexadecimal.
+const keyed = "keyed"
+
 // Put writes the files of one content of a workload and returns their paths. Files that are right already keep
 // their inodes, because a running container has mounted them.
 func (s *Store) Put(workload, content string, files []File) ([]string, error) {
@@ -78,14 +94,14 @@ func (s *Store) Put(workload, content string, files []File) ([]string, error) {
 	if s.root == "" {
 		return nil, fmt.Errorf("none of %v is on a tmpfs: mount one, so that secrets and configs are in memory only", s.bases)
 	}
-	for _, dir := range []string{s.root, filepath.Join(s.root, workload), s.folder(workload, content)} {
-		if err := private(dir); err != nil {
-			return nil, err
-		}
-	}
 	paths := make([]string, len(files))
 	for i, f := range files {
-		paths[i] = filepath.Join(s.folder(workload, content), strconv.Itoa(i))
+		paths[i] = s.path(workload, content, i, f)
+		for _, dir := range []string{s.root, filepath.Join(s.root, workload), filepath.Dir(paths[i])} {
+			if err := private(dir); err != nil {
+				return nil, err
+			}
+		}
 		if err := write(paths[i], f); err != nil {
 			return nil, fmt.Errorf("file %d of the secrets and configs: %w", i, err)
 		}
@@ -149,22 +165,33 @@ func same(path string, f File) bool {
 	return err == nil && bytes.Equal(have, f.Data)
 }
 
-// Trim deletes the files of all contents of a workload but one.
-func (s *Store) Trim(workload, content string) error {
+// Trim deletes the files of a workload but those that Put returned in keep.
+func (s *Store) Trim(workload string, keep []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.root == "" {
 		return nil
 	}
 	dir := filepath.Join(s.root, workload)
-	entries, err := os.ReadDir(dir)
+	if len(keep) == 0 {
+		return os.RemoveAll(dir)
+	}
+	folders, err := os.ReadDir(dir)
 	if err != nil {
 		return ignoreAbsent(err)
 	}
-	keep := filepath.Base(s.folder(workload, content))
-	for _, e := range entries {
-		if e.Name() != keep {
-			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+	for _, folder := range folders {
+		path := filepath.Join(dir, folder.Name())
+		if !slices.ContainsFunc(keep, func(k string) bool { return filepath.Dir(k) == path }) {
+			err = errors.Join(err, os.RemoveAll(path))
+			continue
+		}
+		files, failed := os.ReadDir(path)
+		err = errors.Join(err, failed)
+		for _, f := range files {
+			if name := filepath.Join(path, f.Name()); !slices.Contains(keep, name) {
+				err = errors.Join(err, os.RemoveAll(name))
+			}
 		}
 	}
 	return err

@@ -66,14 +66,28 @@ func TestFilesOfAWorkload(t *testing.T) {
 		t.Errorf("a changed file has %q", data)
 	}
 	next := put(t, s, "web", "c1:b", own("three"))
-	if err := s.Trim("web", "c1:b"); err != nil {
+	shared := own("four")
+	shared.Key = "db secret/four/1"
+	kept := put(t, s, "web", "c1:a", shared)
+	if again := put(t, s, "web", "c1:b", shared); again[0] != kept[0] {
+		t.Errorf("the file with a key is at %s in another content, want %s", again[0], kept[0])
+	}
+	gone := shared
+	gone.Key = "db secret/four/2"
+	dropped := put(t, s, "web", "c1:b", gone)
+	if err := s.Trim("web", append(next, kept...)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(paths[0]); !os.IsNotExist(err) {
 		t.Errorf("a file of the former content is still there: %v", err)
 	}
-	if _, err := os.Stat(next[0]); err != nil {
-		t.Error(err)
+	if _, err := os.Stat(dropped[0]); !os.IsNotExist(err) {
+		t.Errorf("a file whose key is no longer used is still there: %v", err)
+	}
+	for _, path := range append(next, kept...) {
+		if _, err := os.Stat(path); err != nil {
+			t.Error(err)
+		}
 	}
 	other := put(t, s, "other", "c1:a", own("x"))
 	if err := s.Keep(func(w string) bool { return w == "web" }); err != nil {
@@ -108,7 +122,7 @@ func TestWithoutMemory(t *testing.T) {
 	if _, err := s.Put("web", "c1:a", []File{own("x")}); err == nil || !strings.Contains(err.Error(), "tmpfs") {
 		t.Errorf("Put without a tmpfs returned %v, want an error", err)
 	}
-	if err := s.Trim("web", "c1:a"); err != nil {
+	if err := s.Trim("web", nil); err != nil {
 		t.Error(err)
 	}
 }

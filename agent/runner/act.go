@@ -246,7 +246,7 @@ func (r *Runner) ensure(ctx context.Context, run *running, e *engine, a *core.Ac
 	if err != nil {
 		return err
 	}
-	if err := r.cfg.Files.Trim(in.ID, in.EngineContent); err != nil {
+	if err := r.cfg.Files.Trim(in.ID, files); err != nil {
 		return driver.Errorf(driver.RuntimeError, "ensure", "delete former secrets and configs: %w", err)
 	}
 	return r.cfg.Storage.Trim(ctx, in.ID, body.GetNamespace(), specs)
@@ -255,13 +255,16 @@ func (r *Runner) ensure(ctx context.Context, run *running, e *engine, a *core.Ac
 // files writes the files in memory of a workload and returns their paths. A stopped workload needs them too: the engine
 // creates no container with a mount that is missing.
 func (r *Runner) files(in *core.Intent) ([]string, error) {
-	list := spec.Of(in).GetContainer().GetMemoryFiles()
+	list := spec.MemoryFiles(spec.Of(in))
 	if len(list) == 0 {
 		return nil, nil
 	}
 	files := make([]memfile.File, len(list))
 	for i, f := range list {
 		files[i] = memfile.File{Mode: os.FileMode(f.GetMode()).Perm(), UID: int(f.GetUid()), GID: int(f.GetGid()), Data: f.GetData()}
+		if f.GetValueId() != "" {
+			files[i].Key = fmt.Sprintf("%q %q %q %o %d %d", f.GetService(), f.GetTarget(), f.GetValueId(), f.GetMode(), f.GetUid(), f.GetGid())
+		}
 	}
 	paths, err := r.cfg.Files.Put(in.ID, in.EngineContent, files)
 	if err != nil {

@@ -28,7 +28,7 @@ const MaxSize = 512 << 10
 // MaxFiles is the maximum size of the archive with the files of a stack, in bytes.
 const MaxFiles = 512 << 10
 
-// MaxMemoryFiles is the maximum size of the files in memory of a container, in bytes: 2 MiB of values, and their fields.
+// MaxMemoryFiles is the maximum size of the files in memory of a workload, in bytes: 2 MiB of values, and their fields.
 const MaxMemoryFiles = 2<<20 + 64<<10
 
 // MaxPolicies is the maximum size of all policies in one order, in bytes.
@@ -115,6 +115,14 @@ func Hash(key *pki.Key, kind workload.Kind, spec *agentv1.WorkloadSpec, labels m
 	return "a1:" + hex.EncodeToString(h.Sum(nil)), nil
 }
 
+// MemoryFiles returns the files in memory of a container or a stack.
+func MemoryFiles(spec *agentv1.WorkloadSpec) []*agentv1.MemoryFile {
+	if c := spec.GetCompose(); c != nil {
+		return c.GetMemoryFiles()
+	}
+	return spec.GetContainer().GetMemoryFiles()
+}
+
 // EachSecret lets fn replace every secret of a specification: environment values, cloud-init documents and
 // passwords. With stack, it also replaces the text of a Compose file, the files of the stack and the URL of
 // its repository, which may all contain secrets. fn seals each value together with the name of its field, so
@@ -141,27 +149,30 @@ func EachSecret(spec *agentv1.WorkloadSpec, stack bool, fn func(field, value str
 		*s = out
 		return nil
 	}
-	if c := spec.GetContainer(); c != nil {
-		if err := values("container.env", c.Env); err != nil {
-			return err
-		}
-		for i, f := range c.MemoryFiles {
+	files := func(of string, list []*agentv1.MemoryFile) error {
+		for i, f := range list {
 			data := string(f.Data)
-			if err := text(fmt.Sprintf("container.memory_files[%d]", i), &data); err != nil {
+			if err := text(fmt.Sprintf("%s.memory_files[%d]", of, i), &data); err != nil {
 				return err
 			}
 			f.Data = []byte(data)
 		}
 		return nil
 	}
+	if c := spec.GetContainer(); c != nil {
+		if err := values("container.env", c.Env); err != nil {
+			return err
+		}
+		return files("container", c.MemoryFiles)
+	}
 	if c := spec.GetCompose(); c != nil {
 		if err := values("compose.env", c.Env); err != nil || !stack {
 			return err
 		}
-		files := string(c.Files)
-		err := errors.Join(text("compose.compose_yaml", &c.ComposeYaml), text("compose.git_repo", &c.GitRepo), text("compose.files", &files))
-		if files != "" {
-			c.Files = []byte(files)
+		archive := string(c.Files)
+		err := errors.Join(text("compose.compose_yaml", &c.ComposeYaml), text("compose.git_repo", &c.GitRepo), text("compose.files", &archive), files("compose", c.MemoryFiles))
+		if archive != "" {
+			c.Files = []byte(archive)
 		}
 		return err
 	}
@@ -270,11 +281,11 @@ func check(req *agentv1.ApplyWorkloadRequest) (workload.Kind, error) {
 		return "", fmt.Errorf("compose.files: %d bytes, limit %d", files, MaxFiles)
 	}
 	memory := 0
-	for _, f := range req.Spec.GetContainer().GetMemoryFiles() {
+	for _, f := range MemoryFiles(req.Spec) {
 		memory += proto.Size(f)
 	}
 	if memory > MaxMemoryFiles {
-		return "", fmt.Errorf("container.memory_files: %d bytes, limit %d", memory, MaxMemoryFiles)
+		return "", fmt.Errorf("memory_files: %d bytes, limit %d", memory, MaxMemoryFiles)
 	}
 	if n -= files + memory; n > MaxSize {
 		return "", fmt.Errorf("spec: %d bytes, limit %d", n, MaxSize)

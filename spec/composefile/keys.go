@@ -183,7 +183,36 @@ func (w *walk) key(in, key, below *yaml.Node, pattern, shown string, depth int) 
 		w.mapping(below, p, s, depth+1)
 		return
 	}
+	if p == "secrets" || p == "configs" {
+		w.objects(below, s)
+		return
+	}
 	w.keys = append(w.keys, Key{key.Line, s, r.verdict, r.note})
+}
+
+// objects adds a key for each secret or config of the file.
+func (w *walk) objects(n *yaml.Node, section string) {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	w.visits += len(n.Content)
+	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content) && len(w.keys) < maxKeys; i += 2 {
+		key, of := n.Content[i], n.Content[i+1]
+		out := Key{key.Line, join(section, key.Value), Honoured, ""}
+		if of.Kind == yaml.AliasNode {
+			of = of.Alias
+		}
+		if of.Kind == yaml.MappingNode {
+			if external := value(of, "external"); external != nil && external.Value != "false" {
+				name, kind := key.Value, strings.TrimSuffix(section, "s")
+				if given := value(of, "name"); given != nil {
+					name = given.Value
+				}
+				out.Verdict, out.Note = Translated, "the "+kind+" "+name+" of the namespace, as a file in memory: persysctl "+kind+" put "+name
+			}
+		}
+		w.keys = append(w.keys, out)
+	}
 }
 
 // value returns the value of a key of a mapping; nil if the key is missing.

@@ -66,6 +66,8 @@ func TestKeysListTheTreatmentOfEachKey(t *testing.T) {
 			[]string{"1 version ignored", "4 services.web.image honoured", "5 services.web.profiles translated", "6 services.web.x-mine ignored", "7 services.web.bogus refused",
 				"9 services.web.deploy.replicas honoured", "10 services.web.deploy.placement ignored", "12 services.web.deploy.resources.limits honoured"}},
 		{"build beside image", "services: {a: {build: ., image: x}, b: {build: .}}", []string{"1 services.a.build ignored", "1 services.a.image honoured", "1 services.b.build refused"}},
+		{"secrets and configs", "services: {a: {image: x}}\nsecrets:\n  db: {external: true, name: shop-db}\n  own: {file: ./x}\nconfigs: {c: {external: false, content: x}}",
+			[]string{"1 services.a.image honoured", "3 secrets.db translated", "4 secrets.own honoured", "5 configs.c honoured"}},
 		{"a merged service", "x-base: &b {tty: true}\nservices: {a: {<<: *b, image: x}}", []string{"1 x-base ignored", "1 services.a.tty honoured", "2 services.a.image honoured"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

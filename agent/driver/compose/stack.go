@@ -148,6 +148,9 @@ func (d *Driver) load(ctx context.Context, spec driver.Spec, project, commit str
 	if err := external(p, spec.Volumes); err != nil {
 		return nil, err
 	}
+	if err := memoryFiles(p, body.GetMemoryFiles(), spec.Files); err != nil {
+		return nil, err
+	}
 	if err := d.prepare(spec, out, d.eng.Rotation(ctx)); err != nil {
 		return nil, err
 	}

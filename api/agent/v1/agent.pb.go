@@ -2466,7 +2466,12 @@ type MemoryFile struct {
 	Uid  uint32 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`
 	Gid  uint32 `protobuf:"varint,4,opt,name=gid,proto3" json:"gid,omitempty"`
 	// Contents; the agent stores them sealed.
-	Data          []byte `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
+	Data []byte `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
+	// In a stack: the service whose containers get the file.
+	Service string `protobuf:"bytes,1540,opt,name=service,proto3" json:"service,omitempty"`
+	// In a stack: name of the value, such as secret/db/3. While it stays the same, the file keeps its path on the
+	// node, so that an update of the stack does not recreate the services that use the file.
+	ValueId       string `protobuf:"bytes,1541,opt,name=value_id,json=valueId,proto3" json:"value_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2534,6 +2539,20 @@ func (x *MemoryFile) GetData() []byte {
 		return x.Data
 	}
 	return nil
+}
+
+func (x *MemoryFile) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *MemoryFile) GetValueId() string {
+	if x != nil {
+		return x.ValueId
+	}
+	return ""
 }
 
 // A limit of Linux on the processes of a container; -1 means no limit.
@@ -2896,7 +2915,10 @@ type ComposeSpec struct {
 	// Files that lie beside the Compose file of an inline stack: a gzip stream of a tar file.
 	Files []byte `protobuf:"bytes,1240,opt,name=files,proto3" json:"files,omitempty"`
 	// Name of the Compose file among the files; empty means compose.yaml.
-	MainFile      string `protobuf:"bytes,1242,opt,name=main_file,json=mainFile,proto3" json:"main_file,omitempty"`
+	MainFile string `protobuf:"bytes,1242,opt,name=main_file,json=mainFile,proto3" json:"main_file,omitempty"`
+	// Secrets and configs as files in memory of the node. They take the place of the secrets and configs with
+	// external: true of the Compose file.
+	MemoryFiles   []*MemoryFile `protobuf:"bytes,1542,rep,name=memory_files,json=memoryFiles,proto3" json:"memory_files,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3020,6 +3042,13 @@ func (x *ComposeSpec) GetMainFile() string {
 		return x.MainFile
 	}
 	return ""
+}
+
+func (x *ComposeSpec) GetMemoryFiles() []*MemoryFile {
+	if x != nil {
+		return x.MemoryFiles
+	}
+	return nil
 }
 
 type VMSpec struct {
@@ -5777,14 +5806,16 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x10AnnotationsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
-	"\x05_init\"p\n" +
+	"\x05_init\"\xa7\x01\n" +
 	"\n" +
 	"MemoryFile\x12\x16\n" +
 	"\x06target\x18\x01 \x01(\tR\x06target\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x10\n" +
 	"\x03uid\x18\x03 \x01(\rR\x03uid\x12\x10\n" +
 	"\x03gid\x18\x04 \x01(\rR\x03gid\x12\x12\n" +
-	"\x04data\x18\x05 \x01(\fR\x04data\"0\n" +
+	"\x04data\x18\x05 \x01(\fR\x04data\x12\x19\n" +
+	"\aservice\x18\x84\f \x01(\tR\aservice\x12\x1a\n" +
+	"\bvalue_id\x18\x85\f \x01(\tR\avalueId\"0\n" +
 	"\x06Ulimit\x12\x12\n" +
 	"\x04soft\x18\x01 \x01(\x03R\x04soft\x12\x12\n" +
 	"\x04hard\x18\x02 \x01(\x03R\x04hard\"Z\n" +
@@ -5814,7 +5845,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12<\n" +
 	"\fstart_period\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\vstartPeriod\x12@\n" +
 	"\x0estart_interval\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\rstartInterval\x12\x18\n" +
-	"\aretries\x18\x06 \x01(\x05R\aretries\"\xa9\x04\n" +
+	"\aretries\x18\x06 \x01(\x05R\aretries\"\xea\x04\n" +
 	"\vComposeSpec\x12!\n" +
 	"\fproject_name\x18\x01 \x01(\tR\vprojectName\x12!\n" +
 	"\fcompose_yaml\x18\x02 \x01(\tR\vcomposeYaml\x127\n" +
@@ -5829,7 +5860,8 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\adisk_gb\x18\xee\a \x01(\x03R\x06diskGb\x12L\n" +
 	"\x0fmanaged_volumes\x18\xef\a \x03(\v2\".persys.agent.v1.ManagedVolumeSpecR\x0emanagedVolumes\x12\x15\n" +
 	"\x05files\x18\xd8\t \x01(\fR\x05files\x12\x1c\n" +
-	"\tmain_file\x18\xda\t \x01(\tR\bmainFile\x1a6\n" +
+	"\tmain_file\x18\xda\t \x01(\tR\bmainFile\x12?\n" +
+	"\fmemory_files\x18\x86\f \x03(\v2\x1b.persys.agent.v1.MemoryFileR\vmemoryFiles\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xed\x04\n" +
@@ -6231,61 +6263,62 @@ var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	75, // 48: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
 	71, // 49: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
 	35, // 50: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	40, // 51: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
-	41, // 52: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
-	72, // 53: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
-	34, // 54: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
-	35, // 55: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	33, // 56: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
-	0,  // 57: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
-	1,  // 58: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
-	2,  // 59: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
-	73, // 60: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
-	43, // 61: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
-	45, // 62: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
-	37, // 63: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
-	22, // 64: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
-	0,  // 65: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
-	49, // 66: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
-	50, // 67: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
-	50, // 68: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
-	52, // 69: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
-	47, // 70: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
-	53, // 71: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
-	44, // 72: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
-	56, // 73: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
-	44, // 74: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
-	59, // 75: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
-	74, // 76: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	44, // 77: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
-	26, // 78: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
-	3,  // 79: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
-	10, // 80: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
-	12, // 81: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
-	14, // 82: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
-	16, // 83: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
-	18, // 84: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
-	46, // 85: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
-	48, // 86: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
-	54, // 87: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
-	57, // 88: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
-	60, // 89: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
-	9,  // 90: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
-	11, // 91: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
-	13, // 92: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
-	15, // 93: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
-	17, // 94: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
-	20, // 95: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
-	47, // 96: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
-	51, // 97: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
-	55, // 98: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
-	58, // 99: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
-	61, // 100: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
-	90, // [90:101] is the sub-list for method output_type
-	79, // [79:90] is the sub-list for method input_type
-	79, // [79:79] is the sub-list for extension type_name
-	79, // [79:79] is the sub-list for extension extendee
-	0,  // [0:79] is the sub-list for field type_name
+	25, // 51: persys.agent.v1.ComposeSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
+	40, // 52: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
+	41, // 53: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
+	72, // 54: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
+	34, // 55: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
+	35, // 56: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	33, // 57: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
+	0,  // 58: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
+	1,  // 59: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
+	2,  // 60: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
+	73, // 61: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
+	43, // 62: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
+	45, // 63: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
+	37, // 64: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
+	22, // 65: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
+	0,  // 66: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
+	49, // 67: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
+	50, // 68: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
+	50, // 69: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
+	52, // 70: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
+	47, // 71: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
+	53, // 72: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
+	44, // 73: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
+	56, // 74: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
+	44, // 75: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
+	59, // 76: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
+	74, // 77: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	44, // 78: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
+	26, // 79: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
+	3,  // 80: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
+	10, // 81: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
+	12, // 82: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
+	14, // 83: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
+	16, // 84: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
+	18, // 85: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
+	46, // 86: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
+	48, // 87: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
+	54, // 88: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
+	57, // 89: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
+	60, // 90: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
+	9,  // 91: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
+	11, // 92: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
+	13, // 93: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
+	15, // 94: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
+	17, // 95: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
+	20, // 96: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
+	47, // 97: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
+	51, // 98: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
+	55, // 99: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
+	58, // 100: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
+	61, // 101: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
+	91, // [91:102] is the sub-list for method output_type
+	80, // [80:91] is the sub-list for method input_type
+	80, // [80:80] is the sub-list for extension type_name
+	80, // [80:80] is the sub-list for extension extendee
+	0,  // [0:80] is the sub-list for field type_name
 }
 
 func init() { file_api_agent_v1_agent_proto_init() }

@@ -4695,7 +4695,10 @@ type ComposeSpec struct {
 	// Digest of all files.
 	Bundle string `protobuf:"bytes,1241,opt,name=bundle,proto3" json:"bundle,omitempty"`
 	// Name of the Compose file among the files; empty means compose.yaml.
-	MainFile      string `protobuf:"bytes,1242,opt,name=main_file,json=mainFile,proto3" json:"main_file,omitempty"`
+	MainFile string `protobuf:"bytes,1242,opt,name=main_file,json=mainFile,proto3" json:"main_file,omitempty"`
+	// Secrets and configs of the namespace that the services use: those with external: true in an inline Compose
+	// file. Schedulers set the field; what a request has here is ignored.
+	Objects       []*StackObject `protobuf:"bytes,1540,rep,name=objects,proto3" json:"objects,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4800,6 +4803,75 @@ func (x *ComposeSpec) GetMainFile() string {
 	return ""
 }
 
+func (x *ComposeSpec) GetObjects() []*StackObject {
+	if x != nil {
+		return x.Objects
+	}
+	return nil
+}
+
+// StackObject is a secret or a config as a file in the containers of one service of a stack.
+type StackObject struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Service string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	// Kind: secret or config.
+	Kind          string      `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	File          *ObjectFile `protobuf:"bytes,3,opt,name=file,proto3" json:"file,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StackObject) Reset() {
+	*x = StackObject{}
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StackObject) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StackObject) ProtoMessage() {}
+
+func (x *StackObject) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StackObject.ProtoReflect.Descriptor instead.
+func (*StackObject) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *StackObject) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *StackObject) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *StackObject) GetFile() *ObjectFile {
+	if x != nil {
+		return x.File
+	}
+	return nil
+}
+
 // A file that lies beside a Compose file.
 type StackFile struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4816,7 +4888,7 @@ type StackFile struct {
 
 func (x *StackFile) Reset() {
 	*x = StackFile{}
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4828,7 +4900,7 @@ func (x *StackFile) String() string {
 func (*StackFile) ProtoMessage() {}
 
 func (x *StackFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4841,7 +4913,7 @@ func (x *StackFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackFile.ProtoReflect.Descriptor instead.
 func (*StackFile) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StackFile) GetPath() string {
@@ -4892,7 +4964,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4904,7 +4976,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4917,7 +4989,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *VMSpec) GetVcpus() int32 {
@@ -4989,7 +5061,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5001,7 +5073,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5014,7 +5086,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -5051,7 +5123,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5063,7 +5135,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5076,7 +5148,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DiskConfig) GetPoolName() string {
@@ -5114,7 +5186,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5126,7 +5198,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5139,7 +5211,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *NetworkConfig) GetBridge() string {
@@ -5185,7 +5257,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5197,7 +5269,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5210,7 +5282,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -5263,7 +5335,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5275,7 +5347,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5288,7 +5360,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -5380,7 +5452,7 @@ type WorkloadUsageSnapshot struct {
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5392,7 +5464,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5405,7 +5477,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -5528,7 +5600,7 @@ type ReasonDetail struct {
 
 func (x *ReasonDetail) Reset() {
 	*x = ReasonDetail{}
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5540,7 +5612,7 @@ func (x *ReasonDetail) String() string {
 func (*ReasonDetail) ProtoMessage() {}
 
 func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5553,7 +5625,7 @@ func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonDetail.ProtoReflect.Descriptor instead.
 func (*ReasonDetail) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ReasonDetail) GetCode() string {
@@ -5634,7 +5706,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5646,7 +5718,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5659,7 +5731,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *WorkloadStatus) GetWorkloadId() string {
@@ -5814,7 +5886,7 @@ type RetryWorkloadRequest struct {
 
 func (x *RetryWorkloadRequest) Reset() {
 	*x = RetryWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5826,7 +5898,7 @@ func (x *RetryWorkloadRequest) String() string {
 func (*RetryWorkloadRequest) ProtoMessage() {}
 
 func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5839,7 +5911,7 @@ func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RetryWorkloadRequest) GetWorkloadId() string {
@@ -5885,7 +5957,7 @@ type RetryWorkloadResponse struct {
 
 func (x *RetryWorkloadResponse) Reset() {
 	*x = RetryWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5897,7 +5969,7 @@ func (x *RetryWorkloadResponse) String() string {
 func (*RetryWorkloadResponse) ProtoMessage() {}
 
 func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5910,7 +5982,7 @@ func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RetryWorkloadResponse) GetAccepted() bool {
@@ -5959,7 +6031,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5971,7 +6043,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5984,7 +6056,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListNodesRequest) GetStatus() string {
@@ -6035,7 +6107,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6047,7 +6119,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6060,7 +6132,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -6101,7 +6173,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6113,7 +6185,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6126,7 +6198,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListNodesResponse) GetNodes() []*NodeView {
@@ -6179,7 +6251,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6191,7 +6263,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6204,7 +6276,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GetNodeResponse) GetNode() *NodeView {
@@ -6288,7 +6360,7 @@ type NodeView struct {
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6300,7 +6372,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6313,7 +6385,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *NodeView) GetNodeId() string {
@@ -6547,7 +6619,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6559,7 +6631,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6572,7 +6644,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListWorkloadsRequest) GetNodeId() string {
@@ -6658,7 +6730,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6670,7 +6742,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6683,7 +6755,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GetWorkloadRequest) GetWorkloadId() string {
@@ -6724,7 +6796,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6736,7 +6808,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6749,7 +6821,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*WorkloadView {
@@ -6802,7 +6874,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6814,7 +6886,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6827,7 +6899,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *WorkloadView {
@@ -6936,7 +7008,7 @@ type WorkloadView struct {
 
 func (x *WorkloadView) Reset() {
 	*x = WorkloadView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6948,7 +7020,7 @@ func (x *WorkloadView) String() string {
 func (*WorkloadView) ProtoMessage() {}
 
 func (x *WorkloadView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6961,7 +7033,7 @@ func (x *WorkloadView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadView.ProtoReflect.Descriptor instead.
 func (*WorkloadView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *WorkloadView) GetWorkloadId() string {
@@ -7269,7 +7341,7 @@ type SystemMembers struct {
 
 func (x *SystemMembers) Reset() {
 	*x = SystemMembers{}
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7281,7 +7353,7 @@ func (x *SystemMembers) String() string {
 func (*SystemMembers) ProtoMessage() {}
 
 func (x *SystemMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7294,7 +7366,7 @@ func (x *SystemMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMembers.ProtoReflect.Descriptor instead.
 func (*SystemMembers) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *SystemMembers) GetNodes() int32 {
@@ -7342,7 +7414,7 @@ type SystemMember struct {
 
 func (x *SystemMember) Reset() {
 	*x = SystemMember{}
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7354,7 +7426,7 @@ func (x *SystemMember) String() string {
 func (*SystemMember) ProtoMessage() {}
 
 func (x *SystemMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7367,7 +7439,7 @@ func (x *SystemMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMember.ProtoReflect.Descriptor instead.
 func (*SystemMember) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *SystemMember) GetNodeId() string {
@@ -7430,7 +7502,7 @@ type WorkloadAction struct {
 
 func (x *WorkloadAction) Reset() {
 	*x = WorkloadAction{}
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7442,7 +7514,7 @@ func (x *WorkloadAction) String() string {
 func (*WorkloadAction) ProtoMessage() {}
 
 func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7455,7 +7527,7 @@ func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
 func (*WorkloadAction) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *WorkloadAction) GetTaskId() string {
@@ -7519,7 +7591,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7531,7 +7603,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7544,7 +7616,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -7610,7 +7682,7 @@ type GetClusterSummaryResponse struct {
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7622,7 +7694,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7635,7 +7707,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -7851,7 +7923,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7863,7 +7935,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7876,7 +7948,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -8046,7 +8118,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8058,7 +8130,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8071,7 +8143,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -8103,7 +8175,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8115,7 +8187,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8128,7 +8200,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -8174,7 +8246,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8186,7 +8258,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8199,7 +8271,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Constraint) GetKey() string {
@@ -8237,7 +8309,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8249,7 +8321,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8262,7 +8334,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Toleration) GetKey() string {
@@ -8304,7 +8376,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8316,7 +8388,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8329,7 +8401,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Taint) GetKey() string {
@@ -8384,7 +8456,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8396,7 +8468,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8409,7 +8481,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -8459,7 +8531,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8471,7 +8543,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8484,7 +8556,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -9039,7 +9111,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0econtainer_port\x18\x02 \x01(\x05R\rcontainerPort\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x13\n" +
 	"\x04name\x18\xe8\a \x01(\tR\x04name\x12\x19\n" +
-	"\aaddress\x18\xdd\t \x01(\tR\aaddress\"\xdc\x03\n" +
+	"\aaddress\x18\xdd\t \x01(\tR\aaddress\"\x97\x04\n" +
 	"\vComposeSpec\x12\x1f\n" +
 	"\vsource_type\x18\x01 \x01(\tR\n" +
 	"sourceType\x12\x19\n" +
@@ -9052,10 +9124,15 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0fmanaged_volumes\x18\xe9\a \x03(\v2$.persys.control.v1.ManagedVolumeSpecR\x0emanagedVolumes\x123\n" +
 	"\x05files\x18\xd8\t \x03(\v2\x1c.persys.control.v1.StackFileR\x05files\x12\x17\n" +
 	"\x06bundle\x18\xd9\t \x01(\tR\x06bundle\x12\x1c\n" +
-	"\tmain_file\x18\xda\t \x01(\tR\bmainFile\x1a6\n" +
+	"\tmain_file\x18\xda\t \x01(\tR\bmainFile\x129\n" +
+	"\aobjects\x18\x84\f \x03(\v2\x1e.persys.control.v1.StackObjectR\aobjects\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"k\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"n\n" +
+	"\vStackObject\x12\x18\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x121\n" +
+	"\x04file\x18\x03 \x01(\v2\x1d.persys.control.v1.ObjectFileR\x04file\"k\n" +
 	"\tStackFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x1e\n" +
@@ -9484,7 +9561,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 95)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 96)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -9533,96 +9610,97 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*VolumeMount)(nil),                        // 44: persys.control.v1.VolumeMount
 	(*Port)(nil),                               // 45: persys.control.v1.Port
 	(*ComposeSpec)(nil),                        // 46: persys.control.v1.ComposeSpec
-	(*StackFile)(nil),                          // 47: persys.control.v1.StackFile
-	(*VMSpec)(nil),                             // 48: persys.control.v1.VMSpec
-	(*VMLogin)(nil),                            // 49: persys.control.v1.VMLogin
-	(*DiskConfig)(nil),                         // 50: persys.control.v1.DiskConfig
-	(*NetworkConfig)(nil),                      // 51: persys.control.v1.NetworkConfig
-	(*CloudInitConfig)(nil),                    // 52: persys.control.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),                  // 53: persys.control.v1.ManagedVolumeSpec
-	(*WorkloadUsageSnapshot)(nil),              // 54: persys.control.v1.WorkloadUsageSnapshot
-	(*ReasonDetail)(nil),                       // 55: persys.control.v1.ReasonDetail
-	(*WorkloadStatus)(nil),                     // 56: persys.control.v1.WorkloadStatus
-	(*RetryWorkloadRequest)(nil),               // 57: persys.control.v1.RetryWorkloadRequest
-	(*RetryWorkloadResponse)(nil),              // 58: persys.control.v1.RetryWorkloadResponse
-	(*ListNodesRequest)(nil),                   // 59: persys.control.v1.ListNodesRequest
-	(*GetNodeRequest)(nil),                     // 60: persys.control.v1.GetNodeRequest
-	(*ListNodesResponse)(nil),                  // 61: persys.control.v1.ListNodesResponse
-	(*GetNodeResponse)(nil),                    // 62: persys.control.v1.GetNodeResponse
-	(*NodeView)(nil),                           // 63: persys.control.v1.NodeView
-	(*ListWorkloadsRequest)(nil),               // 64: persys.control.v1.ListWorkloadsRequest
-	(*GetWorkloadRequest)(nil),                 // 65: persys.control.v1.GetWorkloadRequest
-	(*ListWorkloadsResponse)(nil),              // 66: persys.control.v1.ListWorkloadsResponse
-	(*GetWorkloadResponse)(nil),                // 67: persys.control.v1.GetWorkloadResponse
-	(*WorkloadView)(nil),                       // 68: persys.control.v1.WorkloadView
-	(*SystemMembers)(nil),                      // 69: persys.control.v1.SystemMembers
-	(*SystemMember)(nil),                       // 70: persys.control.v1.SystemMember
-	(*WorkloadAction)(nil),                     // 71: persys.control.v1.WorkloadAction
-	(*GetClusterSummaryRequest)(nil),           // 72: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 73: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 74: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 75: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 76: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 77: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 78: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 79: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 80: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 81: persys.control.v1.StreamError
-	nil,                                        // 82: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 83: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 84: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 85: persys.control.v1.WorkloadSpec.TagsEntry
-	nil,                                        // 86: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 87: persys.control.v1.ContainerSpec.UlimitsEntry
-	nil,                                        // 88: persys.control.v1.ContainerSpec.SysctlsEntry
-	nil,                                        // 89: persys.control.v1.ContainerSpec.LabelsEntry
-	nil,                                        // 90: persys.control.v1.ContainerSpec.AnnotationsEntry
-	nil,                                        // 91: persys.control.v1.ContainerSpec.EnvSecretsEntry
-	nil,                                        // 92: persys.control.v1.ContainerSpec.EnvConfigsEntry
-	nil,                                        // 93: persys.control.v1.DeviceRequest.OptionsEntry
-	nil,                                        // 94: persys.control.v1.Logging.OptionsEntry
-	nil,                                        // 95: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 96: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 97: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 98: google.protobuf.Timestamp
-	(*v1.NetworkView)(nil),                     // 99: persys.agent.v1.NetworkView
-	(*durationpb.Duration)(nil),                // 100: google.protobuf.Duration
+	(*StackObject)(nil),                        // 47: persys.control.v1.StackObject
+	(*StackFile)(nil),                          // 48: persys.control.v1.StackFile
+	(*VMSpec)(nil),                             // 49: persys.control.v1.VMSpec
+	(*VMLogin)(nil),                            // 50: persys.control.v1.VMLogin
+	(*DiskConfig)(nil),                         // 51: persys.control.v1.DiskConfig
+	(*NetworkConfig)(nil),                      // 52: persys.control.v1.NetworkConfig
+	(*CloudInitConfig)(nil),                    // 53: persys.control.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),                  // 54: persys.control.v1.ManagedVolumeSpec
+	(*WorkloadUsageSnapshot)(nil),              // 55: persys.control.v1.WorkloadUsageSnapshot
+	(*ReasonDetail)(nil),                       // 56: persys.control.v1.ReasonDetail
+	(*WorkloadStatus)(nil),                     // 57: persys.control.v1.WorkloadStatus
+	(*RetryWorkloadRequest)(nil),               // 58: persys.control.v1.RetryWorkloadRequest
+	(*RetryWorkloadResponse)(nil),              // 59: persys.control.v1.RetryWorkloadResponse
+	(*ListNodesRequest)(nil),                   // 60: persys.control.v1.ListNodesRequest
+	(*GetNodeRequest)(nil),                     // 61: persys.control.v1.GetNodeRequest
+	(*ListNodesResponse)(nil),                  // 62: persys.control.v1.ListNodesResponse
+	(*GetNodeResponse)(nil),                    // 63: persys.control.v1.GetNodeResponse
+	(*NodeView)(nil),                           // 64: persys.control.v1.NodeView
+	(*ListWorkloadsRequest)(nil),               // 65: persys.control.v1.ListWorkloadsRequest
+	(*GetWorkloadRequest)(nil),                 // 66: persys.control.v1.GetWorkloadRequest
+	(*ListWorkloadsResponse)(nil),              // 67: persys.control.v1.ListWorkloadsResponse
+	(*GetWorkloadResponse)(nil),                // 68: persys.control.v1.GetWorkloadResponse
+	(*WorkloadView)(nil),                       // 69: persys.control.v1.WorkloadView
+	(*SystemMembers)(nil),                      // 70: persys.control.v1.SystemMembers
+	(*SystemMember)(nil),                       // 71: persys.control.v1.SystemMember
+	(*WorkloadAction)(nil),                     // 72: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 73: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 74: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 75: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 76: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 77: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 78: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 79: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 80: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 81: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 82: persys.control.v1.StreamError
+	nil,                                        // 83: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 84: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 85: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 86: persys.control.v1.WorkloadSpec.TagsEntry
+	nil,                                        // 87: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 88: persys.control.v1.ContainerSpec.UlimitsEntry
+	nil,                                        // 89: persys.control.v1.ContainerSpec.SysctlsEntry
+	nil,                                        // 90: persys.control.v1.ContainerSpec.LabelsEntry
+	nil,                                        // 91: persys.control.v1.ContainerSpec.AnnotationsEntry
+	nil,                                        // 92: persys.control.v1.ContainerSpec.EnvSecretsEntry
+	nil,                                        // 93: persys.control.v1.ContainerSpec.EnvConfigsEntry
+	nil,                                        // 94: persys.control.v1.DeviceRequest.OptionsEntry
+	nil,                                        // 95: persys.control.v1.Logging.OptionsEntry
+	nil,                                        // 96: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 97: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 98: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 99: google.protobuf.Timestamp
+	(*v1.NetworkView)(nil),                     // 100: persys.agent.v1.NetworkView
+	(*durationpb.Duration)(nil),                // 101: google.protobuf.Duration
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	98,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	99,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
 	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	98,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	99,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
 	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	82,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	98,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	83,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	99,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
 	9,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	79,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	80,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
 	8,   // 9: persys.control.v1.NodeCapabilities.networking:type_name -> persys.control.v1.NodeNetworking
-	98,  // 10: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	76,  // 11: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	99,  // 10: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	77,  // 11: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
 	13,  // 12: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
-	56,  // 13: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	98,  // 14: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
-	54,  // 15: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	57,  // 13: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
+	99,  // 14: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	55,  // 15: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
 	12,  // 16: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	98,  // 17: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	76,  // 18: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
-	99,  // 19: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
+	99,  // 17: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	77,  // 18: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	100, // 19: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
 	20,  // 20: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
 	0,   // 21: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	75,  // 22: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	75,  // 23: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
+	76,  // 22: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	76,  // 23: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
 	17,  // 24: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
-	98,  // 25: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
+	99,  // 25: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
 	35,  // 26: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
 	36,  // 27: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
 	46,  // 28: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
-	48,  // 29: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	83,  // 30: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	77,  // 31: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	84,  // 32: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	78,  // 33: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	49,  // 29: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
+	84,  // 30: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	78,  // 31: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	85,  // 32: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	79,  // 33: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
 	34,  // 34: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
 	33,  // 35: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
 	26,  // 36: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
@@ -9631,141 +9709,143 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	24,  // 39: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
 	25,  // 40: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
 	25,  // 41: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
-	85,  // 42: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
+	86,  // 42: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
 	21,  // 43: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
 	21,  // 44: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
-	98,  // 45: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
-	98,  // 46: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
-	77,  // 47: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
+	99,  // 45: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
+	99,  // 46: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
+	78,  // 47: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
 	27,  // 48: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
 	28,  // 49: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
 	29,  // 50: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
-	98,  // 51: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
-	98,  // 52: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
-	98,  // 53: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
-	98,  // 54: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
-	98,  // 55: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
-	98,  // 56: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
-	98,  // 57: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
+	99,  // 51: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
+	99,  // 52: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
+	99,  // 53: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
+	99,  // 54: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
+	99,  // 55: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
+	99,  // 56: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
+	99,  // 57: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
 	31,  // 58: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
-	86,  // 59: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	87,  // 59: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
 	44,  // 60: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
 	45,  // 61: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
-	53,  // 62: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	87,  // 63: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
-	88,  // 64: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
+	54,  // 62: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	88,  // 63: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
+	89,  // 64: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
 	40,  // 65: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
 	41,  // 66: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
 	42,  // 67: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
-	89,  // 68: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
-	90,  // 69: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
+	90,  // 68: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
+	91,  // 69: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
 	43,  // 70: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
 	38,  // 71: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
 	37,  // 72: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
 	37,  // 73: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
-	91,  // 74: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
-	92,  // 75: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
-	93,  // 76: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
-	94,  // 77: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
-	100, // 78: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	100, // 79: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	100, // 80: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	100, // 81: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	95,  // 82: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
-	53,  // 83: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	47,  // 84: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
-	50,  // 85: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
-	51,  // 86: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
-	52,  // 87: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
-	53,  // 88: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	49,  // 89: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	98,  // 90: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	98,  // 91: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	98,  // 92: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
-	0,   // 93: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	98,  // 94: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
-	55,  // 95: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
-	54,  // 96: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	75,  // 97: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	98,  // 98: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
-	45,  // 99: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
-	31,  // 100: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
-	2,   // 101: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 102: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
-	63,  // 103: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
-	63,  // 104: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	98,  // 105: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	98,  // 106: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	96,  // 107: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	98,  // 108: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	79,  // 109: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	80,  // 110: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	13,  // 111: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	2,   // 112: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 113: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	68,  // 114: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	68,  // 115: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	98,  // 116: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	98,  // 117: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	55,  // 118: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	54,  // 119: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	75,  // 120: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	98,  // 121: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	97,  // 122: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	45,  // 123: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	20,  // 124: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	71,  // 125: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	32,  // 126: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
-	30,  // 127: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
-	98,  // 128: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
-	22,  // 129: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	69,  // 130: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
-	70,  // 131: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
-	98,  // 132: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	98,  // 133: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	98,  // 134: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 135: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	98,  // 136: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 137: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	11,  // 138: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	15,  // 139: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	18,  // 140: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	10,  // 141: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	14,  // 142: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	16,  // 143: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	19,  // 144: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	81,  // 145: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	98,  // 146: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
-	39,  // 147: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
-	6,   // 148: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	11,  // 149: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	15,  // 150: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	18,  // 151: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	57,  // 152: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 153: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	59,  // 154: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	60,  // 155: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	64,  // 156: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	65,  // 157: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	72,  // 158: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	74,  // 159: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	10,  // 160: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	14,  // 161: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	16,  // 162: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	19,  // 163: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	58,  // 164: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 165: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	61,  // 166: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	62,  // 167: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	66,  // 168: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	67,  // 169: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	73,  // 170: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	74,  // 171: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	160, // [160:172] is the sub-list for method output_type
-	148, // [148:160] is the sub-list for method input_type
-	148, // [148:148] is the sub-list for extension type_name
-	148, // [148:148] is the sub-list for extension extendee
-	0,   // [0:148] is the sub-list for field type_name
+	92,  // 74: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
+	93,  // 75: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
+	94,  // 76: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
+	95,  // 77: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
+	101, // 78: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	101, // 79: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	101, // 80: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	101, // 81: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	96,  // 82: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	54,  // 83: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	48,  // 84: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
+	47,  // 85: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
+	37,  // 86: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
+	51,  // 87: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
+	52,  // 88: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
+	53,  // 89: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
+	54,  // 90: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	50,  // 91: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
+	99,  // 92: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	99,  // 93: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	99,  // 94: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	0,   // 95: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
+	99,  // 96: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	56,  // 97: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
+	55,  // 98: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	76,  // 99: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	99,  // 100: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	45,  // 101: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
+	31,  // 102: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
+	2,   // 103: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 104: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
+	64,  // 105: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
+	64,  // 106: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
+	99,  // 107: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	99,  // 108: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	97,  // 109: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	99,  // 110: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	80,  // 111: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	81,  // 112: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	13,  // 113: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	2,   // 114: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 115: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	69,  // 116: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	69,  // 117: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	99,  // 118: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	99,  // 119: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	56,  // 120: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	55,  // 121: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	76,  // 122: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	99,  // 123: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	98,  // 124: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	45,  // 125: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	20,  // 126: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	72,  // 127: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	32,  // 128: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
+	30,  // 129: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
+	99,  // 130: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	22,  // 131: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	70,  // 132: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
+	71,  // 133: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
+	99,  // 134: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	99,  // 135: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	99,  // 136: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 137: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	99,  // 138: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 139: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	11,  // 140: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	15,  // 141: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	18,  // 142: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	10,  // 143: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	14,  // 144: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	16,  // 145: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	19,  // 146: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	82,  // 147: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	99,  // 148: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	39,  // 149: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 150: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	11,  // 151: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	15,  // 152: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	18,  // 153: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	58,  // 154: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 155: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	60,  // 156: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	61,  // 157: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	65,  // 158: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	66,  // 159: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	73,  // 160: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	75,  // 161: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	10,  // 162: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	14,  // 163: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	16,  // 164: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	19,  // 165: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	59,  // 166: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 167: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	62,  // 168: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	63,  // 169: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	67,  // 170: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	68,  // 171: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	74,  // 172: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	75,  // 173: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	162, // [162:174] is the sub-list for method output_type
+	150, // [150:162] is the sub-list for method input_type
+	150, // [150:150] is the sub-list for extension type_name
+	150, // [150:150] is the sub-list for extension extendee
+	0,   // [0:150] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -9784,7 +9864,7 @@ func file_api_control_v1_control_proto_init() {
 	file_api_control_v1_control_proto_msgTypes[26].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[33].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[34].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[71].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[72].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -9801,7 +9881,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   95,
+			NumMessages:   96,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
