@@ -13,7 +13,6 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/sim"
-	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/fsm"
@@ -174,14 +173,7 @@ func TestJobsOfALostNode(t *testing.T) {
 			t.Errorf("job %s ran %+v, want one run on each node, one after the other", id, runs)
 		}
 	}
-	s := got[fsm.State](t)(stateOf(t.Context(), got[clusterv1.ClusterClient](t)(c.LeaderAdmin(t.Context()))))
-	ends := map[string]int{}
-	s.Events(0, func(e *fsm.Event) bool {
-		if e.Type == fsm.EventJobSucceeded || e.Type == fsm.EventJobFailed {
-			ends[e.Workload]++
-		}
-		return true
-	})
+	ends := jobEnds(t, c)
 	for _, id := range ids {
 		if ends[id] != 1 {
 			t.Errorf("job %s ended %d times, want once", id, ends[id])

@@ -158,8 +158,14 @@ func (m *Machine) open(ctx context.Context, br netlink.Link, i int) error {
 	if err != nil {
 		return err
 	}
-	// In a mount namespace of its own: its mounts end with it.
-	path, args := m.command("unshare", "--mount", daemon, "--config-file", config, "--data-root", filepath.Join(m.dir, "data"),
+	// In a mount namespace of its own: its mounts end with it. Engines before Docker 23 keep the key from which their id
+	// follows in /etc/docker; each machine has a folder of its own there, so that no two engines have the same id.
+	etc := filepath.Join(m.dir, "etc")
+	if err := os.MkdirAll(etc, 0o700); err != nil {
+		return err
+	}
+	const own = `if [ -d /etc/docker ]; then mount --bind "$0" /etc/docker || exit 1; fi; exec "$@"`
+	path, args := m.command("unshare", "--mount", "sh", "-c", own, etc, daemon, "--config-file", config, "--data-root", filepath.Join(m.dir, "data"),
 		"--exec-root", filepath.Join(m.dir, "exec"), "--pidfile", filepath.Join(m.dir, "pid"), "--host", m.DockerHost,
 		"--bip", "172.31.0.1/24", "--storage-driver", "vfs")
 	m.Engine = &Process{Name: m.Name + "-engine", Path: path, Args: args, Log: filepath.Join(m.dir, "engine.log"), Env: environment()}

@@ -49,6 +49,12 @@ func main() {
 		}
 	case "ends": // n seconds after the named signal, writes a file and ends; any other SIGTERM is ignored
 		ends(args[1], number(args[2]), args[3])
+	case "quits": // ends with the exit code n on SIGTERM
+		stop := make(chan os.Signal, 1)
+		signal.Notify(stop, syscall.SIGTERM)
+		fmt.Println("probe: ready")
+		<-stop
+		os.Exit(number(args[1]))
 	case "exists": // is the command of a health check
 		if _, err := os.Stat(args[1]); err != nil {
 			os.Exit(1)
