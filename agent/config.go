@@ -131,6 +131,9 @@ type Config struct {
 	// Labels of the node; os and arch are always added.
 	Labels map[string]string
 	Taints []*controlv1.Taint
+	// Devices are the numbers of devices by name that workloads can reserve on this node. They take precedence over the
+	// devices that the engine reports.
+	Devices map[string]int64
 	// GC configures garbage collection.
 	GC GC
 	// Ceiling limits the rights that workloads have on this machine, even if the schedulers allow more. The

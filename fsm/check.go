@@ -252,7 +252,8 @@ func (c *checker) derived() {
 	sameTree(c, "uses", a.uses, b.uses, func(x, y *Use) bool { return *x == *y })
 	c.must(a.total == b.total, "the recorded total is %v, but workloads and bundles add up to %v", a.total, b.total)
 	sameTree(c, "alloc", a.alloc, b.alloc, func(x, y *Alloc) bool {
-		return x.CPU == y.CPU && x.Memory == y.Memory && x.Workloads == y.Workloads && x.Residuals == y.Residuals && slices.Equal(x.Disk, y.Disk)
+		return x.CPU == y.CPU && x.Memory == y.Memory && x.Workloads == y.Workloads && x.Residuals == y.Residuals && slices.Equal(x.Disk, y.Disk) &&
+			slices.Equal(x.Devices, y.Devices)
 	})
 	for i, st := range statusOrder {
 		c.must(a.statuses[i] == b.statuses[i], "%d workloads are counted with status %s, but there are %d", a.statuses[i], st, b.statuses[i])

@@ -98,6 +98,7 @@ func demandValue(d *commandv1.Demand) Demand {
 		Reschedule:     rescheduleOf(d.GetReschedule()),
 		Surge:          d.GetSurge(),
 		Networks:       convert(d.GetNetworks(), strings.Clone),
+		Devices:        devicesOf(d.GetDevices()),
 	}
 }
 
@@ -159,6 +160,7 @@ func demandPB(d *Demand) *commandv1.Demand {
 		Reschedule:   reschedulePB(d.Reschedule),
 		Surge:        d.Surge,
 		Networks:     d.Networks,
+		Devices:      devicesPB(d.Devices),
 	}
 }
 
@@ -172,7 +174,8 @@ func demandEqualBut(a, b *Demand) bool {
 		slices.Equal(a.Labels, b.Labels) && slices.Equal(a.Tolerations, b.Tolerations) && slices.Equal(a.PortNames, b.PortNames) && slices.Equal(a.Asks, b.Asks) &&
 		slices.Equal(a.LocalData, b.LocalData) && slices.Equal(a.MACs, b.MACs) && a.Job.equal(b.Job) && a.Template.equal(b.Template) &&
 		slices.EqualFunc(a.Constraints, b.Constraints, Constraint.equal) && a.Placement.equal(b.Placement) && slices.Equal(a.Tags, b.Tags) &&
-		a.Reschedule.equal(b.Reschedule) && a.Surge == b.Surge && slices.Equal(a.Networks, b.Networks)
+		a.Reschedule.equal(b.Reschedule) && a.Surge == b.Surge && slices.Equal(a.Networks, b.Networks) &&
+		slices.Equal(a.Devices, b.Devices)
 }
 
 // factsOf converts a registration without normalising it, so that a snapshot returns the facts
@@ -197,6 +200,7 @@ func factsOf(b *commandv1.RegisterNode) NodeFacts {
 		LeaseSeconds:   b.GetLeaseSeconds(),
 		Networking:     networkingOf(b.GetNetworking()),
 		MetricsPort:    metricsPortOf(b),
+		Devices:        devicesOf(b.GetDevices()),
 	}
 }
 
@@ -233,6 +237,7 @@ func factsPB(id string, f *NodeFacts) *commandv1.RegisterNode {
 		LeaseSeconds: f.LeaseSeconds,
 		Networking:   networkingPB(f.Networking),
 		MetricsPort:  uint32(f.MetricsPort),
+		Devices:      devicesPB(f.Devices),
 	}
 }
 
@@ -254,6 +259,7 @@ func (f *NodeFacts) normalise() {
 		}
 		return s
 	})
+	slices.SortFunc(f.Devices, func(a, b DeviceCount) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortStableFunc(f.Labels, func(a, b Label) int { return cmp.Compare(a.Key, b.Key) })
 	f.Labels = slices.CompactFunc(f.Labels, func(a, b Label) bool { return a.Key == b.Key })
 	if len(f.Labels) == 0 {
@@ -281,7 +287,7 @@ func factsEqual(a, b *NodeFacts) bool {
 		slices.Equal(a.Taints, b.Taints) && a.EngineID == b.EngineID && a.AgentVersion == b.AgentVersion &&
 		a.InstanceID == b.InstanceID && a.Protocol == b.Protocol && a.SelfFencing == b.SelfFencing &&
 		a.FenceBound == b.FenceBound && a.Networking == b.Networking &&
-		a.MetricsPort == b.MetricsPort &&
+		a.MetricsPort == b.MetricsPort && slices.Equal(a.Devices, b.Devices) &&
 		a.LeaseSeconds == b.LeaseSeconds
 }
 

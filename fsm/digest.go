@@ -221,6 +221,7 @@ func (e *encoder) demand(d *Demand) {
 		e.str("networks")
 		e.strs(d.Networks)
 	}
+	e.devices(d.Devices)
 }
 
 func (e *encoder) reason(r *Reason) {
@@ -369,6 +370,7 @@ func (e *encoder) node(n *Node) {
 		e.str("metrics port")
 		e.u64(uint64(f.MetricsPort))
 	}
+	e.devices(f.Devices)
 }
 
 func (e *encoder) residual(r *Residual) {

@@ -120,7 +120,7 @@ func sameClaims(a, b *Workload) bool {
 		return true
 	}
 	x, y := a.Demand, b.Demand
-	if x.CPU != y.CPU || x.Memory != y.Memory || x.Disk != y.Disk || x.Pool != y.Pool || len(x.Ports) != len(y.Ports) {
+	if x.CPU != y.CPU || x.Memory != y.Memory || x.Disk != y.Disk || x.Pool != y.Pool || len(x.Ports) != len(y.Ports) || !slices.Equal(x.Devices, y.Devices) {
 		return false
 	}
 	if !slices.Equal(a.FormerPorts, b.FormerPorts) {
@@ -193,6 +193,9 @@ func (t *Tx) claimAmounts(n *Node, d *Demand, sign, workloads, residuals int) {
 	a.Residuals += residuals
 	if d.Disk != 0 {
 		a.Disk = addPool(a.Disk, n.pool(d.Pool), int64(sign)*d.Disk)
+	}
+	if len(d.Devices) > 0 {
+		a.Devices = addDevices(a.Devices, d.Devices, sign)
 	}
 	if a.Workloads == 0 && a.Residuals == 0 {
 		m.Delete(n.ID)

@@ -119,6 +119,9 @@ func (t *Tx) unfit(w *Workload, n *Node, node string) string {
 			return fmt.Sprintf("node %q has no %d GB left in pool %q", n.ID, d.Disk, pool)
 		}
 	}
+	if why := lacksDevices(n, &a, d, own.Devices, nil); why != "" {
+		return why
+	}
 	for _, p := range d.Ports {
 		holder, on := t.state().PortHolder(n.Engine(), p)
 		if holder != "" && (holder != w.ID || on != n.ID) {

@@ -176,14 +176,19 @@ func (t *Tx) crowded(w *Workload, n *Node, coming []*Demand) string {
 	a, d := t.state().Alloc(n.ID), w.Demand
 	pool := n.pool(d.Pool)
 	cpu, mem, disk := a.CPU+d.CPU, a.Memory+d.Memory, a.poolUse(pool)+d.Disk
+	var devices []DeviceCount
 	for _, c := range coming {
 		cpu, mem = cpu+c.CPU, mem+c.Memory
+		devices = addDevices(devices, c.Devices, +1)
 		if n.pool(c.Pool) == pool {
 			disk += c.Disk
 		}
 		if slices.ContainsFunc(c.Ports, func(p HostPort) bool { return slices.ContainsFunc(d.Ports, p.Collides) }) {
 			return fmt.Sprintf("a workload that moves to node %q earlier takes a host port of workload %q", n.ID, w.ID)
 		}
+	}
+	if why := lacksDevices(n, &a, d, nil, devices); why != "" {
+		return why
 	}
 	if d.CPU > 0 && cpu > n.Facts.CPU || d.Memory > 0 && mem > n.Facts.Memory || d.Disk > 0 && disk > n.poolTotal(pool) {
 		return fmt.Sprintf("the workloads that move to node %q earlier leave no room for workload %q", n.ID, w.ID)

@@ -30,7 +30,7 @@ type Tombstone struct {
 
 // claims returns the part of a demand that reserves resources or ports on a node.
 func claims(d *Demand) Demand {
-	return Demand{Type: d.Type, CPU: d.CPU, Memory: d.Memory, Disk: d.Disk, Pool: d.Pool, Ports: d.Ports, Exclusive: d.Exclusive}
+	return Demand{Type: d.Type, CPU: d.CPU, Memory: d.Memory, Disk: d.Disk, Pool: d.Pool, Ports: d.Ports, Exclusive: d.Exclusive, Devices: d.Devices}
 }
 
 // Tombstone returns the tombstone of a deleted workload.

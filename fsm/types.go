@@ -190,6 +190,7 @@ type Demand struct {
 	Reschedule *Reschedule
 	Surge      bool     // the workload is an extra member of a group, which exists only during an update with start_first
 	Networks   []string // names of the networks of its namespace that the workload joins
+	Devices    []DeviceCount
 }
 
 // Placement holds the rules of a workload about which nodes it may or should run on. Demand.Placement is nil if
@@ -506,6 +507,7 @@ type NodeFacts struct {
 	LeaseSeconds   int64
 	Networking     Networking // what the node can do for networks that span nodes
 	MetricsPort    uint16     // port on which the agent serves /metrics over plain HTTP; 0 = none
+	Devices        []DeviceCount
 }
 
 // Node is the record of one node. A published Node is never changed.
@@ -558,8 +560,9 @@ type Alloc struct {
 	CPU       int64 // millicores
 	Memory    int64 // MiB
 	Disk      []PoolUse
-	Workloads int // number of assigned workloads
-	Residuals int // number of residuals
+	Devices   []DeviceCount // sorted by name
+	Workloads int           // number of assigned workloads
+	Residuals int           // number of residuals
 }
 
 // PoolUse is the storage reserved in one pool, in GB. Slices of it are sorted by Pool.

@@ -173,6 +173,12 @@ func (s *Server) registration(id, endpoint string, req *controlv1.RegisterNodeRe
 		}
 		cmd.Pools = append(cmd.Pools, &commandv1.Pool{Name: p.GetName(), Type: p.GetType(), TotalGb: offered(caps, p.GetTotalGb(), kept)})
 	}
+	for _, name := range slices.Sorted(maps.Keys(caps.GetDevices())) {
+		// Engines report what their CDI files say, so a name that is not valid must not keep the node away.
+		if n := caps.GetDevices()[name]; n > 0 && n <= bounds.DevicesOfOne && bounds.ValidDevice(name) {
+			cmd.Devices = append(cmd.Devices, &commandv1.DeviceCount{Name: name, Count: n})
+		}
+	}
 	for _, t := range caps.GetTaints() {
 		cmd.Taints = append(cmd.Taints, taintOf(t))
 	}

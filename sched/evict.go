@@ -295,6 +295,9 @@ func (x *nodeIndex) overfull(s int32) bool {
 	if x.cpu[s] > 0 && x.usedCPU[s] > x.cpu[s] || x.mem[s] > 0 && x.usedMem[s] > x.mem[s] {
 		return true
 	}
+	if slices.ContainsFunc(x.devices[s], func(d devices) bool { return d.used > d.total }) {
+		return true
+	}
 	return slices.ContainsFunc(x.pools[s], func(p pool) bool { return p.total > 0 && p.used > p.total })
 }
 
@@ -302,6 +305,7 @@ func (x *nodeIndex) overfull(s int32) bool {
 type usage struct {
 	cpu, mem, cpuTotal, memTotal int64
 	pools                        []pool
+	devices                      []devices
 }
 
 // staying adds up the demands of the workloads that may stay on node n, and calls fn for each of
@@ -325,6 +329,9 @@ func newUsage(x *nodeIndex, s int32) *usage {
 	for i := range u.pools {
 		u.pools[i].used = 0
 	}
+	for _, d := range x.recs[s].Facts.Devices {
+		u.devices = append(u.devices, devices{name: d.Name, total: d.Count})
+	}
 	return u
 }
 
@@ -343,6 +350,9 @@ func (u *usage) add(d *fsm.Demand, sign int64) {
 	if p := u.pool(d.Pool); p != nil {
 		p.used += sign * d.Disk
 	}
+	for i := range u.devices {
+		u.devices[i].used += sign * fsm.DevicesNamed(d.Devices, u.devices[i].name)
+	}
 }
 
 // over returns the first resource that d uses and of which more is reserved than the node has.
@@ -354,6 +364,12 @@ func (u *usage) over(d *fsm.Demand) rejection {
 		return rejection{filter: shortMemory}
 	case d.Disk > 0 && p != nil && p.total > 0 && p.used > p.total:
 		return rejection{filter: shortDisk, key: p.name}
+	}
+	for _, want := range d.Devices {
+		i := slices.IndexFunc(u.devices, func(have devices) bool { return have.name == want.Name })
+		if i < 0 || u.devices[i].used > u.devices[i].total {
+			return rejection{filter: shortDevice, key: want.Name}
+		}
 	}
 	return rejection{}
 }

@@ -27,6 +27,7 @@ const (
 	shortMemory
 	shortDisk
 	noPool
+	shortDevice
 	portTaken
 	stopping    // the previous node may still run an instance of the workload
 	failedThere // the workload left the node because it could not run there
@@ -45,7 +46,7 @@ const (
 
 var filterNames = [...]string{
 	"", "readiness", "readiness", "readiness", "workload type", "storage driver", "namespace", "labels", "constraints", "taints",
-	"CPU", "memory", "disk", "disk", "host ports", "former instance", "earlier failure", "fencer", "policy",
+	"CPU", "memory", "disk", "disk", "devices", "host ports", "former instance", "earlier failure", "fencer", "policy",
 	"networks", "networks", "networks", "networks",
 	"affinity", "spread", "affinity", "anti-affinity", "anti-affinity",
 }
@@ -89,6 +90,8 @@ func (r rejection) short() string {
 		return "disk" + prefixed(" in pool ", r.key)
 	case noPool:
 		return "no storage pool" + prefixed(" ", r.key)
+	case shortDevice:
+		return "device " + r.key
 	case portTaken:
 		return "port " + r.key
 	case stopping:
@@ -293,6 +296,11 @@ func (x *nodeIndex) room(d *fsm.Demand, s int32) filter {
 			return shortDisk
 		}
 	}
+	for i := range d.Devices {
+		if x.freeDevices(s, d.Devices[i].Name) < d.Devices[i].Count {
+			return shortDevice
+		}
+	}
 	for _, b := range x.busy {
 		if b.has(s) {
 			return portTaken
@@ -339,6 +347,13 @@ func (x *nodeIndex) roomRejection(d *fsm.Demand, s int32, f filter) rejection {
 		for i := range x.networks {
 			if j := &x.networks[i]; j.rejects(x.recs[s]) == f {
 				r.key = j.name
+				break
+			}
+		}
+	case shortDevice:
+		for _, want := range d.Devices {
+			if x.freeDevices(s, want.Name) < want.Count {
+				r.key = want.Name
 				break
 			}
 		}
@@ -449,6 +464,12 @@ func (x *nodeIndex) sentence(v fsm.View, d *fsm.Demand, s int32, r rejection) st
 			return fmt.Sprintf("disk: needs %d GB, the node offers no storage pool", d.Disk)
 		}
 		return "disk: needs pool " + d.Pool + ", the node offers " + list(names)
+	case shortDevice:
+		total := fsm.DevicesNamed(n.Facts.Devices, r.key)
+		if total == 0 {
+			return "devices: needs " + r.key + ", the node has none (PERSYS_NODE_DEVICES of its agent, or CDI devices of its engine)"
+		}
+		return amount("devices "+r.key, "devices", fsm.DevicesNamed(d.Devices, r.key), total, x.usedDevices(s, r.key))
 	case portTaken:
 		for _, p := range d.Ports {
 			if portText(p) == r.key {

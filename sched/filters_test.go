@@ -47,6 +47,9 @@ func TestFiltersRejectNodes(t *testing.T) {
 		filter, reason string
 		summary        string
 	}{
+		{name: "free devices fit", node: withDevices("gpu", 2), demand: func(d *commandv1.Demand) { d.Devices = []*commandv1.DeviceCount{{Name: "gpu", Count: 2}} }},
+		{name: "more devices than the node has", node: withDevices("gpu", 2), demand: func(d *commandv1.Demand) { d.Devices = []*commandv1.DeviceCount{{Name: "gpu", Count: 3}} },
+			filter: "devices", reason: "devices gpu: needs 3 devices, 2 free of 2 (0 promised)", summary: "0/1 nodes fit: 1 device gpu"},
 		{name: "an ordinary node fits", node: none, demand: func(*commandv1.Demand) {}},
 		{name: "a lost node", node: none, demand: func(*commandv1.Demand) {}, before: func(w *world) { w.heard["a"] = false; w.step() },
 			filter: "readiness", reason: "the node is not ready: lease expired", summary: "0/1 nodes fit: 1 not ready"},

@@ -37,6 +37,7 @@ type nodeIndex struct {
 	disk         []int64 // disk in GB, of all pools together
 	usedDisk     []int64
 	pools        [][]pool
+	devices      [][]devices               // counted devices, by node
 	policies     [][]*policy.Policy        // policies that are bound to the labels of each node
 	bound        []*policy.Policy          // all policies that are bound to a node
 	pooled       map[string]*fsm.Namespace // the namespaces that require labels of their nodes
@@ -78,6 +79,39 @@ type nodeIndex struct {
 type pool struct {
 	name        string
 	total, used int64 // GB
+}
+
+// devices are the counted devices of one kind on a node, or in use there.
+type devices struct {
+	name        string
+	total, used int64
+}
+
+// freeDevices returns the number of free devices with a name on a node.
+func (x *nodeIndex) freeDevices(s int32, name string) int64 {
+	for i := range x.devices[s] {
+		if d := &x.devices[s][i]; d.name == name {
+			return d.total - d.used
+		}
+	}
+	return 0
+}
+
+// usedDevices returns how many devices with a name are reserved on a node.
+func (x *nodeIndex) usedDevices(s int32, name string) int64 {
+	return fsm.DevicesNamed(x.recs[s].Facts.Devices, name) - x.freeDevices(s, name)
+}
+
+// takeDevices changes the numbers of devices that are reserved on a node.
+func (x *nodeIndex) takeDevices(s int32, list []fsm.DeviceCount, sign int64) {
+	for _, d := range list {
+		i := slices.IndexFunc(x.devices[s], func(have devices) bool { return have.name == d.Name })
+		if i < 0 {
+			i = len(x.devices[s])
+			x.devices[s] = append(x.devices[s], devices{name: d.Name})
+		}
+		x.devices[s][i].used += sign * d.Count
+	}
 }
 
 // hot holds those fields of a node that the search reads, next to each other in memory.
@@ -162,6 +196,7 @@ func newNodeIndex(v fsm.View, t Tuning) *nodeIndex {
 	x.mem, x.usedMem = make([]int64, n), make([]int64, n)
 	x.disk, x.usedDisk = make([]int64, n), make([]int64, n)
 	x.pools = make([][]pool, n)
+	x.devices = make([][]devices, n)
 	x.policies = make([][]*policy.Policy, n)
 	x.workloads = make([]int32, n)
 	x.hot = make([]hot, n)
@@ -191,6 +226,10 @@ func (x *nodeIndex) setFacts(s int32, r *fsm.Node) {
 	for i, p := range r.Facts.Pools {
 		x.pools[s][i] = pool{name: p.Name, total: p.Total}
 		x.disk[s] += p.Total
+	}
+	x.devices[s] = nil
+	for _, d := range r.Facts.Devices {
+		x.devices[s] = append(x.devices[s], devices{name: d.Name, total: d.Count})
 	}
 	x.hot[s].firstPool = noPools
 	if len(x.pools[s]) > 0 {
@@ -306,6 +345,10 @@ func (x *nodeIndex) setAlloc(s int32, a fsm.Alloc) {
 			p.used = u.GB
 		}
 	}
+	for i := range x.devices[s] {
+		x.devices[s][i].used = 0
+	}
+	x.takeDevices(s, a.Devices, +1)
 	x.weigh(s)
 }
 
@@ -406,6 +449,16 @@ func (x *nodeIndex) sameAlloc(s int32, a fsm.Alloc) bool {
 	if x.usedCPU[s] != a.CPU || x.usedMem[s] != a.Memory || x.workloads[s] != int32(a.Workloads) {
 		return false
 	}
+	for _, d := range x.devices[s] {
+		if d.used != fsm.DevicesNamed(a.Devices, d.name) {
+			return false
+		}
+	}
+	for _, d := range a.Devices {
+		if x.usedDevices(s, d.Name) != d.Count {
+			return false
+		}
+	}
 	var disk int64
 	for _, u := range a.Disk {
 		disk += u.GB
@@ -440,6 +493,7 @@ func (x *nodeIndex) take(d *fsm.Demand, s int32, sign int64) {
 			p.used += sign * d.Disk
 		}
 	}
+	x.takeDevices(s, d.Devices, sign)
 	x.workloads[s] += int32(sign)
 	x.weigh(s)
 	if listed {

@@ -297,6 +297,9 @@ func (c *Cache) appendDemandKey(b []byte, who subject, d *fsm.Demand) []byte {
 		b = binary.BigEndian.AppendUint16(append(append(b, p.Protocol...), 1), p.Port)
 		b = append(append(b, p.Address...), 1)
 	}
+	for i := range d.Devices {
+		b = binary.AppendVarint(append(append(b, d.Devices[i].Name...), 3), d.Devices[i].Count)
+	}
 	for i, n := range d.Networks {
 		if i == 0 {
 			b = append(append(b, who.namespace...), 1)
@@ -398,9 +401,9 @@ func (p *planner) awaitedPort(w *fsm.Workload, n *fsm.Node) (awaited bool) {
 	return false
 }
 
-// amounts returns the CPU, memory and disk of a demand as a demand without host ports.
+// amounts returns the CPU, memory, disk and devices of a demand as a demand without host ports.
 func amounts(d *fsm.Demand) fsm.Demand {
-	return fsm.Demand{CPU: d.CPU, Memory: d.Memory, Disk: d.Disk, Pool: d.Pool}
+	return fsm.Demand{CPU: d.CPU, Memory: d.Memory, Disk: d.Disk, Pool: d.Pool, Devices: d.Devices}
 }
 
 func (p *planner) assign(w *fsm.Workload, s int32, why string, own *fsm.Residual) {

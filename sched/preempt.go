@@ -233,7 +233,17 @@ func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan
 	} else if d.Disk > 0 || d.Pool != "" {
 		return plan{}, false
 	}
+	devices := make([]int64, len(d.Devices)) // free devices of each kind once the demand is there
+	for i, want := range d.Devices {
+		if want.Count > fsm.DevicesNamed(n.Facts.Devices, want.Name) {
+			return plan{}, false
+		}
+		devices[i] = x.freeDevices(s, want.Name) - want.Count
+	}
 	free := func(o *fsm.Demand, sign int64) {
+		for i := range devices {
+			devices[i] += sign * fsm.DevicesNamed(o.Devices, d.Devices[i].Name)
+		}
 		cpu += sign * o.CPU
 		mem += sign * o.Memory
 		if o.Disk > 0 && x.pool(s, o.Pool) == pool {
@@ -241,7 +251,8 @@ func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan
 		}
 	}
 	enough := func() bool {
-		return (d.CPU == 0 || cpu >= 0) && (d.Memory == 0 || mem >= 0) && (d.Disk == 0 || disk >= 0)
+		return (d.CPU == 0 || cpu >= 0) && (d.Memory == 0 || mem >= 0) && (d.Disk == 0 || disk >= 0) &&
+			!slices.ContainsFunc(devices, func(left int64) bool { return left < 0 })
 	}
 	p.State.Residuals(n.ID, func(r *fsm.Residual) bool {
 		if !evict || r.Since >= p.Now-roomPatience {

@@ -26,6 +26,9 @@ func randomNode(r *rapid.T) func(*commandv1.RegisterNode) {
 		n.Types, n.CpuMillicores, n.EngineId = types, cpu, engine
 		n.StorageDrivers = []string{"local"}
 		n.SelfFencing = zone == "y"
+		if zone == "x" && cpu > 500 {
+			n.Devices = []*commandv1.DeviceCount{{Name: "gpu", Count: cpu / 2000}}
+		}
 		if taint != "" {
 			n.Taints = []*commandv1.Taint{{Key: "dedicated", Value: "gpu", Effect: taint}}
 		}
@@ -75,6 +78,9 @@ func randomDemand(r *rapid.T) func(*commandv1.WorkloadPut) {
 	}
 	if rapid.IntRange(0, 2).Draw(r, "reschedule") == 0 {
 		d.Reschedule = &commandv1.Reschedule{Attempts: rapid.Int32Range(0, 2).Draw(r, "moves"), Interval: 60 * second}
+	}
+	if rapid.IntRange(0, 5).Draw(r, "devices") == 0 {
+		d.Devices = []*commandv1.DeviceCount{{Name: "gpu", Count: rapid.Int64Range(1, 2).Draw(r, "gpus")}}
 	}
 	discard := rapid.IntRange(0, 3).Draw(r, "discard") == 0
 	desired := rapid.SampledFrom([]string{"Running", "Running", "Running", "Stopped"}).Draw(r, "desired")

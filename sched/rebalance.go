@@ -347,7 +347,7 @@ func (b *balancing) stays(w *fsm.Workload, s int32) string {
 func boundToHost(d *fsm.Demand) string {
 	for _, a := range d.Asks {
 		switch {
-		case a.Rule == policy.RuleDevice:
+		case a.Rule == policy.RuleDevice && fsm.DevicesNamed(d.Devices, a.Value) == 0: // counted devices are filters of placement
 			return "it uses a device of its host"
 		case a.Rule == policy.RuleHostNS:
 			return "it shares a namespace with its host or with another container"

@@ -273,10 +273,10 @@ func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 		w.violate("placement", x.ID, x.Node, "placed on a node that accepts no work: %+v", n)
 		return
 	}
-	cpu, mem := int64(0), int64(0)
+	cpu, mem, devices := int64(0), int64(0), int64(0)
 	ports := map[uint16]string{}
 	add := func(id string, d *fsm.Demand) {
-		cpu, mem = cpu+d.CPU, mem+d.Memory
+		cpu, mem, devices = cpu+d.CPU, mem+d.Memory, devices+fsm.DevicesNamed(d.Devices, device)
 		for _, p := range d.Ports {
 			// A workload that is placed on its previous node again still holds its former ports
 			// there: see fsm.Workload.FormerPorts.
@@ -291,6 +291,9 @@ func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 	after.Residuals(n.ID, func(r *fsm.Residual) bool { add(r.Workload, &r.Demand); return true })
 	if x.Demand.CPU > 0 && cpu > n.Facts.CPU || x.Demand.Memory > 0 && mem > n.Facts.Memory {
 		w.violate("capacity", x.ID, x.Node, "placed although %d of %d millicores and %d of %d MiB are reserved", cpu, n.Facts.CPU, mem, n.Facts.Memory)
+	}
+	if total := fsm.DevicesNamed(n.Facts.Devices, device); len(x.Demand.Devices) > 0 && devices > total {
+		w.violate("capacity", x.ID, x.Node, "placed although %d of %d devices %s are reserved", devices, total, device)
 	}
 	before.ResidualsOf(x.ID, func(r *fsm.Residual) bool {
 		// Between the planning of a placement and its commit, a node may come up or report an instance that

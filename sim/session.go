@@ -179,6 +179,9 @@ func (m *machine) facts() *commandv1.RegisterNode {
 		InstanceId: m.disk.instance, EngineId: fmt.Sprintf("%s/%d", m.id, m.made), Types: []string{"container", "compose"},
 		Labels: []*commandv1.Label{{Key: "zone", Value: m.zone}},
 	}
+	if m.w.has(Placement) {
+		facts.Devices = []*commandv1.DeviceCount{{Name: device, Count: m.cpu / 1000}}
+	}
 	if m.w.has(Fencers) {
 		facts.SelfFencing, facts.FenceBoundSeconds = true, m.bound()
 	}

@@ -278,6 +278,9 @@ func (w *world) groupOf(n int) func(*commandv1.Command) {
 	return func(c *commandv1.Command) { c.Body = &commandv1.Command_PutWorkloads{PutWorkloads: b} }
 }
 
+// device is the name of the counted devices that nodes offer and some workloads reserve.
+const device = "vendor.com/gpu"
+
 // put returns a put of a workload with a new specification, or with one that was used before.
 func (w *world) put(id, group string) *commandv1.WorkloadPut {
 	if have, ok := w.oracle.puts[id]; ok && w.chance(200) {
@@ -307,6 +310,9 @@ func (w *world) put(id, group string) *commandv1.WorkloadPut {
 		d.Constraints = []*commandv1.Constraint{{Key: "zone", Op: "=", Values: []string{pick(&w.clock, []string{"a", "b"})}}}
 	}
 	if w.has(Placement) {
+		if n := d.CpuMillicores / 100; n == 1 || n == 2 {
+			d.Devices = []*commandv1.DeviceCount{{Name: device, Count: n}}
+		}
 		w.addRules(id, group, d)
 	}
 	if w.has(NodeTrouble) {

@@ -105,6 +105,12 @@ func agentContainer(s *controlv1.WorkloadSpec) *agentv1.ContainerSpec {
 			out.Labels[k] = v
 		}
 	}
+	for _, kind := range cdiDevices(r) {
+		if out.CountedDevices == nil {
+			out.CountedDevices = map[string]int64{}
+		}
+		out.CountedDevices[kind] = r.GetDevices()[kind]
+	}
 	agentOptions(c, out)
 	return out
 }

@@ -194,6 +194,9 @@ func (e *encoder) container(s *controlv1.WorkloadSpec, image string) {
 	// CPU and memory are part of the content, because they become limits of the container.
 	e.number("cpu_millicores", s.GetResources().GetCpuMillicores())
 	e.number("memory_mb", s.GetResources().GetMemoryMb())
+	for _, name := range cdiDevices(s.GetResources()) {
+		e.recordAt("counted_devices", name, 'n', strconv.FormatInt(s.GetResources().GetDevices()[name], 10))
+	}
 	e.text("image", image)
 	e.number("command.#", int64(len(c.GetCommand())))
 	for _, word := range c.GetCommand() {

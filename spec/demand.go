@@ -2,6 +2,7 @@ package spec
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 
@@ -36,6 +37,9 @@ func DemandOf(id string, s *controlv1.WorkloadSpec) *commandv1.Demand {
 		Autoscale:     autoscaleDemand(s),
 		Reschedule:    rescheduleDemand(s),
 		Networks:      networkNames(s),
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.GetDevices())) {
+		d.Devices = append(d.Devices, &commandv1.DeviceCount{Name: name, Count: r.GetDevices()[name]})
 	}
 	for _, k := range sortedKeys(s.GetTags()) {
 		d.Tags = append(d.Tags, &commandv1.Label{Key: k, Value: s.GetTags()[k]})
@@ -92,6 +96,17 @@ func DemandOf(id string, s *controlv1.WorkloadSpec) *commandv1.Demand {
 		d.Tolerations = append(d.Tolerations, &commandv1.Taint{Key: t.GetKey(), Value: t.GetValue(), Effect: t.GetEffect()})
 	}
 	return d
+}
+
+// cdiDevices returns the names of the devices that a container gets: those that are CDI kinds, VENDOR/CLASS. It is
+// sorted.
+func cdiDevices(r *controlv1.ResourceRequirements) (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(r.GetDevices())) {
+		if strings.ContainsRune(name, '/') {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // SetPorts sets the host ports and the names of ports of a demand.

@@ -152,7 +152,27 @@ func (d *decoder) resources(r *controlv1.ResourceRequirements, n *node, here whe
 		{"memory memory_mb", here.wire + ".memory_mb", func(name string, n *node, at where) { r.MemoryMb = d.size(name, n, at, mib, "128Mi") }},
 		{"disk disk_gb", here.wire + ".disk_gb", func(name string, n *node, at where) { r.DiskGb = d.size(name, n, at, gib, "1Gi") }},
 		{"storage_pool", here.wire + ".storage_pool", func(_ string, n *node, at where) { r.StoragePool = d.str(n, at) }},
+		{"devices", here.wire + ".devices", func(_ string, n *node, at where) { r.Devices = d.counts(n, at) }},
 	})
+}
+
+// counts reads a mapping of names to whole numbers.
+func (d *decoder) counts(n *node, here where) map[string]int64 {
+	if n.probe != nil {
+		n.probe.takes(true, func() object { return object{"type": "object", "additionalProperties": object{"type": "integer"}} })
+		return nil
+	}
+	if n.kind != mapping {
+		d.fail(n, here, "must be a mapping of names to whole numbers", n.text)
+		return nil
+	}
+	out := map[string]int64{}
+	for _, e := range n.own() {
+		sub := here.key(e.key)
+		d.places[sub.wire] = place{e.line, e.col, sub.shown}
+		out[e.key] = d.integer(e.value, sub, 64)
+	}
+	return out
 }
 
 // cores reads a number of CPU cores, such as 0.25 or 250m, and returns millicores.

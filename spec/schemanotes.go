@@ -90,6 +90,7 @@ func notes() map[string]note {
 		"spec.resources.memory_mb":               {what: "Memory, such as 128Mi or 1Gi; as memory_mb a whole number of MiB.", example: "128Mi"},
 		"spec.resources.disk_gb":                 {what: "Disk space in storage_pool, such as 10Gi; as disk_gb a whole number of GiB.", example: "10Gi"},
 		"spec.resources.storage_pool":            {what: "Storage pool of the node from which disk is taken."},
+		"spec.resources.devices":                 {what: "Numbers of devices by name, which the nodes offer (PERSYS_NODE_DEVICES, or CDI devices of the engine). A container gets as many free CDI devices of the kind VENDOR/CLASS; other names are only counted.", example: map[string]any{"nvidia.com/gpu": 1}},
 
 		"spec.container.image":                  {what: "Image reference.", example: "nginx:1.27"},
 		"spec.container.command":                {what: "Command of the container: a list of words, or one string that is split as a shell does."},

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"fmt"
+	"maps"
 	"net/url"
 	"path"
 	"regexp"
@@ -185,6 +186,18 @@ func (e *Errors) resources(r *controlv1.ResourceRequirements) {
 	e.between("spec.resources.disk_gb", r.GetDiskGb(), 0, MaxDisk, " GB")
 	if p := r.GetStoragePool(); p != "" && !bounds.ValidID(p) {
 		e.add("spec.resources.storage_pool", idRule, p)
+	}
+	if n := len(r.GetDevices()); n > bounds.MaxDevices {
+		e.addf("spec.resources.devices", strconv.Itoa(n), "must have at most %d names", bounds.MaxDevices)
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.GetDevices())) {
+		at := "spec.resources.devices." + name
+		if !bounds.ValidDevice(name) {
+			e.add("spec.resources.devices", "names must be "+bounds.DeviceRule, name)
+			continue
+		}
+		e.between(at, r.GetDevices()[name], 1, bounds.DevicesOfOne, " devices")
 	}
 }
 

@@ -68,6 +68,7 @@ type (
 		EngineID string
 		Healthy  bool
 		Reason   string
+		Devices  map[string]int64 // see Engine.Devices
 	}
 
 	// Listed is the list of all instances of an engine; if listing failed, Trouble is the error. Bound

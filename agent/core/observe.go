@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/persys/compute/agent/workload"
@@ -21,7 +22,7 @@ func (x *step) setEngines(e Engines) {
 		next := Engine{Kind: kind, Bound: x.bounds}
 		for _, was := range old {
 			if was.Kind == kind { // keep the state of an engine that is the same but has a new driver with another cluster label
-				next.Probed, next.Healthy, next.EngineID, next.Reason = was.Probed, was.Healthy, was.EngineID, was.Reason
+				next.Probed, next.Healthy, next.EngineID, next.Reason, next.Devices = was.Probed, was.Healthy, was.EngineID, was.Reason, was.Devices
 			}
 		}
 		x.engines = append(x.engines, next)
@@ -48,14 +49,14 @@ func (x *step) probed(p Probed) {
 	if e == nil {
 		return
 	}
-	id := p.EngineID
+	id, devices := p.EngineID, p.Devices
 	if !p.Healthy && id == "" {
-		id = e.EngineID // an engine that does not answer keeps the id that it reported before
+		id, devices = e.EngineID, e.Devices // an engine that does not answer keeps the id and the devices that it reported before
 	}
-	if !e.Probed || e.Healthy != p.Healthy || e.EngineID != id {
+	if !e.Probed || e.Healthy != p.Healthy || e.EngineID != id || !maps.Equal(e.Devices, devices) {
 		x.do(Register{})
 	}
-	e.Probed, e.Healthy, e.EngineID, e.Reason = true, p.Healthy, id, p.Reason
+	e.Probed, e.Healthy, e.EngineID, e.Reason, e.Devices = true, p.Healthy, id, p.Reason, devices
 }
 
 // listed applies the list of an engine's instances, or the error of that list, and schedules the work that

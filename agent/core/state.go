@@ -60,6 +60,8 @@ type Engine struct {
 	Reason   string // why the engine is not healthy
 	Listed   bool   // at least one list of the engine's instances succeeded
 	Trouble  string // why the last list of the engine's instances failed; empty if it succeeded
+	// Devices are the numbers of devices, by CDI kind, that the engine can give to containers. The map never changes.
+	Devices map[string]int64
 }
 
 // Works reports whether the engine can run workloads now.
@@ -283,6 +285,16 @@ func (s State) EngineID() string {
 		}
 	}
 	return ""
+}
+
+// Devices returns the numbers of devices, by CDI kind, that the engines can give to containers.
+func (s State) Devices() map[string]int64 {
+	for _, e := range s.engines {
+		if len(e.Devices) > 0 {
+			return e.Devices // two drivers of one engine report the same devices
+		}
+	}
+	return nil
 }
 
 // Working reports whether an action on a workload is due or in progress. Until the work ends, other code must

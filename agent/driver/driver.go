@@ -120,6 +120,8 @@ type Capacity struct {
 	Healthy  bool
 	// Reason says in one short line why the engine is not healthy.
 	Reason string
+	// Devices are the numbers of devices that the engine can give to containers, by CDI kind.
+	Devices map[string]int64
 }
 
 // LogOptions selects lines of a workload's output.

@@ -403,7 +403,7 @@ func (r *Runner) probe(ctx context.Context) {
 				capacity.Reason = err.Error()
 			}
 		}
-		r.do(core.Probed{Kind: e.drv.Kind(), EngineID: capacity.EngineID, Healthy: capacity.Healthy, Reason: capacity.Reason})
+		r.do(core.Probed{Kind: e.drv.Kind(), EngineID: capacity.EngineID, Healthy: capacity.Healthy, Reason: capacity.Reason, Devices: capacity.Devices})
 		r.cfg.Metrics.Runtime(e.drv.Kind(), capacity.Healthy)
 	}
 }

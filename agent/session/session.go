@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"sync/atomic"
@@ -75,7 +76,9 @@ type Config struct {
 	NodeID, Version, Advertise string
 	Labels                     map[string]string
 	Taints                     []*controlv1.Taint
-	FeatureLevel               uint32
+	// Devices: see agent.Config.
+	Devices      map[string]int64
+	FeatureLevel uint32
 	// ReservedCPU, ReservedMemory, ReservedDisk and Threshold: see the fields of agent.Config with these
 	// names.
 	ReservedCPU, ReservedMemory, ReservedDisk int64
@@ -424,6 +427,9 @@ func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
 	if cfg.Networking != nil {
 		networking = cfg.Networking(cfg.Advertise)
 	}
+	devices := map[string]int64{}
+	maps.Copy(devices, state.Devices())
+	maps.Copy(devices, cfg.Devices)
 	return &controlv1.RegisterNodeRequest{
 		NodeId: cfg.NodeID,
 		Capabilities: &controlv1.NodeCapabilities{
@@ -435,7 +441,7 @@ func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
 			SelfFencing: fencing, FenceBoundSeconds: uint32(math.Ceil(bound.Seconds())),
 			CpuReservedMillicores: cfg.ReservedCPU, MemoryReservedMb: cfg.ReservedMemory,
 			DiskReservedGb: cfg.ReservedDisk, ResourceThresholdPercent: uint32(cfg.Threshold),
-			Networking: networking, MetricsPort: uint32(cfg.MetricsPort),
+			Networking: networking, MetricsPort: uint32(cfg.MetricsPort), Devices: devices,
 		},
 		Labels: cfg.Labels, AgentVersion: cfg.Version, GrpcEndpoint: cfg.Advertise,
 		ClusterId: state.Meta.Epoch.ClusterID, Shard: state.Meta.Epoch.Shard, InstanceId: state.Meta.InstanceID, FeatureLevel: cfg.FeatureLevel,

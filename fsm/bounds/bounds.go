@@ -165,6 +165,9 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 			return fmt.Sprintf("demand.%s: %d is not in 0..%d", q.field, q.value, q.limit)
 		}
 	}
+	if fault := devicesFault("demand.devices", d.GetDevices(), MaxDevices); fault != "" {
+		return fault
+	}
 	switch d.GetOnLostLease() {
 	case "", "keep", "stop":
 	default:
@@ -511,6 +514,38 @@ func NodeFault(b *commandv1.RegisterNode) string {
 			if pools[j].GetName() == p.GetName() {
 				return fmt.Sprintf("pools[%d].name: %q is there twice", i, p.GetName())
 			}
+		}
+	}
+	return devicesFault("devices", b.GetDevices(), maxFacts)
+}
+
+// DevicesOfOne is the maximum number of devices of one kind, on a node or of a workload.
+const DevicesOfOne = 4096
+
+// MaxDevices is the maximum number of kinds of devices that a workload reserves.
+const MaxDevices = 16
+
+// DeviceRule describes the names of devices.
+const DeviceRule = "NAME or VENDOR/CLASS of at most 63 letters, digits, '.', '_' and '-' each, such as nvidia.com/gpu"
+
+// ValidDevice reports whether a name of devices is valid: one or two words, which follow the rule of ids.
+func ValidDevice(name string) bool {
+	vendor, class, two := strings.Cut(name, "/")
+	return ValidID(vendor) && len(vendor) <= 63 && (!two || ValidID(class) && len(class) <= 63)
+}
+
+func devicesFault(field string, list []*commandv1.DeviceCount, most int) string {
+	if n := len(list); n > most {
+		return fmt.Sprintf("%s: has %d entries, at most %d", field, n, most)
+	}
+	for i, d := range list {
+		switch {
+		case !ValidDevice(d.GetName()):
+			return fmt.Sprintf("%s[%d].name: %.64q is not %s", field, i, d.GetName(), DeviceRule)
+		case d.GetCount() < 1 || d.GetCount() > DevicesOfOne:
+			return fmt.Sprintf("%s[%d].count: %d is not in 1..%d", field, i, d.GetCount(), DevicesOfOne)
+		case slices.ContainsFunc(list[:i], func(o *commandv1.DeviceCount) bool { return o.GetName() == d.GetName() }):
+			return fmt.Sprintf("%s[%d].name: %s is there twice", field, i, d.GetName())
 		}
 	}
 	return ""

@@ -5,7 +5,9 @@ package asks
 
 import (
 	"fmt"
+	"maps"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -85,6 +87,9 @@ func Container(c *agentv1.ContainerSpec, image string) []policy.Ask {
 	s := service.Of(c)
 	d.sharing(u.Field, s)
 	d.devices(u.Field, s, nil, nil)
+	for _, kind := range slices.Sorted(maps.Keys(c.GetCountedDevices())) {
+		d.out.add(policy.RuleDevice, "resources.devices."+kind, kind)
+	}
 	d.options(u.Field, s)
 	for i, g := range c.GetGroupAdd() {
 		d.out.group(index(u.Field+".group_add", i), g)

@@ -13,6 +13,7 @@ package docker
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/persys/compute/agent/driver"
@@ -49,6 +50,9 @@ type Options struct {
 	// are refused.
 	Networks driver.Networks
 
+	// Devices are the numbers of devices by CDI kind, for engines that do not report their devices.
+	Devices map[string]int64
+
 	// StopGrace is how long a container without a stop_grace_period of its own may take to stop before it is
 	// killed. Default 30 s.
 	StopGrace time.Duration
@@ -70,6 +74,7 @@ type Driver struct {
 	identity driver.Identity
 	opt      Options
 	groups   *cgroup.Reader
+	choosing sync.Mutex // held while devices are chosen for a container and it is created
 }
 
 var (

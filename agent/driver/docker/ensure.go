@@ -291,14 +291,15 @@ func (d *Driver) create(ctx context.Context, spec driver.Spec, want settings, ha
 
 // createAs creates a container, and pulls the image first if the engine reports it missing.
 func (d *Driver) createAs(ctx context.Context, id driver.ID, name string, want settings) (string, error) {
-	made, err := d.createOnce(ctx, name, want)
+	create := func(want settings) (string, error) { return d.createOnce(ctx, name, want) }
+	made, err := d.withDevices(ctx, id, want, create)
 	if !cerrdefs.IsNotFound(err) {
 		return made, err
 	}
 	if err := d.eng.Pull(ctx, id, want.image, d.eng.PullTimeout()); err != nil {
 		return "", err
 	}
-	made, err = d.createOnce(ctx, name, want)
+	made, err = d.withDevices(ctx, id, want, create)
 	if cerrdefs.IsNotFound(err) {
 		return "", driver.Errorf(driver.InvalidImage, "create", "image %s: pulled, but not found afterwards: %w", want.image.Name, err)
 	}

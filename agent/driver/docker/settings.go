@@ -41,6 +41,8 @@ type settings struct {
 	leftOut []string
 	// endpoints are the container's places on networks that span nodes.
 	endpoints []endpoint
+	// counted are the numbers of CDI devices that the container gets, by kind.
+	counted map[string]int64
 }
 
 // translate builds the settings of a container spec without calling the engine. Errors are of class
@@ -103,6 +105,11 @@ func translate(spec driver.Spec, version string) (settings, error) {
 		return settings{}, err
 	}
 	of := service.Of(body)
+	if out.counted = body.GetCountedDevices(); len(out.counted) > 0 {
+		if err := lacksCDI(out.counted, version); err != nil {
+			return settings{}, err
+		}
+	}
 	out.leftOut = moby.LeaveOut(&of, "container", version)
 	if err := out.options(of); err != nil {
 		return settings{}, err

@@ -105,9 +105,15 @@ func (e *Engine) Probe(ctx context.Context) (driver.Capacity, error) {
 		err := Classify("probe", err)
 		return driver.Capacity{Reason: err.Error()}, err
 	}
-	e.remember(res)
+	known := e.remember(res)
 	info := res.Info
 	out := driver.Capacity{EngineID: info.ID, Version: info.ServerVersion, Healthy: true}
+	for kind, names := range known.devices {
+		if out.Devices == nil {
+			out.Devices = map[string]int64{}
+		}
+		out.Devices[kind] = int64(len(names))
+	}
 	if info.OSType != "" && info.OSType != "linux" {
 		out.Healthy, out.Reason = false, "the engine runs "+info.OSType+" containers; linux is needed"
 	}

@@ -24,14 +24,15 @@ const maxDaemonConfig = 1 << 20
 
 // facts are properties that the engine reports about itself.
 type facts struct {
-	folder  string // folder of the engine's images and volumes
-	logging string // the engine's default log driver
+	folder  string              // folder of the engine's images and volumes
+	logging string              // the engine's default log driver
+	devices map[string][]string // see cdiDevices
 }
 
 // remember stores the facts about the engine from its answer info. The facts change only when the engine
 // restarts.
 func (e *Engine) remember(info client.SystemInfoResult) facts {
-	f := facts{folder: info.Info.DockerRootDir, logging: info.Info.LoggingDriver}
+	f := facts{folder: info.Info.DockerRootDir, logging: info.Info.LoggingDriver, devices: cdiDevices(info.Info.DiscoveredDevices)}
 	e.known.Store(&f)
 	return f
 }

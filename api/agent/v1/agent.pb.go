@@ -1929,9 +1929,12 @@ func (x *HealthCheck) GetStartPeriodSeconds() int32 {
 }
 
 type ContainerSpec struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Image   string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
-	Command []string               `protobuf:"bytes,2,rep,name=command,proto3" json:"command,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Numbers of devices by their CDI kind, such as nvidia.com/gpu. The agent chooses free ones. Kinds without a '/'
+	// are not listed: nothing is given to the container for them.
+	CountedDevices map[string]int64 `protobuf:"bytes,1550,rep,name=counted_devices,json=countedDevices,proto3" json:"counted_devices,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	Image          string           `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	Command        []string         `protobuf:"bytes,2,rep,name=command,proto3" json:"command,omitempty"`
 	// Arguments, appended to command.
 	Args []string          `protobuf:"bytes,3,rep,name=args,proto3" json:"args,omitempty"`
 	Env  map[string]string `protobuf:"bytes,4,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -2055,6 +2058,13 @@ func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ContainerSpec.ProtoReflect.Descriptor instead.
 func (*ContainerSpec) Descriptor() ([]byte, []int) {
 	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ContainerSpec) GetCountedDevices() map[string]int64 {
+	if x != nil {
+		return x.CountedDevices
+	}
+	return nil
 }
 
 func (x *ContainerSpec) GetImage() string {
@@ -5683,8 +5693,9 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x10interval_seconds\x18\x06 \x01(\x05R\x0fintervalSeconds\x12'\n" +
 	"\x0ftimeout_seconds\x18\a \x01(\x05R\x0etimeoutSeconds\x12\x18\n" +
 	"\aretries\x18\b \x01(\x05R\aretries\x120\n" +
-	"\x14start_period_seconds\x18\t \x01(\x05R\x12startPeriodSeconds\"\xb0\x14\n" +
-	"\rContainerSpec\x12\x14\n" +
+	"\x14start_period_seconds\x18\t \x01(\x05R\x12startPeriodSeconds\"\xd1\x15\n" +
+	"\rContainerSpec\x12\\\n" +
+	"\x0fcounted_devices\x18\x8e\f \x03(\v22.persys.agent.v1.ContainerSpec.CountedDevicesEntryR\x0ecountedDevices\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12\x12\n" +
 	"\x04args\x18\x03 \x03(\tR\x04args\x129\n" +
@@ -5790,7 +5801,10 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x06expose\x18\xe0\n" +
 	" \x03(\tR\x06expose\x12?\n" +
 	"\bnetworks\x18\xf1\v \x03(\v2\".persys.agent.v1.NetworkAttachmentR\bnetworks\x12?\n" +
-	"\fmemory_files\x18\xb4\v \x03(\v2\x1b.persys.agent.v1.MemoryFileR\vmemoryFiles\x1a6\n" +
+	"\fmemory_files\x18\xb4\v \x03(\v2\x1b.persys.agent.v1.MemoryFileR\vmemoryFiles\x1aA\n" +
+	"\x13CountedDevicesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -6132,7 +6146,7 @@ func file_api_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_api_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
+var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
 var file_api_agent_v1_agent_proto_goTypes = []any{
 	(WorkloadType)(0),                 // 0: persys.agent.v1.WorkloadType
 	(DesiredState)(0),                 // 1: persys.agent.v1.DesiredState
@@ -6198,18 +6212,19 @@ var file_api_agent_v1_agent_proto_goTypes = []any{
 	(*DeleteVolumeResponse)(nil),      // 61: persys.agent.v1.DeleteVolumeResponse
 	nil,                               // 62: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
 	nil,                               // 63: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
-	nil,                               // 64: persys.agent.v1.ContainerSpec.EnvEntry
-	nil,                               // 65: persys.agent.v1.ContainerSpec.LabelsEntry
-	nil,                               // 66: persys.agent.v1.ContainerSpec.UlimitsEntry
-	nil,                               // 67: persys.agent.v1.ContainerSpec.SysctlsEntry
-	nil,                               // 68: persys.agent.v1.ContainerSpec.AnnotationsEntry
-	nil,                               // 69: persys.agent.v1.DeviceRequest.OptionsEntry
-	nil,                               // 70: persys.agent.v1.Logging.OptionsEntry
-	nil,                               // 71: persys.agent.v1.ComposeSpec.EnvEntry
-	nil,                               // 72: persys.agent.v1.VMSpec.MetadataEntry
-	nil,                               // 73: persys.agent.v1.WorkloadStatus.MetadataEntry
-	nil,                               // 74: persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	(*durationpb.Duration)(nil),       // 75: google.protobuf.Duration
+	nil,                               // 64: persys.agent.v1.ContainerSpec.CountedDevicesEntry
+	nil,                               // 65: persys.agent.v1.ContainerSpec.EnvEntry
+	nil,                               // 66: persys.agent.v1.ContainerSpec.LabelsEntry
+	nil,                               // 67: persys.agent.v1.ContainerSpec.UlimitsEntry
+	nil,                               // 68: persys.agent.v1.ContainerSpec.SysctlsEntry
+	nil,                               // 69: persys.agent.v1.ContainerSpec.AnnotationsEntry
+	nil,                               // 70: persys.agent.v1.DeviceRequest.OptionsEntry
+	nil,                               // 71: persys.agent.v1.Logging.OptionsEntry
+	nil,                               // 72: persys.agent.v1.ComposeSpec.EnvEntry
+	nil,                               // 73: persys.agent.v1.VMSpec.MetadataEntry
+	nil,                               // 74: persys.agent.v1.WorkloadStatus.MetadataEntry
+	nil,                               // 75: persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	(*durationpb.Duration)(nil),       // 76: google.protobuf.Duration
 }
 var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	0,  // 0: persys.agent.v1.ApplyWorkloadRequest.type:type_name -> persys.agent.v1.WorkloadType
@@ -6239,86 +6254,87 @@ var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	31, // 24: persys.agent.v1.WorkloadSpec.compose:type_name -> persys.agent.v1.ComposeSpec
 	32, // 25: persys.agent.v1.WorkloadSpec.vm:type_name -> persys.agent.v1.VMSpec
 	23, // 26: persys.agent.v1.WorkloadSpec.health_check:type_name -> persys.agent.v1.HealthCheck
-	64, // 27: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
-	36, // 28: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
-	37, // 29: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
-	38, // 30: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
-	39, // 31: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
-	65, // 32: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
-	35, // 33: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	66, // 34: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
-	67, // 35: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
-	27, // 36: persys.agent.v1.ContainerSpec.devices:type_name -> persys.agent.v1.Device
-	28, // 37: persys.agent.v1.ContainerSpec.gpus:type_name -> persys.agent.v1.DeviceRequest
-	29, // 38: persys.agent.v1.ContainerSpec.logging:type_name -> persys.agent.v1.Logging
-	68, // 39: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
-	30, // 40: persys.agent.v1.ContainerSpec.healthcheck:type_name -> persys.agent.v1.EngineHealthCheck
-	8,  // 41: persys.agent.v1.ContainerSpec.networks:type_name -> persys.agent.v1.NetworkAttachment
-	25, // 42: persys.agent.v1.ContainerSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
-	69, // 43: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
-	70, // 44: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
-	75, // 45: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	75, // 46: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	75, // 47: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	75, // 48: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	71, // 49: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
-	35, // 50: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	25, // 51: persys.agent.v1.ComposeSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
-	40, // 52: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
-	41, // 53: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
-	72, // 54: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
-	34, // 55: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
-	35, // 56: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	33, // 57: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
-	0,  // 58: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
-	1,  // 59: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
-	2,  // 60: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
-	73, // 61: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
-	43, // 62: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
-	45, // 63: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
-	37, // 64: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
-	22, // 65: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
-	0,  // 66: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
-	49, // 67: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
-	50, // 68: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
-	50, // 69: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
-	52, // 70: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
-	47, // 71: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
-	53, // 72: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
-	44, // 73: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
-	56, // 74: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
-	44, // 75: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
-	59, // 76: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
-	74, // 77: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	44, // 78: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
-	26, // 79: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
-	3,  // 80: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
-	10, // 81: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
-	12, // 82: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
-	14, // 83: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
-	16, // 84: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
-	18, // 85: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
-	46, // 86: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
-	48, // 87: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
-	54, // 88: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
-	57, // 89: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
-	60, // 90: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
-	9,  // 91: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
-	11, // 92: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
-	13, // 93: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
-	15, // 94: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
-	17, // 95: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
-	20, // 96: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
-	47, // 97: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
-	51, // 98: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
-	55, // 99: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
-	58, // 100: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
-	61, // 101: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
-	91, // [91:102] is the sub-list for method output_type
-	80, // [80:91] is the sub-list for method input_type
-	80, // [80:80] is the sub-list for extension type_name
-	80, // [80:80] is the sub-list for extension extendee
-	0,  // [0:80] is the sub-list for field type_name
+	64, // 27: persys.agent.v1.ContainerSpec.counted_devices:type_name -> persys.agent.v1.ContainerSpec.CountedDevicesEntry
+	65, // 28: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
+	36, // 29: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
+	37, // 30: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
+	38, // 31: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
+	39, // 32: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
+	66, // 33: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
+	35, // 34: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	67, // 35: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
+	68, // 36: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
+	27, // 37: persys.agent.v1.ContainerSpec.devices:type_name -> persys.agent.v1.Device
+	28, // 38: persys.agent.v1.ContainerSpec.gpus:type_name -> persys.agent.v1.DeviceRequest
+	29, // 39: persys.agent.v1.ContainerSpec.logging:type_name -> persys.agent.v1.Logging
+	69, // 40: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
+	30, // 41: persys.agent.v1.ContainerSpec.healthcheck:type_name -> persys.agent.v1.EngineHealthCheck
+	8,  // 42: persys.agent.v1.ContainerSpec.networks:type_name -> persys.agent.v1.NetworkAttachment
+	25, // 43: persys.agent.v1.ContainerSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
+	70, // 44: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
+	71, // 45: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
+	76, // 46: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	76, // 47: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	76, // 48: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	76, // 49: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	72, // 50: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
+	35, // 51: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	25, // 52: persys.agent.v1.ComposeSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
+	40, // 53: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
+	41, // 54: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
+	73, // 55: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
+	34, // 56: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
+	35, // 57: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	33, // 58: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
+	0,  // 59: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
+	1,  // 60: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
+	2,  // 61: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
+	74, // 62: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
+	43, // 63: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
+	45, // 64: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
+	37, // 65: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
+	22, // 66: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
+	0,  // 67: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
+	49, // 68: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
+	50, // 69: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
+	50, // 70: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
+	52, // 71: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
+	47, // 72: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
+	53, // 73: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
+	44, // 74: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
+	56, // 75: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
+	44, // 76: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
+	59, // 77: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
+	75, // 78: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	44, // 79: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
+	26, // 80: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
+	3,  // 81: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
+	10, // 82: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
+	12, // 83: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
+	14, // 84: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
+	16, // 85: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
+	18, // 86: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
+	46, // 87: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
+	48, // 88: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
+	54, // 89: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
+	57, // 90: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
+	60, // 91: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
+	9,  // 92: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
+	11, // 93: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
+	13, // 94: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
+	15, // 95: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
+	17, // 96: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
+	20, // 97: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
+	47, // 98: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
+	51, // 99: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
+	55, // 100: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
+	58, // 101: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
+	61, // 102: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
+	92, // [92:103] is the sub-list for method output_type
+	81, // [81:92] is the sub-list for method input_type
+	81, // [81:81] is the sub-list for extension type_name
+	81, // [81:81] is the sub-list for extension extendee
+	0,  // [0:81] is the sub-list for field type_name
 }
 
 func init() { file_api_agent_v1_agent_proto_init() }
@@ -6350,7 +6366,7 @@ func file_api_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_agent_v1_agent_proto_rawDesc), len(file_api_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   72,
+			NumMessages:   73,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1679,7 +1679,9 @@ type Demand struct {
 	// The workload is an extra member of a group, which exists only during an update that starts new members first.
 	Surge bool `protobuf:"varint,361,opt,name=surge,proto3" json:"surge,omitempty"`
 	// Names of the networks that the workload joins, in the order of the specification.
-	Networks      []string `protobuf:"bytes,423,rep,name=networks,proto3" json:"networks,omitempty"`
+	Networks []string `protobuf:"bytes,423,rep,name=networks,proto3" json:"networks,omitempty"`
+	// Devices that the workload reserves on its node, sorted by name.
+	Devices       []*DeviceCount `protobuf:"bytes,381,rep,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1896,6 +1898,66 @@ func (x *Demand) GetNetworks() []string {
 	return nil
 }
 
+func (x *Demand) GetDevices() []*DeviceCount {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+// DeviceCount is a number of devices of one kind, such as 2 of nvidia.com/gpu.
+type DeviceCount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Count         int64                  `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceCount) Reset() {
+	*x = DeviceCount{}
+	mi := &file_api_command_v1_command_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceCount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceCount) ProtoMessage() {}
+
+func (x *DeviceCount) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceCount.ProtoReflect.Descriptor instead.
+func (*DeviceCount) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *DeviceCount) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DeviceCount) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 // Autoscale is how the leader chooses the number of members of a group.
 type Autoscale struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1910,7 +1972,7 @@ type Autoscale struct {
 
 func (x *Autoscale) Reset() {
 	*x = Autoscale{}
-	mi := &file_api_command_v1_command_proto_msgTypes[10]
+	mi := &file_api_command_v1_command_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1922,7 +1984,7 @@ func (x *Autoscale) String() string {
 func (*Autoscale) ProtoMessage() {}
 
 func (x *Autoscale) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[10]
+	mi := &file_api_command_v1_command_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1935,7 +1997,7 @@ func (x *Autoscale) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Autoscale.ProtoReflect.Descriptor instead.
 func (*Autoscale) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{10}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Autoscale) GetMin() uint32 {
@@ -1972,7 +2034,7 @@ type Reschedule struct {
 
 func (x *Reschedule) Reset() {
 	*x = Reschedule{}
-	mi := &file_api_command_v1_command_proto_msgTypes[11]
+	mi := &file_api_command_v1_command_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1984,7 +2046,7 @@ func (x *Reschedule) String() string {
 func (*Reschedule) ProtoMessage() {}
 
 func (x *Reschedule) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[11]
+	mi := &file_api_command_v1_command_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1997,7 +2059,7 @@ func (x *Reschedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reschedule.ProtoReflect.Descriptor instead.
 func (*Reschedule) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{11}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Reschedule) GetAttempts() int32 {
@@ -2028,7 +2090,7 @@ type Template struct {
 
 func (x *Template) Reset() {
 	*x = Template{}
-	mi := &file_api_command_v1_command_proto_msgTypes[12]
+	mi := &file_api_command_v1_command_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2040,7 +2102,7 @@ func (x *Template) String() string {
 func (*Template) ProtoMessage() {}
 
 func (x *Template) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[12]
+	mi := &file_api_command_v1_command_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2053,7 +2115,7 @@ func (x *Template) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Template.ProtoReflect.Descriptor instead.
 func (*Template) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{12}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Template) GetKind() string {
@@ -2088,7 +2150,7 @@ type Cron struct {
 
 func (x *Cron) Reset() {
 	*x = Cron{}
-	mi := &file_api_command_v1_command_proto_msgTypes[13]
+	mi := &file_api_command_v1_command_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2100,7 +2162,7 @@ func (x *Cron) String() string {
 func (*Cron) ProtoMessage() {}
 
 func (x *Cron) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[13]
+	mi := &file_api_command_v1_command_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2113,7 +2175,7 @@ func (x *Cron) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cron.ProtoReflect.Descriptor instead.
 func (*Cron) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{13}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Cron) GetSchedule() string {
@@ -2168,7 +2230,7 @@ type CreateRuns struct {
 
 func (x *CreateRuns) Reset() {
 	*x = CreateRuns{}
-	mi := &file_api_command_v1_command_proto_msgTypes[14]
+	mi := &file_api_command_v1_command_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2180,7 +2242,7 @@ func (x *CreateRuns) String() string {
 func (*CreateRuns) ProtoMessage() {}
 
 func (x *CreateRuns) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[14]
+	mi := &file_api_command_v1_command_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2193,7 +2255,7 @@ func (x *CreateRuns) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRuns.ProtoReflect.Descriptor instead.
 func (*CreateRuns) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{14}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateRuns) GetSteps() []*CronStep {
@@ -2226,7 +2288,7 @@ type CronStep struct {
 
 func (x *CronStep) Reset() {
 	*x = CronStep{}
-	mi := &file_api_command_v1_command_proto_msgTypes[15]
+	mi := &file_api_command_v1_command_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2238,7 +2300,7 @@ func (x *CronStep) String() string {
 func (*CronStep) ProtoMessage() {}
 
 func (x *CronStep) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[15]
+	mi := &file_api_command_v1_command_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2251,7 +2313,7 @@ func (x *CronStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CronStep.ProtoReflect.Descriptor instead.
 func (*CronStep) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{15}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CronStep) GetTemplate() string {
@@ -2329,7 +2391,7 @@ type StartRun struct {
 
 func (x *StartRun) Reset() {
 	*x = StartRun{}
-	mi := &file_api_command_v1_command_proto_msgTypes[16]
+	mi := &file_api_command_v1_command_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2341,7 +2403,7 @@ func (x *StartRun) String() string {
 func (*StartRun) ProtoMessage() {}
 
 func (x *StartRun) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[16]
+	mi := &file_api_command_v1_command_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2354,7 +2416,7 @@ func (x *StartRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRun.ProtoReflect.Descriptor instead.
 func (*StartRun) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{16}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StartRun) GetTemplate() string {
@@ -2402,7 +2464,7 @@ type PlaceMembers struct {
 
 func (x *PlaceMembers) Reset() {
 	*x = PlaceMembers{}
-	mi := &file_api_command_v1_command_proto_msgTypes[17]
+	mi := &file_api_command_v1_command_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2414,7 +2476,7 @@ func (x *PlaceMembers) String() string {
 func (*PlaceMembers) ProtoMessage() {}
 
 func (x *PlaceMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[17]
+	mi := &file_api_command_v1_command_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2427,7 +2489,7 @@ func (x *PlaceMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceMembers.ProtoReflect.Descriptor instead.
 func (*PlaceMembers) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{17}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PlaceMembers) GetChanges() []*MemberChange {
@@ -2454,7 +2516,7 @@ type MemberChange struct {
 
 func (x *MemberChange) Reset() {
 	*x = MemberChange{}
-	mi := &file_api_command_v1_command_proto_msgTypes[18]
+	mi := &file_api_command_v1_command_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2466,7 +2528,7 @@ func (x *MemberChange) String() string {
 func (*MemberChange) ProtoMessage() {}
 
 func (x *MemberChange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[18]
+	mi := &file_api_command_v1_command_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2479,7 +2541,7 @@ func (x *MemberChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberChange.ProtoReflect.Descriptor instead.
 func (*MemberChange) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{18}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MemberChange) GetTemplate() string {
@@ -2531,7 +2593,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_api_command_v1_command_proto_msgTypes[19]
+	mi := &file_api_command_v1_command_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2543,7 +2605,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[19]
+	mi := &file_api_command_v1_command_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2556,7 +2618,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{19}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Run) GetScheduledAt() int64 {
@@ -2597,7 +2659,7 @@ type TemplateState struct {
 
 func (x *TemplateState) Reset() {
 	*x = TemplateState{}
-	mi := &file_api_command_v1_command_proto_msgTypes[20]
+	mi := &file_api_command_v1_command_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2609,7 +2671,7 @@ func (x *TemplateState) String() string {
 func (*TemplateState) ProtoMessage() {}
 
 func (x *TemplateState) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[20]
+	mi := &file_api_command_v1_command_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2622,7 +2684,7 @@ func (x *TemplateState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateState.ProtoReflect.Descriptor instead.
 func (*TemplateState) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{20}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TemplateState) GetNext() int64 {
@@ -2673,7 +2735,7 @@ type Placement struct {
 
 func (x *Placement) Reset() {
 	*x = Placement{}
-	mi := &file_api_command_v1_command_proto_msgTypes[21]
+	mi := &file_api_command_v1_command_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2685,7 +2747,7 @@ func (x *Placement) String() string {
 func (*Placement) ProtoMessage() {}
 
 func (x *Placement) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[21]
+	mi := &file_api_command_v1_command_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2698,7 +2760,7 @@ func (x *Placement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placement.ProtoReflect.Descriptor instead.
 func (*Placement) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{21}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Placement) GetSpread() []*Spread {
@@ -2736,7 +2798,7 @@ type Spread struct {
 
 func (x *Spread) Reset() {
 	*x = Spread{}
-	mi := &file_api_command_v1_command_proto_msgTypes[22]
+	mi := &file_api_command_v1_command_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2748,7 +2810,7 @@ func (x *Spread) String() string {
 func (*Spread) ProtoMessage() {}
 
 func (x *Spread) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[22]
+	mi := &file_api_command_v1_command_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2761,7 +2823,7 @@ func (x *Spread) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Spread.ProtoReflect.Descriptor instead.
 func (*Spread) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{22}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Spread) GetBy() string {
@@ -2807,7 +2869,7 @@ type Affinity struct {
 
 func (x *Affinity) Reset() {
 	*x = Affinity{}
-	mi := &file_api_command_v1_command_proto_msgTypes[23]
+	mi := &file_api_command_v1_command_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2819,7 +2881,7 @@ func (x *Affinity) String() string {
 func (*Affinity) ProtoMessage() {}
 
 func (x *Affinity) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[23]
+	mi := &file_api_command_v1_command_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2832,7 +2894,7 @@ func (x *Affinity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Affinity.ProtoReflect.Descriptor instead.
 func (*Affinity) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{23}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Affinity) GetAnti() bool {
@@ -2908,7 +2970,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_api_command_v1_command_proto_msgTypes[24]
+	mi := &file_api_command_v1_command_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2920,7 +2982,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[24]
+	mi := &file_api_command_v1_command_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2933,7 +2995,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{24}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Job) GetParallelism() uint32 {
@@ -2979,7 +3041,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[25]
+	mi := &file_api_command_v1_command_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2991,7 +3053,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[25]
+	mi := &file_api_command_v1_command_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3004,7 +3066,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{25}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Exit) GetCode() int32 {
@@ -3045,7 +3107,7 @@ type FinishJobs struct {
 
 func (x *FinishJobs) Reset() {
 	*x = FinishJobs{}
-	mi := &file_api_command_v1_command_proto_msgTypes[26]
+	mi := &file_api_command_v1_command_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3057,7 +3119,7 @@ func (x *FinishJobs) String() string {
 func (*FinishJobs) ProtoMessage() {}
 
 func (x *FinishJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[26]
+	mi := &file_api_command_v1_command_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3070,7 +3132,7 @@ func (x *FinishJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishJobs.ProtoReflect.Descriptor instead.
 func (*FinishJobs) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{26}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *FinishJobs) GetEnds() []*JobEnd {
@@ -3094,7 +3156,7 @@ type JobEnd struct {
 
 func (x *JobEnd) Reset() {
 	*x = JobEnd{}
-	mi := &file_api_command_v1_command_proto_msgTypes[27]
+	mi := &file_api_command_v1_command_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3106,7 +3168,7 @@ func (x *JobEnd) String() string {
 func (*JobEnd) ProtoMessage() {}
 
 func (x *JobEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[27]
+	mi := &file_api_command_v1_command_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3119,7 +3181,7 @@ func (x *JobEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobEnd.ProtoReflect.Descriptor instead.
 func (*JobEnd) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{27}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *JobEnd) GetWorkload() string {
@@ -3167,7 +3229,7 @@ type ExpireJobs struct {
 
 func (x *ExpireJobs) Reset() {
 	*x = ExpireJobs{}
-	mi := &file_api_command_v1_command_proto_msgTypes[28]
+	mi := &file_api_command_v1_command_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3179,7 +3241,7 @@ func (x *ExpireJobs) String() string {
 func (*ExpireJobs) ProtoMessage() {}
 
 func (x *ExpireJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[28]
+	mi := &file_api_command_v1_command_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3192,7 +3254,7 @@ func (x *ExpireJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpireJobs.ProtoReflect.Descriptor instead.
 func (*ExpireJobs) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{28}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExpireJobs) GetJobs() []*JobExpiry {
@@ -3212,7 +3274,7 @@ type JobExpiry struct {
 
 func (x *JobExpiry) Reset() {
 	*x = JobExpiry{}
-	mi := &file_api_command_v1_command_proto_msgTypes[29]
+	mi := &file_api_command_v1_command_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3224,7 +3286,7 @@ func (x *JobExpiry) String() string {
 func (*JobExpiry) ProtoMessage() {}
 
 func (x *JobExpiry) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[29]
+	mi := &file_api_command_v1_command_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3237,7 +3299,7 @@ func (x *JobExpiry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobExpiry.ProtoReflect.Descriptor instead.
 func (*JobExpiry) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{29}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *JobExpiry) GetWorkload() string {
@@ -3272,7 +3334,7 @@ type JobResult struct {
 
 func (x *JobResult) Reset() {
 	*x = JobResult{}
-	mi := &file_api_command_v1_command_proto_msgTypes[30]
+	mi := &file_api_command_v1_command_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3284,7 +3346,7 @@ func (x *JobResult) String() string {
 func (*JobResult) ProtoMessage() {}
 
 func (x *JobResult) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[30]
+	mi := &file_api_command_v1_command_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3297,7 +3359,7 @@ func (x *JobResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobResult.ProtoReflect.Descriptor instead.
 func (*JobResult) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{30}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *JobResult) GetSucceeded() bool {
@@ -3356,7 +3418,7 @@ type Ask struct {
 
 func (x *Ask) Reset() {
 	*x = Ask{}
-	mi := &file_api_command_v1_command_proto_msgTypes[31]
+	mi := &file_api_command_v1_command_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3368,7 +3430,7 @@ func (x *Ask) String() string {
 func (*Ask) ProtoMessage() {}
 
 func (x *Ask) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[31]
+	mi := &file_api_command_v1_command_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3381,7 +3443,7 @@ func (x *Ask) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ask.ProtoReflect.Descriptor instead.
 func (*Ask) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{31}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Ask) GetRule() string {
@@ -3418,7 +3480,7 @@ type LocalData struct {
 
 func (x *LocalData) Reset() {
 	*x = LocalData{}
-	mi := &file_api_command_v1_command_proto_msgTypes[32]
+	mi := &file_api_command_v1_command_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3430,7 +3492,7 @@ func (x *LocalData) String() string {
 func (*LocalData) ProtoMessage() {}
 
 func (x *LocalData) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[32]
+	mi := &file_api_command_v1_command_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3443,7 +3505,7 @@ func (x *LocalData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocalData.ProtoReflect.Descriptor instead.
 func (*LocalData) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{32}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *LocalData) GetName() string {
@@ -3475,7 +3537,7 @@ type PortName struct {
 
 func (x *PortName) Reset() {
 	*x = PortName{}
-	mi := &file_api_command_v1_command_proto_msgTypes[33]
+	mi := &file_api_command_v1_command_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3487,7 +3549,7 @@ func (x *PortName) String() string {
 func (*PortName) ProtoMessage() {}
 
 func (x *PortName) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[33]
+	mi := &file_api_command_v1_command_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3500,7 +3562,7 @@ func (x *PortName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortName.ProtoReflect.Descriptor instead.
 func (*PortName) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{33}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PortName) GetName() string {
@@ -3544,7 +3606,7 @@ type InitCluster struct {
 
 func (x *InitCluster) Reset() {
 	*x = InitCluster{}
-	mi := &file_api_command_v1_command_proto_msgTypes[34]
+	mi := &file_api_command_v1_command_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3556,7 +3618,7 @@ func (x *InitCluster) String() string {
 func (*InitCluster) ProtoMessage() {}
 
 func (x *InitCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[34]
+	mi := &file_api_command_v1_command_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3569,7 +3631,7 @@ func (x *InitCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitCluster.ProtoReflect.Descriptor instead.
 func (*InitCluster) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{34}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *InitCluster) GetClusterId() string {
@@ -3635,7 +3697,7 @@ type WorkloadPut struct {
 
 func (x *WorkloadPut) Reset() {
 	*x = WorkloadPut{}
-	mi := &file_api_command_v1_command_proto_msgTypes[35]
+	mi := &file_api_command_v1_command_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3647,7 +3709,7 @@ func (x *WorkloadPut) String() string {
 func (*WorkloadPut) ProtoMessage() {}
 
 func (x *WorkloadPut) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[35]
+	mi := &file_api_command_v1_command_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3660,7 +3722,7 @@ func (x *WorkloadPut) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadPut.ProtoReflect.Descriptor instead.
 func (*WorkloadPut) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{35}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WorkloadPut) GetId() string {
@@ -3785,7 +3847,7 @@ type ObjectUse struct {
 
 func (x *ObjectUse) Reset() {
 	*x = ObjectUse{}
-	mi := &file_api_command_v1_command_proto_msgTypes[36]
+	mi := &file_api_command_v1_command_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3797,7 +3859,7 @@ func (x *ObjectUse) String() string {
 func (*ObjectUse) ProtoMessage() {}
 
 func (x *ObjectUse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[36]
+	mi := &file_api_command_v1_command_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3810,7 +3872,7 @@ func (x *ObjectUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectUse.ProtoReflect.Descriptor instead.
 func (*ObjectUse) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{36}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ObjectUse) GetKind() string {
@@ -3864,7 +3926,7 @@ type PutObject struct {
 
 func (x *PutObject) Reset() {
 	*x = PutObject{}
-	mi := &file_api_command_v1_command_proto_msgTypes[37]
+	mi := &file_api_command_v1_command_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3876,7 +3938,7 @@ func (x *PutObject) String() string {
 func (*PutObject) ProtoMessage() {}
 
 func (x *PutObject) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[37]
+	mi := &file_api_command_v1_command_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3889,7 +3951,7 @@ func (x *PutObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutObject.ProtoReflect.Descriptor instead.
 func (*PutObject) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{37}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PutObject) GetKind() string {
@@ -3954,7 +4016,7 @@ type DeleteObject struct {
 
 func (x *DeleteObject) Reset() {
 	*x = DeleteObject{}
-	mi := &file_api_command_v1_command_proto_msgTypes[38]
+	mi := &file_api_command_v1_command_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3966,7 +4028,7 @@ func (x *DeleteObject) String() string {
 func (*DeleteObject) ProtoMessage() {}
 
 func (x *DeleteObject) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[38]
+	mi := &file_api_command_v1_command_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3979,7 +4041,7 @@ func (x *DeleteObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteObject.ProtoReflect.Descriptor instead.
 func (*DeleteObject) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{38}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DeleteObject) GetKind() string {
@@ -4022,7 +4084,7 @@ type ObjectVersion struct {
 
 func (x *ObjectVersion) Reset() {
 	*x = ObjectVersion{}
-	mi := &file_api_command_v1_command_proto_msgTypes[39]
+	mi := &file_api_command_v1_command_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4034,7 +4096,7 @@ func (x *ObjectVersion) String() string {
 func (*ObjectVersion) ProtoMessage() {}
 
 func (x *ObjectVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[39]
+	mi := &file_api_command_v1_command_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4047,7 +4109,7 @@ func (x *ObjectVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectVersion.ProtoReflect.Descriptor instead.
 func (*ObjectVersion) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{39}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ObjectVersion) GetNumber() uint64 {
@@ -4112,7 +4174,7 @@ type ObjectRecord struct {
 
 func (x *ObjectRecord) Reset() {
 	*x = ObjectRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[40]
+	mi := &file_api_command_v1_command_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4124,7 +4186,7 @@ func (x *ObjectRecord) String() string {
 func (*ObjectRecord) ProtoMessage() {}
 
 func (x *ObjectRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[40]
+	mi := &file_api_command_v1_command_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4137,7 +4199,7 @@ func (x *ObjectRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectRecord.ProtoReflect.Descriptor instead.
 func (*ObjectRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{40}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ObjectRecord) GetKind() string {
@@ -4210,7 +4272,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_api_command_v1_command_proto_msgTypes[41]
+	mi := &file_api_command_v1_command_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4222,7 +4284,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[41]
+	mi := &file_api_command_v1_command_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4235,7 +4297,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{41}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Bundle) GetDigest() string {
@@ -4284,7 +4346,7 @@ type PutWorkloads struct {
 
 func (x *PutWorkloads) Reset() {
 	*x = PutWorkloads{}
-	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4296,7 +4358,7 @@ func (x *PutWorkloads) String() string {
 func (*PutWorkloads) ProtoMessage() {}
 
 func (x *PutWorkloads) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4309,7 +4371,7 @@ func (x *PutWorkloads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutWorkloads.ProtoReflect.Descriptor instead.
 func (*PutWorkloads) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{42}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PutWorkloads) GetWorkloads() []*WorkloadPut {
@@ -4397,7 +4459,7 @@ type UpdatePolicy struct {
 
 func (x *UpdatePolicy) Reset() {
 	*x = UpdatePolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4409,7 +4471,7 @@ func (x *UpdatePolicy) String() string {
 func (*UpdatePolicy) ProtoMessage() {}
 
 func (x *UpdatePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4422,7 +4484,7 @@ func (x *UpdatePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePolicy.ProtoReflect.Descriptor instead.
 func (*UpdatePolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *UpdatePolicy) GetMaxParallel() int32 {
@@ -4490,7 +4552,7 @@ type AdvanceRollout struct {
 
 func (x *AdvanceRollout) Reset() {
 	*x = AdvanceRollout{}
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4502,7 +4564,7 @@ func (x *AdvanceRollout) String() string {
 func (*AdvanceRollout) ProtoMessage() {}
 
 func (x *AdvanceRollout) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4515,7 +4577,7 @@ func (x *AdvanceRollout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceRollout.ProtoReflect.Descriptor instead.
 func (*AdvanceRollout) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AdvanceRollout) GetGroup() string {
@@ -4586,7 +4648,7 @@ type SetRollout struct {
 
 func (x *SetRollout) Reset() {
 	*x = SetRollout{}
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4598,7 +4660,7 @@ func (x *SetRollout) String() string {
 func (*SetRollout) ProtoMessage() {}
 
 func (x *SetRollout) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4611,7 +4673,7 @@ func (x *SetRollout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRollout.ProtoReflect.Descriptor instead.
 func (*SetRollout) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SetRollout) GetGroup() string {
@@ -4652,7 +4714,7 @@ type ScaleGroup struct {
 
 func (x *ScaleGroup) Reset() {
 	*x = ScaleGroup{}
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4664,7 +4726,7 @@ func (x *ScaleGroup) String() string {
 func (*ScaleGroup) ProtoMessage() {}
 
 func (x *ScaleGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4677,7 +4739,7 @@ func (x *ScaleGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScaleGroup.ProtoReflect.Descriptor instead.
 func (*ScaleGroup) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ScaleGroup) GetGroup() string {
@@ -4749,7 +4811,7 @@ type SetDesired struct {
 
 func (x *SetDesired) Reset() {
 	*x = SetDesired{}
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4761,7 +4823,7 @@ func (x *SetDesired) String() string {
 func (*SetDesired) ProtoMessage() {}
 
 func (x *SetDesired) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4774,7 +4836,7 @@ func (x *SetDesired) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDesired.ProtoReflect.Descriptor instead.
 func (*SetDesired) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SetDesired) GetId() string {
@@ -4811,7 +4873,7 @@ type DeleteWorkload struct {
 
 func (x *DeleteWorkload) Reset() {
 	*x = DeleteWorkload{}
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4823,7 +4885,7 @@ func (x *DeleteWorkload) String() string {
 func (*DeleteWorkload) ProtoMessage() {}
 
 func (x *DeleteWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4836,7 +4898,7 @@ func (x *DeleteWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkload.ProtoReflect.Descriptor instead.
 func (*DeleteWorkload) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DeleteWorkload) GetId() string {
@@ -4874,7 +4936,7 @@ type RetryWorkload struct {
 
 func (x *RetryWorkload) Reset() {
 	*x = RetryWorkload{}
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4886,7 +4948,7 @@ func (x *RetryWorkload) String() string {
 func (*RetryWorkload) ProtoMessage() {}
 
 func (x *RetryWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4899,7 +4961,7 @@ func (x *RetryWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkload.ProtoReflect.Descriptor instead.
 func (*RetryWorkload) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RetryWorkload) GetId() string {
@@ -4934,7 +4996,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4946,7 +5008,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4959,7 +5021,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Pool) GetName() string {
@@ -5008,14 +5070,16 @@ type RegisterNode struct {
 	// Absent from agents without networks that span nodes.
 	Networking *NodeNetworking `protobuf:"bytes,424,opt,name=networking,proto3" json:"networking,omitempty"`
 	// Port on which the agent serves /metrics over plain HTTP; 0 = none.
-	MetricsPort   uint32 `protobuf:"varint,440,opt,name=metrics_port,json=metricsPort,proto3" json:"metrics_port,omitempty"`
+	MetricsPort uint32 `protobuf:"varint,440,opt,name=metrics_port,json=metricsPort,proto3" json:"metrics_port,omitempty"`
+	// Devices that workloads can reserve.
+	Devices       []*DeviceCount `protobuf:"bytes,382,rep,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterNode) Reset() {
 	*x = RegisterNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5027,7 +5091,7 @@ func (x *RegisterNode) String() string {
 func (*RegisterNode) ProtoMessage() {}
 
 func (x *RegisterNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5040,7 +5104,7 @@ func (x *RegisterNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNode.ProtoReflect.Descriptor instead.
 func (*RegisterNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RegisterNode) GetId() string {
@@ -5176,6 +5240,13 @@ func (x *RegisterNode) GetMetricsPort() uint32 {
 	return 0
 }
 
+func (x *RegisterNode) GetDevices() []*DeviceCount {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
 // NodeNetworking says what a node can do for networks that span nodes.
 type NodeNetworking struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -5191,7 +5262,7 @@ type NodeNetworking struct {
 
 func (x *NodeNetworking) Reset() {
 	*x = NodeNetworking{}
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5203,7 +5274,7 @@ func (x *NodeNetworking) String() string {
 func (*NodeNetworking) ProtoMessage() {}
 
 func (x *NodeNetworking) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5216,7 +5287,7 @@ func (x *NodeNetworking) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeNetworking.ProtoReflect.Descriptor instead.
 func (*NodeNetworking) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *NodeNetworking) GetAddress() string {
@@ -5258,7 +5329,7 @@ type PutNetwork struct {
 
 func (x *PutNetwork) Reset() {
 	*x = PutNetwork{}
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5270,7 +5341,7 @@ func (x *PutNetwork) String() string {
 func (*PutNetwork) ProtoMessage() {}
 
 func (x *PutNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5283,7 +5354,7 @@ func (x *PutNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNetwork.ProtoReflect.Descriptor instead.
 func (*PutNetwork) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PutNetwork) GetName() string {
@@ -5335,7 +5406,7 @@ type DeleteNetwork struct {
 
 func (x *DeleteNetwork) Reset() {
 	*x = DeleteNetwork{}
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5347,7 +5418,7 @@ func (x *DeleteNetwork) String() string {
 func (*DeleteNetwork) ProtoMessage() {}
 
 func (x *DeleteNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5360,7 +5431,7 @@ func (x *DeleteNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetwork.ProtoReflect.Descriptor instead.
 func (*DeleteNetwork) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DeleteNetwork) GetName() string {
@@ -5394,7 +5465,7 @@ type ReleaseSlices struct {
 
 func (x *ReleaseSlices) Reset() {
 	*x = ReleaseSlices{}
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5406,7 +5477,7 @@ func (x *ReleaseSlices) String() string {
 func (*ReleaseSlices) ProtoMessage() {}
 
 func (x *ReleaseSlices) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5419,7 +5490,7 @@ func (x *ReleaseSlices) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseSlices.ProtoReflect.Descriptor instead.
 func (*ReleaseSlices) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ReleaseSlices) GetSlices() []*IdleSlice {
@@ -5439,7 +5510,7 @@ type IdleSlice struct {
 
 func (x *IdleSlice) Reset() {
 	*x = IdleSlice{}
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5451,7 +5522,7 @@ func (x *IdleSlice) String() string {
 func (*IdleSlice) ProtoMessage() {}
 
 func (x *IdleSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5464,7 +5535,7 @@ func (x *IdleSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdleSlice.ProtoReflect.Descriptor instead.
 func (*IdleSlice) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *IdleSlice) GetNetwork() uint32 {
@@ -5501,7 +5572,7 @@ type NetworkRecord struct {
 
 func (x *NetworkRecord) Reset() {
 	*x = NetworkRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5513,7 +5584,7 @@ func (x *NetworkRecord) String() string {
 func (*NetworkRecord) ProtoMessage() {}
 
 func (x *NetworkRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5526,7 +5597,7 @@ func (x *NetworkRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkRecord.ProtoReflect.Descriptor instead.
 func (*NetworkRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *NetworkRecord) GetId() uint32 {
@@ -5614,7 +5685,7 @@ type SliceRecord struct {
 
 func (x *SliceRecord) Reset() {
 	*x = SliceRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5626,7 +5697,7 @@ func (x *SliceRecord) String() string {
 func (*SliceRecord) ProtoMessage() {}
 
 func (x *SliceRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5639,7 +5710,7 @@ func (x *SliceRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SliceRecord.ProtoReflect.Descriptor instead.
 func (*SliceRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *SliceRecord) GetNumber() uint32 {
@@ -5680,7 +5751,7 @@ type CordonNode struct {
 
 func (x *CordonNode) Reset() {
 	*x = CordonNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5692,7 +5763,7 @@ func (x *CordonNode) String() string {
 func (*CordonNode) ProtoMessage() {}
 
 func (x *CordonNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5705,7 +5776,7 @@ func (x *CordonNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNode.ProtoReflect.Descriptor instead.
 func (*CordonNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *CordonNode) GetId() string {
@@ -5734,7 +5805,7 @@ type LabelNode struct {
 
 func (x *LabelNode) Reset() {
 	*x = LabelNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5746,7 +5817,7 @@ func (x *LabelNode) String() string {
 func (*LabelNode) ProtoMessage() {}
 
 func (x *LabelNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5759,7 +5830,7 @@ func (x *LabelNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelNode.ProtoReflect.Descriptor instead.
 func (*LabelNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *LabelNode) GetId() string {
@@ -5788,7 +5859,7 @@ type NodeLabel struct {
 
 func (x *NodeLabel) Reset() {
 	*x = NodeLabel{}
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5800,7 +5871,7 @@ func (x *NodeLabel) String() string {
 func (*NodeLabel) ProtoMessage() {}
 
 func (x *NodeLabel) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5813,7 +5884,7 @@ func (x *NodeLabel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeLabel.ProtoReflect.Descriptor instead.
 func (*NodeLabel) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *NodeLabel) GetKey() string {
@@ -5848,7 +5919,7 @@ type TaintNode struct {
 
 func (x *TaintNode) Reset() {
 	*x = TaintNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5860,7 +5931,7 @@ func (x *TaintNode) String() string {
 func (*TaintNode) ProtoMessage() {}
 
 func (x *TaintNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5873,7 +5944,7 @@ func (x *TaintNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaintNode.ProtoReflect.Descriptor instead.
 func (*TaintNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *TaintNode) GetId() string {
@@ -5901,7 +5972,7 @@ type NodeTaint struct {
 
 func (x *NodeTaint) Reset() {
 	*x = NodeTaint{}
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5913,7 +5984,7 @@ func (x *NodeTaint) String() string {
 func (*NodeTaint) ProtoMessage() {}
 
 func (x *NodeTaint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5926,7 +5997,7 @@ func (x *NodeTaint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTaint.ProtoReflect.Descriptor instead.
 func (*NodeTaint) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *NodeTaint) GetTaint() *Taint {
@@ -5955,7 +6026,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5967,7 +6038,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5980,7 +6051,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DrainNode) GetId() string {
@@ -6017,7 +6088,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6029,7 +6100,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6042,7 +6113,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RemoveNode) GetId() string {
@@ -6078,7 +6149,7 @@ type FenceNode struct {
 
 func (x *FenceNode) Reset() {
 	*x = FenceNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6090,7 +6161,7 @@ func (x *FenceNode) String() string {
 func (*FenceNode) ProtoMessage() {}
 
 func (x *FenceNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6103,7 +6174,7 @@ func (x *FenceNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceNode.ProtoReflect.Descriptor instead.
 func (*FenceNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *FenceNode) GetId() string {
@@ -6135,7 +6206,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6147,7 +6218,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6160,7 +6231,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *NodeState) GetId() string {
@@ -6207,7 +6278,7 @@ type SetNodeStates struct {
 
 func (x *SetNodeStates) Reset() {
 	*x = SetNodeStates{}
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6219,7 +6290,7 @@ func (x *SetNodeStates) String() string {
 func (*SetNodeStates) ProtoMessage() {}
 
 func (x *SetNodeStates) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6232,7 +6303,7 @@ func (x *SetNodeStates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeStates.ProtoReflect.Descriptor instead.
 func (*SetNodeStates) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *SetNodeStates) GetNodes() []*NodeState {
@@ -6255,7 +6326,7 @@ type Assignment struct {
 
 func (x *Assignment) Reset() {
 	*x = Assignment{}
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6267,7 +6338,7 @@ func (x *Assignment) String() string {
 func (*Assignment) ProtoMessage() {}
 
 func (x *Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6280,7 +6351,7 @@ func (x *Assignment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
 func (*Assignment) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Assignment) GetWorkload() string {
@@ -6320,7 +6391,7 @@ type Assign struct {
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6332,7 +6403,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6345,7 +6416,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Assign) GetAssignments() []*Assignment {
@@ -6374,7 +6445,7 @@ type Eviction struct {
 
 func (x *Eviction) Reset() {
 	*x = Eviction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6386,7 +6457,7 @@ func (x *Eviction) String() string {
 func (*Eviction) ProtoMessage() {}
 
 func (x *Eviction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6399,7 +6470,7 @@ func (x *Eviction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Eviction.ProtoReflect.Descriptor instead.
 func (*Eviction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Eviction) GetWorkload() string {
@@ -6460,7 +6531,7 @@ type Evict struct {
 
 func (x *Evict) Reset() {
 	*x = Evict{}
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6472,7 +6543,7 @@ func (x *Evict) String() string {
 func (*Evict) ProtoMessage() {}
 
 func (x *Evict) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6485,7 +6556,7 @@ func (x *Evict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evict.ProtoReflect.Descriptor instead.
 func (*Evict) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Evict) GetEvictions() []*Eviction {
@@ -6506,7 +6577,7 @@ type MoveWorkloads struct {
 
 func (x *MoveWorkloads) Reset() {
 	*x = MoveWorkloads{}
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6518,7 +6589,7 @@ func (x *MoveWorkloads) String() string {
 func (*MoveWorkloads) ProtoMessage() {}
 
 func (x *MoveWorkloads) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6531,7 +6602,7 @@ func (x *MoveWorkloads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveWorkloads.ProtoReflect.Descriptor instead.
 func (*MoveWorkloads) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *MoveWorkloads) GetMoves() []*WorkloadMove {
@@ -6565,7 +6636,7 @@ type WorkloadMove struct {
 
 func (x *WorkloadMove) Reset() {
 	*x = WorkloadMove{}
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6577,7 +6648,7 @@ func (x *WorkloadMove) String() string {
 func (*WorkloadMove) ProtoMessage() {}
 
 func (x *WorkloadMove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6590,7 +6661,7 @@ func (x *WorkloadMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadMove.ProtoReflect.Descriptor instead.
 func (*WorkloadMove) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *WorkloadMove) GetWorkload() string {
@@ -6671,7 +6742,7 @@ type ReservedAmounts struct {
 
 func (x *ReservedAmounts) Reset() {
 	*x = ReservedAmounts{}
-	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	mi := &file_api_command_v1_command_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6683,7 +6754,7 @@ func (x *ReservedAmounts) String() string {
 func (*ReservedAmounts) ProtoMessage() {}
 
 func (x *ReservedAmounts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	mi := &file_api_command_v1_command_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6696,7 +6767,7 @@ func (x *ReservedAmounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReservedAmounts.ProtoReflect.Descriptor instead.
 func (*ReservedAmounts) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ReservedAmounts) GetCpuMillicores() int64 {
@@ -6751,7 +6822,7 @@ type Retry struct {
 
 func (x *Retry) Reset() {
 	*x = Retry{}
-	mi := &file_api_command_v1_command_proto_msgTypes[76]
+	mi := &file_api_command_v1_command_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6763,7 +6834,7 @@ func (x *Retry) String() string {
 func (*Retry) ProtoMessage() {}
 
 func (x *Retry) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[76]
+	mi := &file_api_command_v1_command_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6776,7 +6847,7 @@ func (x *Retry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retry.ProtoReflect.Descriptor instead.
 func (*Retry) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{76}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Retry) GetWorkload() string {
@@ -6837,7 +6908,7 @@ type ScheduleRetries struct {
 
 func (x *ScheduleRetries) Reset() {
 	*x = ScheduleRetries{}
-	mi := &file_api_command_v1_command_proto_msgTypes[77]
+	mi := &file_api_command_v1_command_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6849,7 +6920,7 @@ func (x *ScheduleRetries) String() string {
 func (*ScheduleRetries) ProtoMessage() {}
 
 func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[77]
+	mi := &file_api_command_v1_command_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6862,7 +6933,7 @@ func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleRetries.ProtoReflect.Descriptor instead.
 func (*ScheduleRetries) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{77}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ScheduleRetries) GetRetries() []*Retry {
@@ -6884,7 +6955,7 @@ type Unplaced struct {
 
 func (x *Unplaced) Reset() {
 	*x = Unplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[78]
+	mi := &file_api_command_v1_command_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6896,7 +6967,7 @@ func (x *Unplaced) String() string {
 func (*Unplaced) ProtoMessage() {}
 
 func (x *Unplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[78]
+	mi := &file_api_command_v1_command_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6909,7 +6980,7 @@ func (x *Unplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unplaced.ProtoReflect.Descriptor instead.
 func (*Unplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{78}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Unplaced) GetWorkload() string {
@@ -6949,7 +7020,7 @@ type ExplainUnplaced struct {
 
 func (x *ExplainUnplaced) Reset() {
 	*x = ExplainUnplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[79]
+	mi := &file_api_command_v1_command_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6961,7 +7032,7 @@ func (x *ExplainUnplaced) String() string {
 func (*ExplainUnplaced) ProtoMessage() {}
 
 func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[79]
+	mi := &file_api_command_v1_command_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6974,7 +7045,7 @@ func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainUnplaced.ProtoReflect.Descriptor instead.
 func (*ExplainUnplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{79}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ExplainUnplaced) GetWorkloads() []*Unplaced {
@@ -6993,7 +7064,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_api_command_v1_command_proto_msgTypes[80]
+	mi := &file_api_command_v1_command_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7005,7 +7076,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[80]
+	mi := &file_api_command_v1_command_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7018,7 +7089,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{80}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Address) GetIp() string {
@@ -7041,7 +7112,7 @@ type PortBinding struct {
 
 func (x *PortBinding) Reset() {
 	*x = PortBinding{}
-	mi := &file_api_command_v1_command_proto_msgTypes[81]
+	mi := &file_api_command_v1_command_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7053,7 +7124,7 @@ func (x *PortBinding) String() string {
 func (*PortBinding) ProtoMessage() {}
 
 func (x *PortBinding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[81]
+	mi := &file_api_command_v1_command_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7066,7 +7137,7 @@ func (x *PortBinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortBinding.ProtoReflect.Descriptor instead.
 func (*PortBinding) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{81}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *PortBinding) GetHostPort() uint32 {
@@ -7137,7 +7208,7 @@ type WorkloadReport struct {
 
 func (x *WorkloadReport) Reset() {
 	*x = WorkloadReport{}
-	mi := &file_api_command_v1_command_proto_msgTypes[82]
+	mi := &file_api_command_v1_command_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7149,7 +7220,7 @@ func (x *WorkloadReport) String() string {
 func (*WorkloadReport) ProtoMessage() {}
 
 func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[82]
+	mi := &file_api_command_v1_command_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7162,7 +7233,7 @@ func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadReport.ProtoReflect.Descriptor instead.
 func (*WorkloadReport) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{82}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *WorkloadReport) GetWorkload() string {
@@ -7307,7 +7378,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_api_command_v1_command_proto_msgTypes[83]
+	mi := &file_api_command_v1_command_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7319,7 +7390,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[83]
+	mi := &file_api_command_v1_command_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7332,7 +7403,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{83}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Report) GetReports() []*WorkloadReport {
@@ -7358,7 +7429,7 @@ type SetMode struct {
 
 func (x *SetMode) Reset() {
 	*x = SetMode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[84]
+	mi := &file_api_command_v1_command_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7370,7 +7441,7 @@ func (x *SetMode) String() string {
 func (*SetMode) ProtoMessage() {}
 
 func (x *SetMode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[84]
+	mi := &file_api_command_v1_command_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7383,7 +7454,7 @@ func (x *SetMode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMode.ProtoReflect.Descriptor instead.
 func (*SetMode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{84}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *SetMode) GetMode() string {
@@ -7436,7 +7507,7 @@ type PutReplica struct {
 
 func (x *PutReplica) Reset() {
 	*x = PutReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[85]
+	mi := &file_api_command_v1_command_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7448,7 +7519,7 @@ func (x *PutReplica) String() string {
 func (*PutReplica) ProtoMessage() {}
 
 func (x *PutReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[85]
+	mi := &file_api_command_v1_command_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7461,7 +7532,7 @@ func (x *PutReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutReplica.ProtoReflect.Descriptor instead.
 func (*PutReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{85}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *PutReplica) GetId() string {
@@ -7560,7 +7631,7 @@ type ReplicaRepair struct {
 
 func (x *ReplicaRepair) Reset() {
 	*x = ReplicaRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[86]
+	mi := &file_api_command_v1_command_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7572,7 +7643,7 @@ func (x *ReplicaRepair) String() string {
 func (*ReplicaRepair) ProtoMessage() {}
 
 func (x *ReplicaRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[86]
+	mi := &file_api_command_v1_command_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7585,7 +7656,7 @@ func (x *ReplicaRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaRepair.ProtoReflect.Descriptor instead.
 func (*ReplicaRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{86}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ReplicaRepair) GetOf() string {
@@ -7632,7 +7703,7 @@ type RemoveReplica struct {
 
 func (x *RemoveReplica) Reset() {
 	*x = RemoveReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[87]
+	mi := &file_api_command_v1_command_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7644,7 +7715,7 @@ func (x *RemoveReplica) String() string {
 func (*RemoveReplica) ProtoMessage() {}
 
 func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[87]
+	mi := &file_api_command_v1_command_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7657,7 +7728,7 @@ func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplica.ProtoReflect.Descriptor instead.
 func (*RemoveReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{87}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *RemoveReplica) GetId() string {
@@ -7676,7 +7747,7 @@ type SetFeatureLevel struct {
 
 func (x *SetFeatureLevel) Reset() {
 	*x = SetFeatureLevel{}
-	mi := &file_api_command_v1_command_proto_msgTypes[88]
+	mi := &file_api_command_v1_command_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7688,7 +7759,7 @@ func (x *SetFeatureLevel) String() string {
 func (*SetFeatureLevel) ProtoMessage() {}
 
 func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[88]
+	mi := &file_api_command_v1_command_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7701,7 +7772,7 @@ func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFeatureLevel.ProtoReflect.Descriptor instead.
 func (*SetFeatureLevel) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{88}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *SetFeatureLevel) GetLevel() uint32 {
@@ -7720,7 +7791,7 @@ type Barrier struct {
 
 func (x *Barrier) Reset() {
 	*x = Barrier{}
-	mi := &file_api_command_v1_command_proto_msgTypes[89]
+	mi := &file_api_command_v1_command_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7732,7 +7803,7 @@ func (x *Barrier) String() string {
 func (*Barrier) ProtoMessage() {}
 
 func (x *Barrier) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[89]
+	mi := &file_api_command_v1_command_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7745,7 +7816,7 @@ func (x *Barrier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Barrier.ProtoReflect.Descriptor instead.
 func (*Barrier) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{89}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{90}
 }
 
 // MirrorAttached records that an etcd has held the whole mirror. From then on
@@ -7761,7 +7832,7 @@ type MirrorAttached struct {
 
 func (x *MirrorAttached) Reset() {
 	*x = MirrorAttached{}
-	mi := &file_api_command_v1_command_proto_msgTypes[90]
+	mi := &file_api_command_v1_command_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7773,7 +7844,7 @@ func (x *MirrorAttached) String() string {
 func (*MirrorAttached) ProtoMessage() {}
 
 func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[90]
+	mi := &file_api_command_v1_command_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7786,7 +7857,7 @@ func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorAttached.ProtoReflect.Descriptor instead.
 func (*MirrorAttached) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{90}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *MirrorAttached) GetEtcdClusterId() uint64 {
@@ -7809,7 +7880,7 @@ type AttachMirror struct {
 
 func (x *AttachMirror) Reset() {
 	*x = AttachMirror{}
-	mi := &file_api_command_v1_command_proto_msgTypes[91]
+	mi := &file_api_command_v1_command_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7821,7 +7892,7 @@ func (x *AttachMirror) String() string {
 func (*AttachMirror) ProtoMessage() {}
 
 func (x *AttachMirror) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[91]
+	mi := &file_api_command_v1_command_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7834,7 +7905,7 @@ func (x *AttachMirror) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachMirror.ProtoReflect.Descriptor instead.
 func (*AttachMirror) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{91}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *AttachMirror) GetEndpoints() []string {
@@ -7860,7 +7931,7 @@ type DetachMirror struct {
 
 func (x *DetachMirror) Reset() {
 	*x = DetachMirror{}
-	mi := &file_api_command_v1_command_proto_msgTypes[92]
+	mi := &file_api_command_v1_command_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7872,7 +7943,7 @@ func (x *DetachMirror) String() string {
 func (*DetachMirror) ProtoMessage() {}
 
 func (x *DetachMirror) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[92]
+	mi := &file_api_command_v1_command_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7885,7 +7956,7 @@ func (x *DetachMirror) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachMirror.ProtoReflect.Descriptor instead.
 func (*DetachMirror) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{92}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{93}
 }
 
 // SetGossipRing replaces the gossip keys. They are sealed under the cluster key, so the
@@ -7903,7 +7974,7 @@ type SetGossipRing struct {
 
 func (x *SetGossipRing) Reset() {
 	*x = SetGossipRing{}
-	mi := &file_api_command_v1_command_proto_msgTypes[93]
+	mi := &file_api_command_v1_command_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7915,7 +7986,7 @@ func (x *SetGossipRing) String() string {
 func (*SetGossipRing) ProtoMessage() {}
 
 func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[93]
+	mi := &file_api_command_v1_command_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7928,7 +7999,7 @@ func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGossipRing.ProtoReflect.Descriptor instead.
 func (*SetGossipRing) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{93}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *SetGossipRing) GetIfVersion() uint64 {
@@ -7964,7 +8035,7 @@ type PinClusterKey struct {
 
 func (x *PinClusterKey) Reset() {
 	*x = PinClusterKey{}
-	mi := &file_api_command_v1_command_proto_msgTypes[94]
+	mi := &file_api_command_v1_command_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7976,7 +8047,7 @@ func (x *PinClusterKey) String() string {
 func (*PinClusterKey) ProtoMessage() {}
 
 func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[94]
+	mi := &file_api_command_v1_command_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7989,7 +8060,7 @@ func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinClusterKey.ProtoReflect.Descriptor instead.
 func (*PinClusterKey) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{94}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *PinClusterKey) GetKeyId() string {
@@ -8022,7 +8093,7 @@ type PutAuthority struct {
 
 func (x *PutAuthority) Reset() {
 	*x = PutAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[95]
+	mi := &file_api_command_v1_command_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8034,7 +8105,7 @@ func (x *PutAuthority) String() string {
 func (*PutAuthority) ProtoMessage() {}
 
 func (x *PutAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[95]
+	mi := &file_api_command_v1_command_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8047,7 +8118,7 @@ func (x *PutAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAuthority.ProtoReflect.Descriptor instead.
 func (*PutAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{95}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *PutAuthority) GetId() string {
@@ -8108,7 +8179,7 @@ type DropAuthority struct {
 
 func (x *DropAuthority) Reset() {
 	*x = DropAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[96]
+	mi := &file_api_command_v1_command_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8120,7 +8191,7 @@ func (x *DropAuthority) String() string {
 func (*DropAuthority) ProtoMessage() {}
 
 func (x *DropAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[96]
+	mi := &file_api_command_v1_command_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8133,7 +8204,7 @@ func (x *DropAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropAuthority.ProtoReflect.Descriptor instead.
 func (*DropAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{96}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *DropAuthority) GetId() string {
@@ -8165,7 +8236,7 @@ type PutToken struct {
 
 func (x *PutToken) Reset() {
 	*x = PutToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[97]
+	mi := &file_api_command_v1_command_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8177,7 +8248,7 @@ func (x *PutToken) String() string {
 func (*PutToken) ProtoMessage() {}
 
 func (x *PutToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[97]
+	mi := &file_api_command_v1_command_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8190,7 +8261,7 @@ func (x *PutToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutToken.ProtoReflect.Descriptor instead.
 func (*PutToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{97}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *PutToken) GetId() string {
@@ -8258,7 +8329,7 @@ type DropToken struct {
 
 func (x *DropToken) Reset() {
 	*x = DropToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[98]
+	mi := &file_api_command_v1_command_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8270,7 +8341,7 @@ func (x *DropToken) String() string {
 func (*DropToken) ProtoMessage() {}
 
 func (x *DropToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[98]
+	mi := &file_api_command_v1_command_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8283,7 +8354,7 @@ func (x *DropToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropToken.ProtoReflect.Descriptor instead.
 func (*DropToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{98}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *DropToken) GetId() string {
@@ -8317,7 +8388,7 @@ type Admit struct {
 
 func (x *Admit) Reset() {
 	*x = Admit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[99]
+	mi := &file_api_command_v1_command_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8329,7 +8400,7 @@ func (x *Admit) String() string {
 func (*Admit) ProtoMessage() {}
 
 func (x *Admit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[99]
+	mi := &file_api_command_v1_command_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8342,7 +8413,7 @@ func (x *Admit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admit.ProtoReflect.Descriptor instead.
 func (*Admit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{99}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *Admit) GetToken() string {
@@ -8429,7 +8500,7 @@ type Revoke struct {
 
 func (x *Revoke) Reset() {
 	*x = Revoke{}
-	mi := &file_api_command_v1_command_proto_msgTypes[100]
+	mi := &file_api_command_v1_command_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8441,7 +8512,7 @@ func (x *Revoke) String() string {
 func (*Revoke) ProtoMessage() {}
 
 func (x *Revoke) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[100]
+	mi := &file_api_command_v1_command_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8454,7 +8525,7 @@ func (x *Revoke) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revoke.ProtoReflect.Descriptor instead.
 func (*Revoke) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{100}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *Revoke) GetRole() string {
@@ -8500,7 +8571,7 @@ type PutRole struct {
 
 func (x *PutRole) Reset() {
 	*x = PutRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[101]
+	mi := &file_api_command_v1_command_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8512,7 +8583,7 @@ func (x *PutRole) String() string {
 func (*PutRole) ProtoMessage() {}
 
 func (x *PutRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[101]
+	mi := &file_api_command_v1_command_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8525,7 +8596,7 @@ func (x *PutRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRole.ProtoReflect.Descriptor instead.
 func (*PutRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{101}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *PutRole) GetName() string {
@@ -8565,7 +8636,7 @@ type DeleteRole struct {
 
 func (x *DeleteRole) Reset() {
 	*x = DeleteRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[102]
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8577,7 +8648,7 @@ func (x *DeleteRole) String() string {
 func (*DeleteRole) ProtoMessage() {}
 
 func (x *DeleteRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[102]
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8590,7 +8661,7 @@ func (x *DeleteRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRole.ProtoReflect.Descriptor instead.
 func (*DeleteRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{102}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *DeleteRole) GetName() string {
@@ -8622,7 +8693,7 @@ type BindRole struct {
 
 func (x *BindRole) Reset() {
 	*x = BindRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8634,7 +8705,7 @@ func (x *BindRole) String() string {
 func (*BindRole) ProtoMessage() {}
 
 func (x *BindRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8647,7 +8718,7 @@ func (x *BindRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindRole.ProtoReflect.Descriptor instead.
 func (*BindRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *BindRole) GetRole() string {
@@ -8723,7 +8794,7 @@ type PutAccount struct {
 
 func (x *PutAccount) Reset() {
 	*x = PutAccount{}
-	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8735,7 +8806,7 @@ func (x *PutAccount) String() string {
 func (*PutAccount) ProtoMessage() {}
 
 func (x *PutAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8748,7 +8819,7 @@ func (x *PutAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAccount.ProtoReflect.Descriptor instead.
 func (*PutAccount) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *PutAccount) GetName() string {
@@ -8824,7 +8895,7 @@ type DeleteAccount struct {
 
 func (x *DeleteAccount) Reset() {
 	*x = DeleteAccount{}
-	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8836,7 +8907,7 @@ func (x *DeleteAccount) String() string {
 func (*DeleteAccount) ProtoMessage() {}
 
 func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8849,7 +8920,7 @@ func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteAccount.ProtoReflect.Descriptor instead.
 func (*DeleteAccount) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *DeleteAccount) GetName() string {
@@ -8877,7 +8948,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8889,7 +8960,7 @@ func (x *Audit) String() string {
 func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8902,7 +8973,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *Audit) GetType() string {
@@ -8959,7 +9030,7 @@ type Forgiveness struct {
 
 func (x *Forgiveness) Reset() {
 	*x = Forgiveness{}
-	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8971,7 +9042,7 @@ func (x *Forgiveness) String() string {
 func (*Forgiveness) ProtoMessage() {}
 
 func (x *Forgiveness) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8984,7 +9055,7 @@ func (x *Forgiveness) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgiveness.ProtoReflect.Descriptor instead.
 func (*Forgiveness) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *Forgiveness) GetWorkload() string {
@@ -9010,7 +9081,7 @@ type ForgiveFailures struct {
 
 func (x *ForgiveFailures) Reset() {
 	*x = ForgiveFailures{}
-	mi := &file_api_command_v1_command_proto_msgTypes[108]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9022,7 +9093,7 @@ func (x *ForgiveFailures) String() string {
 func (*ForgiveFailures) ProtoMessage() {}
 
 func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[108]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9035,7 +9106,7 @@ func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgiveFailures.ProtoReflect.Descriptor instead.
 func (*ForgiveFailures) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ForgiveFailures) GetWorkloads() []*Forgiveness {
@@ -9065,7 +9136,7 @@ type AgentAction struct {
 
 func (x *AgentAction) Reset() {
 	*x = AgentAction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[109]
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9077,7 +9148,7 @@ func (x *AgentAction) String() string {
 func (*AgentAction) ProtoMessage() {}
 
 func (x *AgentAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[109]
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9090,7 +9161,7 @@ func (x *AgentAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentAction.ProtoReflect.Descriptor instead.
 func (*AgentAction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *AgentAction) GetTaskId() string {
@@ -9166,7 +9237,7 @@ type RecordActions struct {
 
 func (x *RecordActions) Reset() {
 	*x = RecordActions{}
-	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9178,7 +9249,7 @@ func (x *RecordActions) String() string {
 func (*RecordActions) ProtoMessage() {}
 
 func (x *RecordActions) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9191,7 +9262,7 @@ func (x *RecordActions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordActions.ProtoReflect.Descriptor instead.
 func (*RecordActions) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *RecordActions) GetNode() string {
@@ -9239,7 +9310,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9251,7 +9322,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9264,7 +9335,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *Drift) GetNode() string {
@@ -9350,7 +9421,7 @@ type DriftRepair struct {
 
 func (x *DriftRepair) Reset() {
 	*x = DriftRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9362,7 +9433,7 @@ func (x *DriftRepair) String() string {
 func (*DriftRepair) ProtoMessage() {}
 
 func (x *DriftRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9375,7 +9446,7 @@ func (x *DriftRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftRepair.ProtoReflect.Descriptor instead.
 func (*DriftRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *DriftRepair) GetWorkload() string {
@@ -9412,7 +9483,7 @@ type DriftAdoption struct {
 
 func (x *DriftAdoption) Reset() {
 	*x = DriftAdoption{}
-	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9424,7 +9495,7 @@ func (x *DriftAdoption) String() string {
 func (*DriftAdoption) ProtoMessage() {}
 
 func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9437,7 +9508,7 @@ func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftAdoption.ProtoReflect.Descriptor instead.
 func (*DriftAdoption) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *DriftAdoption) GetWorkload() string {
@@ -9483,7 +9554,7 @@ type SetDrifts struct {
 
 func (x *SetDrifts) Reset() {
 	*x = SetDrifts{}
-	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9495,7 +9566,7 @@ func (x *SetDrifts) String() string {
 func (*SetDrifts) ProtoMessage() {}
 
 func (x *SetDrifts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9508,7 +9579,7 @@ func (x *SetDrifts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDrifts.ProtoReflect.Descriptor instead.
 func (*SetDrifts) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *SetDrifts) GetOpen() []*Drift {
@@ -9554,7 +9625,7 @@ type AdoptDrift struct {
 
 func (x *AdoptDrift) Reset() {
 	*x = AdoptDrift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9566,7 +9637,7 @@ func (x *AdoptDrift) String() string {
 func (*AdoptDrift) ProtoMessage() {}
 
 func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9579,7 +9650,7 @@ func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDrift.ProtoReflect.Descriptor instead.
 func (*AdoptDrift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *AdoptDrift) GetNode() string {
@@ -9621,7 +9692,7 @@ type DropOrphan struct {
 
 func (x *DropOrphan) Reset() {
 	*x = DropOrphan{}
-	mi := &file_api_command_v1_command_proto_msgTypes[116]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9633,7 +9704,7 @@ func (x *DropOrphan) String() string {
 func (*DropOrphan) ProtoMessage() {}
 
 func (x *DropOrphan) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[116]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9646,7 +9717,7 @@ func (x *DropOrphan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropOrphan.ProtoReflect.Descriptor instead.
 func (*DropOrphan) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *DropOrphan) GetNode() string {
@@ -9677,7 +9748,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_api_command_v1_command_proto_msgTypes[117]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9689,7 +9760,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[117]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9702,7 +9773,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *Quota) GetCpuMillicores() int64 {
@@ -9761,7 +9832,7 @@ type PutNamespace struct {
 
 func (x *PutNamespace) Reset() {
 	*x = PutNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[118]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9773,7 +9844,7 @@ func (x *PutNamespace) String() string {
 func (*PutNamespace) ProtoMessage() {}
 
 func (x *PutNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[118]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9786,7 +9857,7 @@ func (x *PutNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNamespace.ProtoReflect.Descriptor instead.
 func (*PutNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *PutNamespace) GetName() string {
@@ -9861,7 +9932,7 @@ type DeleteNamespace struct {
 
 func (x *DeleteNamespace) Reset() {
 	*x = DeleteNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[119]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9873,7 +9944,7 @@ func (x *DeleteNamespace) String() string {
 func (*DeleteNamespace) ProtoMessage() {}
 
 func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[119]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9886,7 +9957,7 @@ func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespace.ProtoReflect.Descriptor instead.
 func (*DeleteNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *DeleteNamespace) GetName() string {
@@ -9935,7 +10006,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[120]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9947,7 +10018,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[120]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9960,7 +10031,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *Policy) GetName() string {
@@ -10169,7 +10240,7 @@ type PolicyHostPath struct {
 
 func (x *PolicyHostPath) Reset() {
 	*x = PolicyHostPath{}
-	mi := &file_api_command_v1_command_proto_msgTypes[121]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10181,7 +10252,7 @@ func (x *PolicyHostPath) String() string {
 func (*PolicyHostPath) ProtoMessage() {}
 
 func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[121]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10194,7 +10265,7 @@ func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyHostPath.ProtoReflect.Descriptor instead.
 func (*PolicyHostPath) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *PolicyHostPath) GetPath() string {
@@ -10224,7 +10295,7 @@ type PutPolicy struct {
 
 func (x *PutPolicy) Reset() {
 	*x = PutPolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[122]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10236,7 +10307,7 @@ func (x *PutPolicy) String() string {
 func (*PutPolicy) ProtoMessage() {}
 
 func (x *PutPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[122]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10249,7 +10320,7 @@ func (x *PutPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutPolicy.ProtoReflect.Descriptor instead.
 func (*PutPolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *PutPolicy) GetPolicy() *Policy {
@@ -10276,7 +10347,7 @@ type DeletePolicy struct {
 
 func (x *DeletePolicy) Reset() {
 	*x = DeletePolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[123]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10288,7 +10359,7 @@ func (x *DeletePolicy) String() string {
 func (*DeletePolicy) ProtoMessage() {}
 
 func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[123]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10301,7 +10372,7 @@ func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePolicy.ProtoReflect.Descriptor instead.
 func (*DeletePolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *DeletePolicy) GetName() string {
@@ -10326,7 +10397,7 @@ type BindPolicy struct {
 
 func (x *BindPolicy) Reset() {
 	*x = BindPolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[124]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10338,7 +10409,7 @@ func (x *BindPolicy) String() string {
 func (*BindPolicy) ProtoMessage() {}
 
 func (x *BindPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[124]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10351,7 +10422,7 @@ func (x *BindPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindPolicy.ProtoReflect.Descriptor instead.
 func (*BindPolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *BindPolicy) GetPolicy() string {
@@ -10388,7 +10459,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_api_command_v1_command_proto_msgTypes[125]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10400,7 +10471,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[125]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10413,7 +10484,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *SnapshotHeader) GetMagic() string {
@@ -10481,7 +10552,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[126]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10493,7 +10564,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[126]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10506,7 +10577,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -10928,7 +10999,7 @@ type RoleRecord struct {
 
 func (x *RoleRecord) Reset() {
 	*x = RoleRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[127]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10940,7 +11011,7 @@ func (x *RoleRecord) String() string {
 func (*RoleRecord) ProtoMessage() {}
 
 func (x *RoleRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[127]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10953,7 +11024,7 @@ func (x *RoleRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoleRecord.ProtoReflect.Descriptor instead.
 func (*RoleRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *RoleRecord) GetPut() *PutRole {
@@ -11011,7 +11082,7 @@ type BindingRecord struct {
 
 func (x *BindingRecord) Reset() {
 	*x = BindingRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[128]
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11023,7 +11094,7 @@ func (x *BindingRecord) String() string {
 func (*BindingRecord) ProtoMessage() {}
 
 func (x *BindingRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[128]
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11036,7 +11107,7 @@ func (x *BindingRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindingRecord.ProtoReflect.Descriptor instead.
 func (*BindingRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *BindingRecord) GetPut() *BindRole {
@@ -11081,7 +11152,7 @@ type AccountRecord struct {
 
 func (x *AccountRecord) Reset() {
 	*x = AccountRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11093,7 +11164,7 @@ func (x *AccountRecord) String() string {
 func (*AccountRecord) ProtoMessage() {}
 
 func (x *AccountRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11106,7 +11177,7 @@ func (x *AccountRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountRecord.ProtoReflect.Descriptor instead.
 func (*AccountRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *AccountRecord) GetPut() *PutAccount {
@@ -11156,7 +11227,7 @@ type PolicyRecord struct {
 
 func (x *PolicyRecord) Reset() {
 	*x = PolicyRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[130]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11168,7 +11239,7 @@ func (x *PolicyRecord) String() string {
 func (*PolicyRecord) ProtoMessage() {}
 
 func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[130]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11181,7 +11252,7 @@ func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRecord.ProtoReflect.Descriptor instead.
 func (*PolicyRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *PolicyRecord) GetPolicy() *Policy {
@@ -11256,7 +11327,7 @@ type AuditLogRecord struct {
 
 func (x *AuditLogRecord) Reset() {
 	*x = AuditLogRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[131]
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11268,7 +11339,7 @@ func (x *AuditLogRecord) String() string {
 func (*AuditLogRecord) ProtoMessage() {}
 
 func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[131]
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11281,7 +11352,7 @@ func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditLogRecord.ProtoReflect.Descriptor instead.
 func (*AuditLogRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *AuditLogRecord) GetLog() string {
@@ -11323,7 +11394,7 @@ type AuditEntryRecord struct {
 
 func (x *AuditEntryRecord) Reset() {
 	*x = AuditEntryRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11335,7 +11406,7 @@ func (x *AuditEntryRecord) String() string {
 func (*AuditEntryRecord) ProtoMessage() {}
 
 func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11348,7 +11419,7 @@ func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntryRecord.ProtoReflect.Descriptor instead.
 func (*AuditEntryRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *AuditEntryRecord) GetLog() string {
@@ -11394,7 +11465,7 @@ type RolloutRecord struct {
 
 func (x *RolloutRecord) Reset() {
 	*x = RolloutRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[133]
+	mi := &file_api_command_v1_command_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11406,7 +11477,7 @@ func (x *RolloutRecord) String() string {
 func (*RolloutRecord) ProtoMessage() {}
 
 func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[133]
+	mi := &file_api_command_v1_command_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11419,7 +11490,7 @@ func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutRecord.ProtoReflect.Descriptor instead.
 func (*RolloutRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *RolloutRecord) GetGroup() string {
@@ -11541,7 +11612,7 @@ type RolloutMember struct {
 
 func (x *RolloutMember) Reset() {
 	*x = RolloutMember{}
-	mi := &file_api_command_v1_command_proto_msgTypes[134]
+	mi := &file_api_command_v1_command_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11553,7 +11624,7 @@ func (x *RolloutMember) String() string {
 func (*RolloutMember) ProtoMessage() {}
 
 func (x *RolloutMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[134]
+	mi := &file_api_command_v1_command_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11566,7 +11637,7 @@ func (x *RolloutMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutMember.ProtoReflect.Descriptor instead.
 func (*RolloutMember) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{134}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *RolloutMember) GetId() string {
@@ -11630,7 +11701,7 @@ type RevisionsRecord struct {
 
 func (x *RevisionsRecord) Reset() {
 	*x = RevisionsRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[135]
+	mi := &file_api_command_v1_command_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11642,7 +11713,7 @@ func (x *RevisionsRecord) String() string {
 func (*RevisionsRecord) ProtoMessage() {}
 
 func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[135]
+	mi := &file_api_command_v1_command_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11655,7 +11726,7 @@ func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevisionsRecord.ProtoReflect.Descriptor instead.
 func (*RevisionsRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{135}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *RevisionsRecord) GetWorkload() string {
@@ -11690,7 +11761,7 @@ type Revision struct {
 
 func (x *Revision) Reset() {
 	*x = Revision{}
-	mi := &file_api_command_v1_command_proto_msgTypes[136]
+	mi := &file_api_command_v1_command_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11702,7 +11773,7 @@ func (x *Revision) String() string {
 func (*Revision) ProtoMessage() {}
 
 func (x *Revision) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[136]
+	mi := &file_api_command_v1_command_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11715,7 +11786,7 @@ func (x *Revision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revision.ProtoReflect.Descriptor instead.
 func (*Revision) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{136}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *Revision) GetNumber() uint64 {
@@ -11782,7 +11853,7 @@ type NodeAuditRecord struct {
 
 func (x *NodeAuditRecord) Reset() {
 	*x = NodeAuditRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[137]
+	mi := &file_api_command_v1_command_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11794,7 +11865,7 @@ func (x *NodeAuditRecord) String() string {
 func (*NodeAuditRecord) ProtoMessage() {}
 
 func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[137]
+	mi := &file_api_command_v1_command_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11807,7 +11878,7 @@ func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAuditRecord.ProtoReflect.Descriptor instead.
 func (*NodeAuditRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{137}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *NodeAuditRecord) GetNode() string {
@@ -11846,7 +11917,7 @@ type NamespaceRecord struct {
 
 func (x *NamespaceRecord) Reset() {
 	*x = NamespaceRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[138]
+	mi := &file_api_command_v1_command_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11858,7 +11929,7 @@ func (x *NamespaceRecord) String() string {
 func (*NamespaceRecord) ProtoMessage() {}
 
 func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[138]
+	mi := &file_api_command_v1_command_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11871,7 +11942,7 @@ func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRecord.ProtoReflect.Descriptor instead.
 func (*NamespaceRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{138}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *NamespaceRecord) GetPut() *PutNamespace {
@@ -11928,7 +11999,7 @@ type TokenRecord struct {
 
 func (x *TokenRecord) Reset() {
 	*x = TokenRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[139]
+	mi := &file_api_command_v1_command_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11940,7 +12011,7 @@ func (x *TokenRecord) String() string {
 func (*TokenRecord) ProtoMessage() {}
 
 func (x *TokenRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[139]
+	mi := &file_api_command_v1_command_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11953,7 +12024,7 @@ func (x *TokenRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRecord.ProtoReflect.Descriptor instead.
 func (*TokenRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{139}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *TokenRecord) GetToken() *PutToken {
@@ -11989,7 +12060,7 @@ type RevocationRecord struct {
 
 func (x *RevocationRecord) Reset() {
 	*x = RevocationRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[140]
+	mi := &file_api_command_v1_command_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12001,7 +12072,7 @@ func (x *RevocationRecord) String() string {
 func (*RevocationRecord) ProtoMessage() {}
 
 func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[140]
+	mi := &file_api_command_v1_command_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12014,7 +12085,7 @@ func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationRecord.ProtoReflect.Descriptor instead.
 func (*RevocationRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{140}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *RevocationRecord) GetRevoke() *Revoke {
@@ -12049,7 +12120,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_api_command_v1_command_proto_msgTypes[141]
+	mi := &file_api_command_v1_command_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12061,7 +12132,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[141]
+	mi := &file_api_command_v1_command_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12074,7 +12145,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{141}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -12138,7 +12209,7 @@ type MetaRecord struct {
 
 func (x *MetaRecord) Reset() {
 	*x = MetaRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[142]
+	mi := &file_api_command_v1_command_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12150,7 +12221,7 @@ func (x *MetaRecord) String() string {
 func (*MetaRecord) ProtoMessage() {}
 
 func (x *MetaRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[142]
+	mi := &file_api_command_v1_command_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12163,7 +12234,7 @@ func (x *MetaRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRecord.ProtoReflect.Descriptor instead.
 func (*MetaRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{142}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *MetaRecord) GetClusterId() string {
@@ -12422,7 +12493,7 @@ type WorkloadRecord struct {
 
 func (x *WorkloadRecord) Reset() {
 	*x = WorkloadRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[143]
+	mi := &file_api_command_v1_command_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12434,7 +12505,7 @@ func (x *WorkloadRecord) String() string {
 func (*WorkloadRecord) ProtoMessage() {}
 
 func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[143]
+	mi := &file_api_command_v1_command_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12447,7 +12518,7 @@ func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRecord.ProtoReflect.Descriptor instead.
 func (*WorkloadRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{143}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *WorkloadRecord) GetPut() *WorkloadPut {
@@ -12760,7 +12831,7 @@ type Moved struct {
 
 func (x *Moved) Reset() {
 	*x = Moved{}
-	mi := &file_api_command_v1_command_proto_msgTypes[144]
+	mi := &file_api_command_v1_command_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12772,7 +12843,7 @@ func (x *Moved) String() string {
 func (*Moved) ProtoMessage() {}
 
 func (x *Moved) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[144]
+	mi := &file_api_command_v1_command_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12785,7 +12856,7 @@ func (x *Moved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moved.ProtoReflect.Descriptor instead.
 func (*Moved) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{144}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *Moved) GetAt() int64 {
@@ -12831,7 +12902,7 @@ type NodeFailure struct {
 
 func (x *NodeFailure) Reset() {
 	*x = NodeFailure{}
-	mi := &file_api_command_v1_command_proto_msgTypes[145]
+	mi := &file_api_command_v1_command_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12843,7 +12914,7 @@ func (x *NodeFailure) String() string {
 func (*NodeFailure) ProtoMessage() {}
 
 func (x *NodeFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[145]
+	mi := &file_api_command_v1_command_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12856,7 +12927,7 @@ func (x *NodeFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFailure.ProtoReflect.Descriptor instead.
 func (*NodeFailure) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{145}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *NodeFailure) GetNode() string {
@@ -12913,7 +12984,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[146]
+	mi := &file_api_command_v1_command_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12925,7 +12996,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[146]
+	mi := &file_api_command_v1_command_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12938,7 +13009,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{146}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *NodeRecord) GetFacts() *RegisterNode {
@@ -13063,7 +13134,7 @@ type ResidualRecord struct {
 
 func (x *ResidualRecord) Reset() {
 	*x = ResidualRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[147]
+	mi := &file_api_command_v1_command_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13075,7 +13146,7 @@ func (x *ResidualRecord) String() string {
 func (*ResidualRecord) ProtoMessage() {}
 
 func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[147]
+	mi := &file_api_command_v1_command_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13088,7 +13159,7 @@ func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResidualRecord.ProtoReflect.Descriptor instead.
 func (*ResidualRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{147}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *ResidualRecord) GetNode() string {
@@ -13165,7 +13236,7 @@ type TombstoneRecord struct {
 
 func (x *TombstoneRecord) Reset() {
 	*x = TombstoneRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[148]
+	mi := &file_api_command_v1_command_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13177,7 +13248,7 @@ func (x *TombstoneRecord) String() string {
 func (*TombstoneRecord) ProtoMessage() {}
 
 func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[148]
+	mi := &file_api_command_v1_command_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13190,7 +13261,7 @@ func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TombstoneRecord.ProtoReflect.Descriptor instead.
 func (*TombstoneRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{148}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *TombstoneRecord) GetWorkload() string {
@@ -13254,7 +13325,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[149]
+	mi := &file_api_command_v1_command_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13266,7 +13337,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[149]
+	mi := &file_api_command_v1_command_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13279,7 +13350,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{149}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -13325,7 +13396,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[150]
+	mi := &file_api_command_v1_command_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13337,7 +13408,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[150]
+	mi := &file_api_command_v1_command_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13350,7 +13421,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{150}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -13405,7 +13476,7 @@ type ItemOutcome struct {
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[151]
+	mi := &file_api_command_v1_command_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13417,7 +13488,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[151]
+	mi := &file_api_command_v1_command_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13430,7 +13501,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{151}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -13502,7 +13573,7 @@ type EventRecord struct {
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[152]
+	mi := &file_api_command_v1_command_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13514,7 +13585,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[152]
+	mi := &file_api_command_v1_command_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13527,7 +13598,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{152}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -13740,7 +13811,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04Port\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\rR\x04port\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x19\n" +
-	"\aaddress\x18\xf5\x01 \x01(\tR\aaddress\"\xf1\b\n" +
+	"\aaddress\x18\xf5\x01 \x01(\tR\aaddress\"\xac\t\n" +
 	"\x06Demand\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12%\n" +
 	"\x0ecpu_millicores\x18\x02 \x01(\x03R\rcpuMillicores\x12\x1d\n" +
@@ -13774,7 +13845,11 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"reschedule\x18\xde\x02 \x01(\v2\x1d.persys.command.v1.RescheduleR\n" +
 	"reschedule\x12\x15\n" +
 	"\x05surge\x18\xe9\x02 \x01(\bR\x05surge\x12\x1b\n" +
-	"\bnetworks\x18\xa7\x03 \x03(\tR\bnetworks\"A\n" +
+	"\bnetworks\x18\xa7\x03 \x03(\tR\bnetworks\x129\n" +
+	"\adevices\x18\xfd\x02 \x03(\v2\x1e.persys.command.v1.DeviceCountR\adevices\"7\n" +
+	"\vDeviceCount\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x03R\x05count\"A\n" +
 	"\tAutoscale\x12\x10\n" +
 	"\x03min\x18\x01 \x01(\rR\x03min\x12\x10\n" +
 	"\x03max\x18\x02 \x01(\rR\x03max\x12\x10\n" +
@@ -14021,7 +14096,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04Pool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x19\n" +
-	"\btotal_gb\x18\x03 \x01(\x03R\atotalGb\"\xcf\x05\n" +
+	"\btotal_gb\x18\x03 \x01(\x03R\atotalGb\"\x8a\x06\n" +
 	"\fRegisterNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12%\n" +
@@ -14046,7 +14121,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"networking\x18\xa8\x03 \x01(\v2!.persys.command.v1.NodeNetworkingR\n" +
 	"networking\x12\"\n" +
-	"\fmetrics_port\x18\xb8\x03 \x01(\rR\vmetricsPort\"V\n" +
+	"\fmetrics_port\x18\xb8\x03 \x01(\rR\vmetricsPort\x129\n" +
+	"\adevices\x18\xfe\x02 \x03(\v2\x1e.persys.command.v1.DeviceCountR\adevices\"V\n" +
 	"\x0eNodeNetworking\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x10\n" +
 	"\x03mtu\x18\x02 \x01(\rR\x03mtu\x12\x18\n" +
@@ -14803,7 +14879,7 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 153)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 154)
 var file_api_command_v1_command_proto_goTypes = []any{
 	(*Batch)(nil),            // 0: persys.command.v1.Batch
 	(*Epoch)(nil),            // 1: persys.command.v1.Epoch
@@ -14815,372 +14891,375 @@ var file_api_command_v1_command_proto_goTypes = []any{
 	(*Taint)(nil),            // 7: persys.command.v1.Taint
 	(*Port)(nil),             // 8: persys.command.v1.Port
 	(*Demand)(nil),           // 9: persys.command.v1.Demand
-	(*Autoscale)(nil),        // 10: persys.command.v1.Autoscale
-	(*Reschedule)(nil),       // 11: persys.command.v1.Reschedule
-	(*Template)(nil),         // 12: persys.command.v1.Template
-	(*Cron)(nil),             // 13: persys.command.v1.Cron
-	(*CreateRuns)(nil),       // 14: persys.command.v1.CreateRuns
-	(*CronStep)(nil),         // 15: persys.command.v1.CronStep
-	(*StartRun)(nil),         // 16: persys.command.v1.StartRun
-	(*PlaceMembers)(nil),     // 17: persys.command.v1.PlaceMembers
-	(*MemberChange)(nil),     // 18: persys.command.v1.MemberChange
-	(*Run)(nil),              // 19: persys.command.v1.Run
-	(*TemplateState)(nil),    // 20: persys.command.v1.TemplateState
-	(*Placement)(nil),        // 21: persys.command.v1.Placement
-	(*Spread)(nil),           // 22: persys.command.v1.Spread
-	(*Affinity)(nil),         // 23: persys.command.v1.Affinity
-	(*Job)(nil),              // 24: persys.command.v1.Job
-	(*Exit)(nil),             // 25: persys.command.v1.Exit
-	(*FinishJobs)(nil),       // 26: persys.command.v1.FinishJobs
-	(*JobEnd)(nil),           // 27: persys.command.v1.JobEnd
-	(*ExpireJobs)(nil),       // 28: persys.command.v1.ExpireJobs
-	(*JobExpiry)(nil),        // 29: persys.command.v1.JobExpiry
-	(*JobResult)(nil),        // 30: persys.command.v1.JobResult
-	(*Ask)(nil),              // 31: persys.command.v1.Ask
-	(*LocalData)(nil),        // 32: persys.command.v1.LocalData
-	(*PortName)(nil),         // 33: persys.command.v1.PortName
-	(*InitCluster)(nil),      // 34: persys.command.v1.InitCluster
-	(*WorkloadPut)(nil),      // 35: persys.command.v1.WorkloadPut
-	(*ObjectUse)(nil),        // 36: persys.command.v1.ObjectUse
-	(*PutObject)(nil),        // 37: persys.command.v1.PutObject
-	(*DeleteObject)(nil),     // 38: persys.command.v1.DeleteObject
-	(*ObjectVersion)(nil),    // 39: persys.command.v1.ObjectVersion
-	(*ObjectRecord)(nil),     // 40: persys.command.v1.ObjectRecord
-	(*Bundle)(nil),           // 41: persys.command.v1.Bundle
-	(*PutWorkloads)(nil),     // 42: persys.command.v1.PutWorkloads
-	(*UpdatePolicy)(nil),     // 43: persys.command.v1.UpdatePolicy
-	(*AdvanceRollout)(nil),   // 44: persys.command.v1.AdvanceRollout
-	(*SetRollout)(nil),       // 45: persys.command.v1.SetRollout
-	(*ScaleGroup)(nil),       // 46: persys.command.v1.ScaleGroup
-	(*SetDesired)(nil),       // 47: persys.command.v1.SetDesired
-	(*DeleteWorkload)(nil),   // 48: persys.command.v1.DeleteWorkload
-	(*RetryWorkload)(nil),    // 49: persys.command.v1.RetryWorkload
-	(*Pool)(nil),             // 50: persys.command.v1.Pool
-	(*RegisterNode)(nil),     // 51: persys.command.v1.RegisterNode
-	(*NodeNetworking)(nil),   // 52: persys.command.v1.NodeNetworking
-	(*PutNetwork)(nil),       // 53: persys.command.v1.PutNetwork
-	(*DeleteNetwork)(nil),    // 54: persys.command.v1.DeleteNetwork
-	(*ReleaseSlices)(nil),    // 55: persys.command.v1.ReleaseSlices
-	(*IdleSlice)(nil),        // 56: persys.command.v1.IdleSlice
-	(*NetworkRecord)(nil),    // 57: persys.command.v1.NetworkRecord
-	(*SliceRecord)(nil),      // 58: persys.command.v1.SliceRecord
-	(*CordonNode)(nil),       // 59: persys.command.v1.CordonNode
-	(*LabelNode)(nil),        // 60: persys.command.v1.LabelNode
-	(*NodeLabel)(nil),        // 61: persys.command.v1.NodeLabel
-	(*TaintNode)(nil),        // 62: persys.command.v1.TaintNode
-	(*NodeTaint)(nil),        // 63: persys.command.v1.NodeTaint
-	(*DrainNode)(nil),        // 64: persys.command.v1.DrainNode
-	(*RemoveNode)(nil),       // 65: persys.command.v1.RemoveNode
-	(*FenceNode)(nil),        // 66: persys.command.v1.FenceNode
-	(*NodeState)(nil),        // 67: persys.command.v1.NodeState
-	(*SetNodeStates)(nil),    // 68: persys.command.v1.SetNodeStates
-	(*Assignment)(nil),       // 69: persys.command.v1.Assignment
-	(*Assign)(nil),           // 70: persys.command.v1.Assign
-	(*Eviction)(nil),         // 71: persys.command.v1.Eviction
-	(*Evict)(nil),            // 72: persys.command.v1.Evict
-	(*MoveWorkloads)(nil),    // 73: persys.command.v1.MoveWorkloads
-	(*WorkloadMove)(nil),     // 74: persys.command.v1.WorkloadMove
-	(*ReservedAmounts)(nil),  // 75: persys.command.v1.ReservedAmounts
-	(*Retry)(nil),            // 76: persys.command.v1.Retry
-	(*ScheduleRetries)(nil),  // 77: persys.command.v1.ScheduleRetries
-	(*Unplaced)(nil),         // 78: persys.command.v1.Unplaced
-	(*ExplainUnplaced)(nil),  // 79: persys.command.v1.ExplainUnplaced
-	(*Address)(nil),          // 80: persys.command.v1.Address
-	(*PortBinding)(nil),      // 81: persys.command.v1.PortBinding
-	(*WorkloadReport)(nil),   // 82: persys.command.v1.WorkloadReport
-	(*Report)(nil),           // 83: persys.command.v1.Report
-	(*SetMode)(nil),          // 84: persys.command.v1.SetMode
-	(*PutReplica)(nil),       // 85: persys.command.v1.PutReplica
-	(*ReplicaRepair)(nil),    // 86: persys.command.v1.ReplicaRepair
-	(*RemoveReplica)(nil),    // 87: persys.command.v1.RemoveReplica
-	(*SetFeatureLevel)(nil),  // 88: persys.command.v1.SetFeatureLevel
-	(*Barrier)(nil),          // 89: persys.command.v1.Barrier
-	(*MirrorAttached)(nil),   // 90: persys.command.v1.MirrorAttached
-	(*AttachMirror)(nil),     // 91: persys.command.v1.AttachMirror
-	(*DetachMirror)(nil),     // 92: persys.command.v1.DetachMirror
-	(*SetGossipRing)(nil),    // 93: persys.command.v1.SetGossipRing
-	(*PinClusterKey)(nil),    // 94: persys.command.v1.PinClusterKey
-	(*PutAuthority)(nil),     // 95: persys.command.v1.PutAuthority
-	(*DropAuthority)(nil),    // 96: persys.command.v1.DropAuthority
-	(*PutToken)(nil),         // 97: persys.command.v1.PutToken
-	(*DropToken)(nil),        // 98: persys.command.v1.DropToken
-	(*Admit)(nil),            // 99: persys.command.v1.Admit
-	(*Revoke)(nil),           // 100: persys.command.v1.Revoke
-	(*PutRole)(nil),          // 101: persys.command.v1.PutRole
-	(*DeleteRole)(nil),       // 102: persys.command.v1.DeleteRole
-	(*BindRole)(nil),         // 103: persys.command.v1.BindRole
-	(*PutAccount)(nil),       // 104: persys.command.v1.PutAccount
-	(*DeleteAccount)(nil),    // 105: persys.command.v1.DeleteAccount
-	(*Audit)(nil),            // 106: persys.command.v1.Audit
-	(*Forgiveness)(nil),      // 107: persys.command.v1.Forgiveness
-	(*ForgiveFailures)(nil),  // 108: persys.command.v1.ForgiveFailures
-	(*AgentAction)(nil),      // 109: persys.command.v1.AgentAction
-	(*RecordActions)(nil),    // 110: persys.command.v1.RecordActions
-	(*Drift)(nil),            // 111: persys.command.v1.Drift
-	(*DriftRepair)(nil),      // 112: persys.command.v1.DriftRepair
-	(*DriftAdoption)(nil),    // 113: persys.command.v1.DriftAdoption
-	(*SetDrifts)(nil),        // 114: persys.command.v1.SetDrifts
-	(*AdoptDrift)(nil),       // 115: persys.command.v1.AdoptDrift
-	(*DropOrphan)(nil),       // 116: persys.command.v1.DropOrphan
-	(*Quota)(nil),            // 117: persys.command.v1.Quota
-	(*PutNamespace)(nil),     // 118: persys.command.v1.PutNamespace
-	(*DeleteNamespace)(nil),  // 119: persys.command.v1.DeleteNamespace
-	(*Policy)(nil),           // 120: persys.command.v1.Policy
-	(*PolicyHostPath)(nil),   // 121: persys.command.v1.PolicyHostPath
-	(*PutPolicy)(nil),        // 122: persys.command.v1.PutPolicy
-	(*DeletePolicy)(nil),     // 123: persys.command.v1.DeletePolicy
-	(*BindPolicy)(nil),       // 124: persys.command.v1.BindPolicy
-	(*SnapshotHeader)(nil),   // 125: persys.command.v1.SnapshotHeader
-	(*SnapshotRecord)(nil),   // 126: persys.command.v1.SnapshotRecord
-	(*RoleRecord)(nil),       // 127: persys.command.v1.RoleRecord
-	(*BindingRecord)(nil),    // 128: persys.command.v1.BindingRecord
-	(*AccountRecord)(nil),    // 129: persys.command.v1.AccountRecord
-	(*PolicyRecord)(nil),     // 130: persys.command.v1.PolicyRecord
-	(*AuditLogRecord)(nil),   // 131: persys.command.v1.AuditLogRecord
-	(*AuditEntryRecord)(nil), // 132: persys.command.v1.AuditEntryRecord
-	(*RolloutRecord)(nil),    // 133: persys.command.v1.RolloutRecord
-	(*RolloutMember)(nil),    // 134: persys.command.v1.RolloutMember
-	(*RevisionsRecord)(nil),  // 135: persys.command.v1.RevisionsRecord
-	(*Revision)(nil),         // 136: persys.command.v1.Revision
-	(*NodeAuditRecord)(nil),  // 137: persys.command.v1.NodeAuditRecord
-	(*NamespaceRecord)(nil),  // 138: persys.command.v1.NamespaceRecord
-	(*TokenRecord)(nil),      // 139: persys.command.v1.TokenRecord
-	(*RevocationRecord)(nil), // 140: persys.command.v1.RevocationRecord
-	(*SnapshotTrailer)(nil),  // 141: persys.command.v1.SnapshotTrailer
-	(*MetaRecord)(nil),       // 142: persys.command.v1.MetaRecord
-	(*WorkloadRecord)(nil),   // 143: persys.command.v1.WorkloadRecord
-	(*Moved)(nil),            // 144: persys.command.v1.Moved
-	(*NodeFailure)(nil),      // 145: persys.command.v1.NodeFailure
-	(*NodeRecord)(nil),       // 146: persys.command.v1.NodeRecord
-	(*ResidualRecord)(nil),   // 147: persys.command.v1.ResidualRecord
-	(*TombstoneRecord)(nil),  // 148: persys.command.v1.TombstoneRecord
-	(*ReceiptRecord)(nil),    // 149: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),          // 150: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),      // 151: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),      // 152: persys.command.v1.EventRecord
+	(*DeviceCount)(nil),      // 10: persys.command.v1.DeviceCount
+	(*Autoscale)(nil),        // 11: persys.command.v1.Autoscale
+	(*Reschedule)(nil),       // 12: persys.command.v1.Reschedule
+	(*Template)(nil),         // 13: persys.command.v1.Template
+	(*Cron)(nil),             // 14: persys.command.v1.Cron
+	(*CreateRuns)(nil),       // 15: persys.command.v1.CreateRuns
+	(*CronStep)(nil),         // 16: persys.command.v1.CronStep
+	(*StartRun)(nil),         // 17: persys.command.v1.StartRun
+	(*PlaceMembers)(nil),     // 18: persys.command.v1.PlaceMembers
+	(*MemberChange)(nil),     // 19: persys.command.v1.MemberChange
+	(*Run)(nil),              // 20: persys.command.v1.Run
+	(*TemplateState)(nil),    // 21: persys.command.v1.TemplateState
+	(*Placement)(nil),        // 22: persys.command.v1.Placement
+	(*Spread)(nil),           // 23: persys.command.v1.Spread
+	(*Affinity)(nil),         // 24: persys.command.v1.Affinity
+	(*Job)(nil),              // 25: persys.command.v1.Job
+	(*Exit)(nil),             // 26: persys.command.v1.Exit
+	(*FinishJobs)(nil),       // 27: persys.command.v1.FinishJobs
+	(*JobEnd)(nil),           // 28: persys.command.v1.JobEnd
+	(*ExpireJobs)(nil),       // 29: persys.command.v1.ExpireJobs
+	(*JobExpiry)(nil),        // 30: persys.command.v1.JobExpiry
+	(*JobResult)(nil),        // 31: persys.command.v1.JobResult
+	(*Ask)(nil),              // 32: persys.command.v1.Ask
+	(*LocalData)(nil),        // 33: persys.command.v1.LocalData
+	(*PortName)(nil),         // 34: persys.command.v1.PortName
+	(*InitCluster)(nil),      // 35: persys.command.v1.InitCluster
+	(*WorkloadPut)(nil),      // 36: persys.command.v1.WorkloadPut
+	(*ObjectUse)(nil),        // 37: persys.command.v1.ObjectUse
+	(*PutObject)(nil),        // 38: persys.command.v1.PutObject
+	(*DeleteObject)(nil),     // 39: persys.command.v1.DeleteObject
+	(*ObjectVersion)(nil),    // 40: persys.command.v1.ObjectVersion
+	(*ObjectRecord)(nil),     // 41: persys.command.v1.ObjectRecord
+	(*Bundle)(nil),           // 42: persys.command.v1.Bundle
+	(*PutWorkloads)(nil),     // 43: persys.command.v1.PutWorkloads
+	(*UpdatePolicy)(nil),     // 44: persys.command.v1.UpdatePolicy
+	(*AdvanceRollout)(nil),   // 45: persys.command.v1.AdvanceRollout
+	(*SetRollout)(nil),       // 46: persys.command.v1.SetRollout
+	(*ScaleGroup)(nil),       // 47: persys.command.v1.ScaleGroup
+	(*SetDesired)(nil),       // 48: persys.command.v1.SetDesired
+	(*DeleteWorkload)(nil),   // 49: persys.command.v1.DeleteWorkload
+	(*RetryWorkload)(nil),    // 50: persys.command.v1.RetryWorkload
+	(*Pool)(nil),             // 51: persys.command.v1.Pool
+	(*RegisterNode)(nil),     // 52: persys.command.v1.RegisterNode
+	(*NodeNetworking)(nil),   // 53: persys.command.v1.NodeNetworking
+	(*PutNetwork)(nil),       // 54: persys.command.v1.PutNetwork
+	(*DeleteNetwork)(nil),    // 55: persys.command.v1.DeleteNetwork
+	(*ReleaseSlices)(nil),    // 56: persys.command.v1.ReleaseSlices
+	(*IdleSlice)(nil),        // 57: persys.command.v1.IdleSlice
+	(*NetworkRecord)(nil),    // 58: persys.command.v1.NetworkRecord
+	(*SliceRecord)(nil),      // 59: persys.command.v1.SliceRecord
+	(*CordonNode)(nil),       // 60: persys.command.v1.CordonNode
+	(*LabelNode)(nil),        // 61: persys.command.v1.LabelNode
+	(*NodeLabel)(nil),        // 62: persys.command.v1.NodeLabel
+	(*TaintNode)(nil),        // 63: persys.command.v1.TaintNode
+	(*NodeTaint)(nil),        // 64: persys.command.v1.NodeTaint
+	(*DrainNode)(nil),        // 65: persys.command.v1.DrainNode
+	(*RemoveNode)(nil),       // 66: persys.command.v1.RemoveNode
+	(*FenceNode)(nil),        // 67: persys.command.v1.FenceNode
+	(*NodeState)(nil),        // 68: persys.command.v1.NodeState
+	(*SetNodeStates)(nil),    // 69: persys.command.v1.SetNodeStates
+	(*Assignment)(nil),       // 70: persys.command.v1.Assignment
+	(*Assign)(nil),           // 71: persys.command.v1.Assign
+	(*Eviction)(nil),         // 72: persys.command.v1.Eviction
+	(*Evict)(nil),            // 73: persys.command.v1.Evict
+	(*MoveWorkloads)(nil),    // 74: persys.command.v1.MoveWorkloads
+	(*WorkloadMove)(nil),     // 75: persys.command.v1.WorkloadMove
+	(*ReservedAmounts)(nil),  // 76: persys.command.v1.ReservedAmounts
+	(*Retry)(nil),            // 77: persys.command.v1.Retry
+	(*ScheduleRetries)(nil),  // 78: persys.command.v1.ScheduleRetries
+	(*Unplaced)(nil),         // 79: persys.command.v1.Unplaced
+	(*ExplainUnplaced)(nil),  // 80: persys.command.v1.ExplainUnplaced
+	(*Address)(nil),          // 81: persys.command.v1.Address
+	(*PortBinding)(nil),      // 82: persys.command.v1.PortBinding
+	(*WorkloadReport)(nil),   // 83: persys.command.v1.WorkloadReport
+	(*Report)(nil),           // 84: persys.command.v1.Report
+	(*SetMode)(nil),          // 85: persys.command.v1.SetMode
+	(*PutReplica)(nil),       // 86: persys.command.v1.PutReplica
+	(*ReplicaRepair)(nil),    // 87: persys.command.v1.ReplicaRepair
+	(*RemoveReplica)(nil),    // 88: persys.command.v1.RemoveReplica
+	(*SetFeatureLevel)(nil),  // 89: persys.command.v1.SetFeatureLevel
+	(*Barrier)(nil),          // 90: persys.command.v1.Barrier
+	(*MirrorAttached)(nil),   // 91: persys.command.v1.MirrorAttached
+	(*AttachMirror)(nil),     // 92: persys.command.v1.AttachMirror
+	(*DetachMirror)(nil),     // 93: persys.command.v1.DetachMirror
+	(*SetGossipRing)(nil),    // 94: persys.command.v1.SetGossipRing
+	(*PinClusterKey)(nil),    // 95: persys.command.v1.PinClusterKey
+	(*PutAuthority)(nil),     // 96: persys.command.v1.PutAuthority
+	(*DropAuthority)(nil),    // 97: persys.command.v1.DropAuthority
+	(*PutToken)(nil),         // 98: persys.command.v1.PutToken
+	(*DropToken)(nil),        // 99: persys.command.v1.DropToken
+	(*Admit)(nil),            // 100: persys.command.v1.Admit
+	(*Revoke)(nil),           // 101: persys.command.v1.Revoke
+	(*PutRole)(nil),          // 102: persys.command.v1.PutRole
+	(*DeleteRole)(nil),       // 103: persys.command.v1.DeleteRole
+	(*BindRole)(nil),         // 104: persys.command.v1.BindRole
+	(*PutAccount)(nil),       // 105: persys.command.v1.PutAccount
+	(*DeleteAccount)(nil),    // 106: persys.command.v1.DeleteAccount
+	(*Audit)(nil),            // 107: persys.command.v1.Audit
+	(*Forgiveness)(nil),      // 108: persys.command.v1.Forgiveness
+	(*ForgiveFailures)(nil),  // 109: persys.command.v1.ForgiveFailures
+	(*AgentAction)(nil),      // 110: persys.command.v1.AgentAction
+	(*RecordActions)(nil),    // 111: persys.command.v1.RecordActions
+	(*Drift)(nil),            // 112: persys.command.v1.Drift
+	(*DriftRepair)(nil),      // 113: persys.command.v1.DriftRepair
+	(*DriftAdoption)(nil),    // 114: persys.command.v1.DriftAdoption
+	(*SetDrifts)(nil),        // 115: persys.command.v1.SetDrifts
+	(*AdoptDrift)(nil),       // 116: persys.command.v1.AdoptDrift
+	(*DropOrphan)(nil),       // 117: persys.command.v1.DropOrphan
+	(*Quota)(nil),            // 118: persys.command.v1.Quota
+	(*PutNamespace)(nil),     // 119: persys.command.v1.PutNamespace
+	(*DeleteNamespace)(nil),  // 120: persys.command.v1.DeleteNamespace
+	(*Policy)(nil),           // 121: persys.command.v1.Policy
+	(*PolicyHostPath)(nil),   // 122: persys.command.v1.PolicyHostPath
+	(*PutPolicy)(nil),        // 123: persys.command.v1.PutPolicy
+	(*DeletePolicy)(nil),     // 124: persys.command.v1.DeletePolicy
+	(*BindPolicy)(nil),       // 125: persys.command.v1.BindPolicy
+	(*SnapshotHeader)(nil),   // 126: persys.command.v1.SnapshotHeader
+	(*SnapshotRecord)(nil),   // 127: persys.command.v1.SnapshotRecord
+	(*RoleRecord)(nil),       // 128: persys.command.v1.RoleRecord
+	(*BindingRecord)(nil),    // 129: persys.command.v1.BindingRecord
+	(*AccountRecord)(nil),    // 130: persys.command.v1.AccountRecord
+	(*PolicyRecord)(nil),     // 131: persys.command.v1.PolicyRecord
+	(*AuditLogRecord)(nil),   // 132: persys.command.v1.AuditLogRecord
+	(*AuditEntryRecord)(nil), // 133: persys.command.v1.AuditEntryRecord
+	(*RolloutRecord)(nil),    // 134: persys.command.v1.RolloutRecord
+	(*RolloutMember)(nil),    // 135: persys.command.v1.RolloutMember
+	(*RevisionsRecord)(nil),  // 136: persys.command.v1.RevisionsRecord
+	(*Revision)(nil),         // 137: persys.command.v1.Revision
+	(*NodeAuditRecord)(nil),  // 138: persys.command.v1.NodeAuditRecord
+	(*NamespaceRecord)(nil),  // 139: persys.command.v1.NamespaceRecord
+	(*TokenRecord)(nil),      // 140: persys.command.v1.TokenRecord
+	(*RevocationRecord)(nil), // 141: persys.command.v1.RevocationRecord
+	(*SnapshotTrailer)(nil),  // 142: persys.command.v1.SnapshotTrailer
+	(*MetaRecord)(nil),       // 143: persys.command.v1.MetaRecord
+	(*WorkloadRecord)(nil),   // 144: persys.command.v1.WorkloadRecord
+	(*Moved)(nil),            // 145: persys.command.v1.Moved
+	(*NodeFailure)(nil),      // 146: persys.command.v1.NodeFailure
+	(*NodeRecord)(nil),       // 147: persys.command.v1.NodeRecord
+	(*ResidualRecord)(nil),   // 148: persys.command.v1.ResidualRecord
+	(*TombstoneRecord)(nil),  // 149: persys.command.v1.TombstoneRecord
+	(*ReceiptRecord)(nil),    // 150: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),          // 151: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),      // 152: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),      // 153: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
 	4,   // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
 	1,   // 1: persys.command.v1.Head.epoch:type_name -> persys.command.v1.Epoch
 	3,   // 2: persys.command.v1.Command.head:type_name -> persys.command.v1.Head
-	34,  // 3: persys.command.v1.Command.init_cluster:type_name -> persys.command.v1.InitCluster
-	42,  // 4: persys.command.v1.Command.put_workloads:type_name -> persys.command.v1.PutWorkloads
-	47,  // 5: persys.command.v1.Command.set_desired:type_name -> persys.command.v1.SetDesired
-	48,  // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
-	49,  // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
-	51,  // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
-	59,  // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
-	64,  // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
-	65,  // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
-	66,  // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
-	68,  // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
-	70,  // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
-	72,  // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
-	77,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
-	79,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
-	83,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
-	84,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
-	85,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
-	87,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
-	88,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
-	89,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
-	90,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
-	94,  // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
-	95,  // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
-	96,  // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
-	97,  // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
-	98,  // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
-	99,  // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
-	100, // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
-	106, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
-	108, // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
-	110, // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
-	114, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
-	115, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
-	116, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
-	93,  // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
-	118, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
-	119, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
-	44,  // 41: persys.command.v1.Command.advance_rollout:type_name -> persys.command.v1.AdvanceRollout
-	45,  // 42: persys.command.v1.Command.set_rollout:type_name -> persys.command.v1.SetRollout
-	122, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
-	123, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
-	124, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
-	91,  // 46: persys.command.v1.Command.attach_mirror:type_name -> persys.command.v1.AttachMirror
-	92,  // 47: persys.command.v1.Command.detach_mirror:type_name -> persys.command.v1.DetachMirror
-	101, // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
-	102, // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
-	103, // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
-	104, // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
-	105, // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
-	60,  // 53: persys.command.v1.Command.label_node:type_name -> persys.command.v1.LabelNode
-	62,  // 54: persys.command.v1.Command.taint_node:type_name -> persys.command.v1.TaintNode
-	26,  // 55: persys.command.v1.Command.finish_jobs:type_name -> persys.command.v1.FinishJobs
-	28,  // 56: persys.command.v1.Command.expire_jobs:type_name -> persys.command.v1.ExpireJobs
-	14,  // 57: persys.command.v1.Command.create_runs:type_name -> persys.command.v1.CreateRuns
-	16,  // 58: persys.command.v1.Command.start_run:type_name -> persys.command.v1.StartRun
-	46,  // 59: persys.command.v1.Command.scale_group:type_name -> persys.command.v1.ScaleGroup
-	73,  // 60: persys.command.v1.Command.move_workloads:type_name -> persys.command.v1.MoveWorkloads
-	17,  // 61: persys.command.v1.Command.place_members:type_name -> persys.command.v1.PlaceMembers
-	53,  // 62: persys.command.v1.Command.put_network:type_name -> persys.command.v1.PutNetwork
-	54,  // 63: persys.command.v1.Command.delete_network:type_name -> persys.command.v1.DeleteNetwork
-	55,  // 64: persys.command.v1.Command.release_slices:type_name -> persys.command.v1.ReleaseSlices
-	37,  // 65: persys.command.v1.Command.put_object:type_name -> persys.command.v1.PutObject
-	38,  // 66: persys.command.v1.Command.delete_object:type_name -> persys.command.v1.DeleteObject
+	35,  // 3: persys.command.v1.Command.init_cluster:type_name -> persys.command.v1.InitCluster
+	43,  // 4: persys.command.v1.Command.put_workloads:type_name -> persys.command.v1.PutWorkloads
+	48,  // 5: persys.command.v1.Command.set_desired:type_name -> persys.command.v1.SetDesired
+	49,  // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
+	50,  // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
+	52,  // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
+	60,  // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
+	65,  // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
+	66,  // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
+	67,  // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
+	69,  // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
+	71,  // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
+	73,  // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
+	78,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
+	80,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
+	84,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
+	85,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
+	86,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
+	88,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
+	89,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
+	90,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
+	91,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
+	95,  // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
+	96,  // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
+	97,  // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
+	98,  // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
+	99,  // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
+	100, // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
+	101, // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
+	107, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
+	109, // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
+	111, // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
+	115, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
+	116, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
+	117, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
+	94,  // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
+	119, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
+	120, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
+	45,  // 41: persys.command.v1.Command.advance_rollout:type_name -> persys.command.v1.AdvanceRollout
+	46,  // 42: persys.command.v1.Command.set_rollout:type_name -> persys.command.v1.SetRollout
+	123, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
+	124, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
+	125, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
+	92,  // 46: persys.command.v1.Command.attach_mirror:type_name -> persys.command.v1.AttachMirror
+	93,  // 47: persys.command.v1.Command.detach_mirror:type_name -> persys.command.v1.DetachMirror
+	102, // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
+	103, // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
+	104, // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
+	105, // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
+	106, // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
+	61,  // 53: persys.command.v1.Command.label_node:type_name -> persys.command.v1.LabelNode
+	63,  // 54: persys.command.v1.Command.taint_node:type_name -> persys.command.v1.TaintNode
+	27,  // 55: persys.command.v1.Command.finish_jobs:type_name -> persys.command.v1.FinishJobs
+	29,  // 56: persys.command.v1.Command.expire_jobs:type_name -> persys.command.v1.ExpireJobs
+	15,  // 57: persys.command.v1.Command.create_runs:type_name -> persys.command.v1.CreateRuns
+	17,  // 58: persys.command.v1.Command.start_run:type_name -> persys.command.v1.StartRun
+	47,  // 59: persys.command.v1.Command.scale_group:type_name -> persys.command.v1.ScaleGroup
+	74,  // 60: persys.command.v1.Command.move_workloads:type_name -> persys.command.v1.MoveWorkloads
+	18,  // 61: persys.command.v1.Command.place_members:type_name -> persys.command.v1.PlaceMembers
+	54,  // 62: persys.command.v1.Command.put_network:type_name -> persys.command.v1.PutNetwork
+	55,  // 63: persys.command.v1.Command.delete_network:type_name -> persys.command.v1.DeleteNetwork
+	56,  // 64: persys.command.v1.Command.release_slices:type_name -> persys.command.v1.ReleaseSlices
+	38,  // 65: persys.command.v1.Command.put_object:type_name -> persys.command.v1.PutObject
+	39,  // 66: persys.command.v1.Command.delete_object:type_name -> persys.command.v1.DeleteObject
 	8,   // 67: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
 	5,   // 68: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
 	6,   // 69: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
 	7,   // 70: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
-	33,  // 71: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
-	31,  // 72: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
-	32,  // 73: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
-	24,  // 74: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
-	12,  // 75: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
-	21,  // 76: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
+	34,  // 71: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
+	32,  // 72: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
+	33,  // 73: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
+	25,  // 74: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
+	13,  // 75: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
+	22,  // 76: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
 	5,   // 77: persys.command.v1.Demand.tags:type_name -> persys.command.v1.Label
-	10,  // 78: persys.command.v1.Demand.autoscale:type_name -> persys.command.v1.Autoscale
-	11,  // 79: persys.command.v1.Demand.reschedule:type_name -> persys.command.v1.Reschedule
-	13,  // 80: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
-	15,  // 81: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
-	2,   // 82: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 83: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
-	35,  // 84: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
-	18,  // 85: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
-	2,   // 86: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
-	22,  // 87: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
-	23,  // 88: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
-	6,   // 89: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
-	5,   // 90: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
-	27,  // 91: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
-	2,   // 92: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
-	29,  // 93: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
-	2,   // 94: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
-	25,  // 95: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
-	9,   // 96: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
-	36,  // 97: persys.command.v1.WorkloadPut.objects:type_name -> persys.command.v1.ObjectUse
-	43,  // 98: persys.command.v1.WorkloadPut.update:type_name -> persys.command.v1.UpdatePolicy
-	35,  // 99: persys.command.v1.PutObject.surge:type_name -> persys.command.v1.WorkloadPut
-	39,  // 100: persys.command.v1.ObjectRecord.versions:type_name -> persys.command.v1.ObjectVersion
-	35,  // 101: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	43,  // 102: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
-	41,  // 103: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
-	35,  // 104: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
-	2,   // 105: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
-	35,  // 106: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
-	50,  // 107: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,   // 108: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,   // 109: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	52,  // 110: persys.command.v1.RegisterNode.networking:type_name -> persys.command.v1.NodeNetworking
-	56,  // 111: persys.command.v1.ReleaseSlices.slices:type_name -> persys.command.v1.IdleSlice
-	58,  // 112: persys.command.v1.NetworkRecord.slices:type_name -> persys.command.v1.SliceRecord
-	61,  // 113: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
-	63,  // 114: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
-	7,   // 115: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
-	67,  // 116: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,   // 117: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	69,  // 118: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,   // 119: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	71,  // 120: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	74,  // 121: persys.command.v1.MoveWorkloads.moves:type_name -> persys.command.v1.WorkloadMove
-	2,   // 122: persys.command.v1.WorkloadMove.if_generation:type_name -> persys.command.v1.Generation
-	75,  // 123: persys.command.v1.WorkloadMove.from_reserved:type_name -> persys.command.v1.ReservedAmounts
-	75,  // 124: persys.command.v1.WorkloadMove.to_reserved:type_name -> persys.command.v1.ReservedAmounts
-	2,   // 125: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	76,  // 126: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,   // 127: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	78,  // 128: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,   // 129: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	81,  // 130: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	25,  // 131: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
-	82,  // 132: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	86,  // 133: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
-	5,   // 134: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
-	103, // 135: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
-	5,   // 136: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
-	2,   // 137: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
-	107, // 138: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
-	109, // 139: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
-	2,   // 140: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 141: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
-	111, // 142: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
-	111, // 143: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
-	112, // 144: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
-	113, // 145: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
-	35,  // 146: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
-	41,  // 147: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
-	117, // 148: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
-	5,   // 149: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
-	121, // 150: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
-	120, // 151: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
-	5,   // 152: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
-	142, // 153: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	143, // 154: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	146, // 155: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	147, // 156: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	149, // 157: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	152, // 158: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	85,  // 159: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	95,  // 160: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	139, // 161: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	99,  // 162: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	140, // 163: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	148, // 164: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
-	137, // 165: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
-	111, // 166: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
-	138, // 167: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
-	135, // 168: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
-	133, // 169: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
-	130, // 170: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
-	41,  // 171: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
-	131, // 172: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
-	132, // 173: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
-	127, // 174: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
-	128, // 175: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
-	129, // 176: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
-	57,  // 177: persys.command.v1.SnapshotRecord.network:type_name -> persys.command.v1.NetworkRecord
-	40,  // 178: persys.command.v1.SnapshotRecord.object:type_name -> persys.command.v1.ObjectRecord
-	101, // 179: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
-	103, // 180: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
-	104, // 181: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
-	120, // 182: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
-	5,   // 183: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
-	152, // 184: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
-	2,   // 185: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
-	43,  // 186: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
-	134, // 187: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
-	35,  // 188: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
-	35,  // 189: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
-	136, // 190: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
-	118, // 191: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
-	97,  // 192: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	100, // 193: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	35,  // 194: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,   // 195: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	82,  // 196: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	8,   // 197: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
-	109, // 198: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	32,  // 199: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
-	144, // 200: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
-	30,  // 201: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
-	19,  // 202: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
-	20,  // 203: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
-	145, // 204: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
-	51,  // 205: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	61,  // 206: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
-	63,  // 207: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
-	2,   // 208: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 209: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,   // 210: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 211: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
-	150, // 212: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	151, // 213: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,   // 214: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,   // 215: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	216, // [216:216] is the sub-list for method output_type
-	216, // [216:216] is the sub-list for method input_type
-	216, // [216:216] is the sub-list for extension type_name
-	216, // [216:216] is the sub-list for extension extendee
-	0,   // [0:216] is the sub-list for field type_name
+	11,  // 78: persys.command.v1.Demand.autoscale:type_name -> persys.command.v1.Autoscale
+	12,  // 79: persys.command.v1.Demand.reschedule:type_name -> persys.command.v1.Reschedule
+	10,  // 80: persys.command.v1.Demand.devices:type_name -> persys.command.v1.DeviceCount
+	14,  // 81: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
+	16,  // 82: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
+	2,   // 83: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 84: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
+	36,  // 85: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
+	19,  // 86: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
+	2,   // 87: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
+	23,  // 88: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
+	24,  // 89: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
+	6,   // 90: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
+	5,   // 91: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
+	28,  // 92: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
+	2,   // 93: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
+	30,  // 94: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
+	2,   // 95: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
+	26,  // 96: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
+	9,   // 97: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
+	37,  // 98: persys.command.v1.WorkloadPut.objects:type_name -> persys.command.v1.ObjectUse
+	44,  // 99: persys.command.v1.WorkloadPut.update:type_name -> persys.command.v1.UpdatePolicy
+	36,  // 100: persys.command.v1.PutObject.surge:type_name -> persys.command.v1.WorkloadPut
+	40,  // 101: persys.command.v1.ObjectRecord.versions:type_name -> persys.command.v1.ObjectVersion
+	36,  // 102: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	44,  // 103: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
+	42,  // 104: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
+	36,  // 105: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
+	2,   // 106: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
+	36,  // 107: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
+	51,  // 108: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,   // 109: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,   // 110: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	53,  // 111: persys.command.v1.RegisterNode.networking:type_name -> persys.command.v1.NodeNetworking
+	10,  // 112: persys.command.v1.RegisterNode.devices:type_name -> persys.command.v1.DeviceCount
+	57,  // 113: persys.command.v1.ReleaseSlices.slices:type_name -> persys.command.v1.IdleSlice
+	59,  // 114: persys.command.v1.NetworkRecord.slices:type_name -> persys.command.v1.SliceRecord
+	62,  // 115: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
+	64,  // 116: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
+	7,   // 117: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
+	68,  // 118: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,   // 119: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	70,  // 120: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,   // 121: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	72,  // 122: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	75,  // 123: persys.command.v1.MoveWorkloads.moves:type_name -> persys.command.v1.WorkloadMove
+	2,   // 124: persys.command.v1.WorkloadMove.if_generation:type_name -> persys.command.v1.Generation
+	76,  // 125: persys.command.v1.WorkloadMove.from_reserved:type_name -> persys.command.v1.ReservedAmounts
+	76,  // 126: persys.command.v1.WorkloadMove.to_reserved:type_name -> persys.command.v1.ReservedAmounts
+	2,   // 127: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	77,  // 128: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,   // 129: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	79,  // 130: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,   // 131: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	82,  // 132: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	26,  // 133: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
+	83,  // 134: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	87,  // 135: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
+	5,   // 136: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
+	104, // 137: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
+	5,   // 138: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	2,   // 139: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
+	108, // 140: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
+	110, // 141: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
+	2,   // 142: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 143: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
+	112, // 144: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
+	112, // 145: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
+	113, // 146: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
+	114, // 147: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
+	36,  // 148: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
+	42,  // 149: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
+	118, // 150: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
+	5,   // 151: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
+	122, // 152: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
+	121, // 153: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
+	5,   // 154: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
+	143, // 155: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	144, // 156: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	147, // 157: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	148, // 158: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	150, // 159: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	153, // 160: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	86,  // 161: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	96,  // 162: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	140, // 163: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	100, // 164: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	141, // 165: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	149, // 166: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
+	138, // 167: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	112, // 168: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
+	139, // 169: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
+	136, // 170: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
+	134, // 171: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
+	131, // 172: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
+	42,  // 173: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
+	132, // 174: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
+	133, // 175: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
+	128, // 176: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
+	129, // 177: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
+	130, // 178: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
+	58,  // 179: persys.command.v1.SnapshotRecord.network:type_name -> persys.command.v1.NetworkRecord
+	41,  // 180: persys.command.v1.SnapshotRecord.object:type_name -> persys.command.v1.ObjectRecord
+	102, // 181: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
+	104, // 182: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
+	105, // 183: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
+	121, // 184: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
+	5,   // 185: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
+	153, // 186: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
+	2,   // 187: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
+	44,  // 188: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
+	135, // 189: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
+	36,  // 190: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
+	36,  // 191: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
+	137, // 192: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
+	119, // 193: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
+	98,  // 194: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	101, // 195: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	36,  // 196: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,   // 197: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	83,  // 198: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	8,   // 199: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
+	110, // 200: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	33,  // 201: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
+	145, // 202: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
+	31,  // 203: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
+	20,  // 204: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
+	21,  // 205: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
+	146, // 206: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
+	52,  // 207: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	62,  // 208: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
+	64,  // 209: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
+	2,   // 210: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 211: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,   // 212: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 213: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
+	151, // 214: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	152, // 215: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,   // 216: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,   // 217: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	218, // [218:218] is the sub-list for method output_type
+	218, // [218:218] is the sub-list for method input_type
+	218, // [218:218] is the sub-list for extension type_name
+	218, // [218:218] is the sub-list for extension extendee
+	0,   // [0:218] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -15254,12 +15333,12 @@ func file_api_command_v1_command_proto_init() {
 		(*Command_PutObject)(nil),
 		(*Command_DeleteObject)(nil),
 	}
-	file_api_command_v1_command_proto_msgTypes[42].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[46].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[101].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[118].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[122].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[126].OneofWrappers = []any{
+	file_api_command_v1_command_proto_msgTypes[43].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[47].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[102].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[119].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[123].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[127].OneofWrappers = []any{
 		(*SnapshotRecord_Meta)(nil),
 		(*SnapshotRecord_Workload)(nil),
 		(*SnapshotRecord_Node)(nil),
@@ -15293,7 +15372,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   153,
+			NumMessages:   154,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -637,6 +637,8 @@ type NodeCapabilities struct {
 	ResourceThresholdPercent uint32 `protobuf:"varint,1008,opt,name=resource_threshold_percent,json=resourceThresholdPercent,proto3" json:"resource_threshold_percent,omitempty"`
 	// Port on which the agent serves /metrics over plain HTTP, 1 to 65535; 0 = none.
 	MetricsPort uint32 `protobuf:"varint,1570,opt,name=metrics_port,json=metricsPort,proto3" json:"metrics_port,omitempty"`
+	// Numbers of devices by name, such as nvidia.com/gpu, that workloads can reserve.
+	Devices map[string]int64 `protobuf:"bytes,1551,rep,name=devices,proto3" json:"devices,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// What the node can do for networks that span nodes. Absent from agents without them.
 	Networking    *NodeNetworking `protobuf:"bytes,1482,opt,name=networking,proto3" json:"networking,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -776,6 +778,13 @@ func (x *NodeCapabilities) GetMetricsPort() uint32 {
 		return x.MetricsPort
 	}
 	return 0
+}
+
+func (x *NodeCapabilities) GetDevices() map[string]int64 {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
 }
 
 func (x *NodeCapabilities) GetNetworking() *NodeNetworking {
@@ -3452,7 +3461,9 @@ type ResourceRequirements struct {
 	// Disk space in GiB, 0 or more, taken from storage_pool.
 	DiskGb int64 `protobuf:"varint,3,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
 	// Storage pool for disk_gb; empty means the node's default pool.
-	StoragePool   string `protobuf:"bytes,1000,opt,name=storage_pool,json=storagePool,proto3" json:"storage_pool,omitempty"`
+	StoragePool string `protobuf:"bytes,1000,opt,name=storage_pool,json=storagePool,proto3" json:"storage_pool,omitempty"`
+	// Numbers of devices by name, such as nvidia.com/gpu.
+	Devices       map[string]int64 `protobuf:"bytes,1550,rep,name=devices,proto3" json:"devices,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3513,6 +3524,13 @@ func (x *ResourceRequirements) GetStoragePool() string {
 		return x.StoragePool
 	}
 	return ""
+}
+
+func (x *ResourceRequirements) GetDevices() map[string]int64 {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
 }
 
 // A single container.
@@ -6354,6 +6372,8 @@ type NodeView struct {
 	SetTaints     []string `protobuf:"bytes,1291,rep,name=set_taints,json=setTaints,proto3" json:"set_taints,omitempty"`
 	RemovedLabels []string `protobuf:"bytes,1292,rep,name=removed_labels,json=removedLabels,proto3" json:"removed_labels,omitempty"`
 	RemovedTaints []string `protobuf:"bytes,1293,rep,name=removed_taints,json=removedTaints,proto3" json:"removed_taints,omitempty"`
+	// Devices that workloads can reserve, sorted by name.
+	Devices       []*DeviceView `protobuf:"bytes,1552,rep,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6591,6 +6611,75 @@ func (x *NodeView) GetRemovedTaints() []string {
 	return nil
 }
 
+func (x *NodeView) GetDevices() []*DeviceView {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+// Devices of one kind on a node.
+type DeviceView struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Total int64                  `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`
+	// Reserved for workloads.
+	Reserved      int64 `protobuf:"varint,3,opt,name=reserved,proto3" json:"reserved,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceView) Reset() {
+	*x = DeviceView{}
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceView) ProtoMessage() {}
+
+func (x *DeviceView) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceView.ProtoReflect.Descriptor instead.
+func (*DeviceView) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *DeviceView) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DeviceView) GetTotal() int64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *DeviceView) GetReserved() int64 {
+	if x != nil {
+		return x.Reserved
+	}
+	return 0
+}
+
 type ListWorkloadsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only workloads of this node; empty means all.
@@ -6619,7 +6708,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6631,7 +6720,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6644,7 +6733,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListWorkloadsRequest) GetNodeId() string {
@@ -6730,7 +6819,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6742,7 +6831,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6755,7 +6844,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GetWorkloadRequest) GetWorkloadId() string {
@@ -6796,7 +6885,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6808,7 +6897,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6821,7 +6910,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*WorkloadView {
@@ -6874,7 +6963,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6886,7 +6975,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6899,7 +6988,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *WorkloadView {
@@ -7008,7 +7097,7 @@ type WorkloadView struct {
 
 func (x *WorkloadView) Reset() {
 	*x = WorkloadView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7020,7 +7109,7 @@ func (x *WorkloadView) String() string {
 func (*WorkloadView) ProtoMessage() {}
 
 func (x *WorkloadView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7033,7 +7122,7 @@ func (x *WorkloadView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadView.ProtoReflect.Descriptor instead.
 func (*WorkloadView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *WorkloadView) GetWorkloadId() string {
@@ -7341,7 +7430,7 @@ type SystemMembers struct {
 
 func (x *SystemMembers) Reset() {
 	*x = SystemMembers{}
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7353,7 +7442,7 @@ func (x *SystemMembers) String() string {
 func (*SystemMembers) ProtoMessage() {}
 
 func (x *SystemMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7366,7 +7455,7 @@ func (x *SystemMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMembers.ProtoReflect.Descriptor instead.
 func (*SystemMembers) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *SystemMembers) GetNodes() int32 {
@@ -7414,7 +7503,7 @@ type SystemMember struct {
 
 func (x *SystemMember) Reset() {
 	*x = SystemMember{}
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7426,7 +7515,7 @@ func (x *SystemMember) String() string {
 func (*SystemMember) ProtoMessage() {}
 
 func (x *SystemMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7439,7 +7528,7 @@ func (x *SystemMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMember.ProtoReflect.Descriptor instead.
 func (*SystemMember) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *SystemMember) GetNodeId() string {
@@ -7502,7 +7591,7 @@ type WorkloadAction struct {
 
 func (x *WorkloadAction) Reset() {
 	*x = WorkloadAction{}
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7514,7 +7603,7 @@ func (x *WorkloadAction) String() string {
 func (*WorkloadAction) ProtoMessage() {}
 
 func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7527,7 +7616,7 @@ func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
 func (*WorkloadAction) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *WorkloadAction) GetTaskId() string {
@@ -7591,7 +7680,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7603,7 +7692,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7616,7 +7705,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -7682,7 +7771,7 @@ type GetClusterSummaryResponse struct {
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7694,7 +7783,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7707,7 +7796,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -7923,7 +8012,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7935,7 +8024,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7948,7 +8037,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -8118,7 +8207,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8130,7 +8219,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8143,7 +8232,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -8175,7 +8264,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8187,7 +8276,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8200,7 +8289,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -8246,7 +8335,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8258,7 +8347,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8271,7 +8360,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Constraint) GetKey() string {
@@ -8309,7 +8398,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8321,7 +8410,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8334,7 +8423,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Toleration) GetKey() string {
@@ -8376,7 +8465,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8388,7 +8477,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8401,7 +8490,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Taint) GetKey() string {
@@ -8456,7 +8545,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8468,7 +8557,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8481,7 +8570,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -8531,7 +8620,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[79]
+	mi := &file_api_control_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8543,7 +8632,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[79]
+	mi := &file_api_control_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8556,7 +8645,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -8620,7 +8709,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05shard\x18\xf2\a \x01(\tR\x05shard\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa4\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xad\a\n" +
 	"\x10NodeCapabilities\x120\n" +
 	"\x14cpu_total_millicores\x18\x01 \x01(\x03R\x12cpuTotalMillicores\x12&\n" +
 	"\x0fmemory_total_mb\x18\x02 \x01(\x03R\rmemoryTotalMb\x12C\n" +
@@ -8636,10 +8725,14 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x13fence_bound_seconds\x18\xee\a \x01(\rR\x11fenceBoundSeconds\x12)\n" +
 	"\x10disk_reserved_gb\x18\xef\a \x01(\x03R\x0ediskReservedGb\x12=\n" +
 	"\x1aresource_threshold_percent\x18\xf0\a \x01(\rR\x18resourceThresholdPercent\x12\"\n" +
-	"\fmetrics_port\x18\xa2\f \x01(\rR\vmetricsPort\x12B\n" +
+	"\fmetrics_port\x18\xa2\f \x01(\rR\vmetricsPort\x12K\n" +
+	"\adevices\x18\x8f\f \x03(\v20.persys.control.v1.NodeCapabilities.DevicesEntryR\adevices\x12B\n" +
 	"\n" +
 	"networking\x18\xca\v \x01(\v2!.persys.control.v1.NodeNetworkingR\n" +
-	"networking\"V\n" +
+	"networking\x1a:\n" +
+	"\fDevicesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"V\n" +
 	"\x0eNodeNetworking\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x10\n" +
 	"\x03mtu\x18\x02 \x01(\rR\x03mtu\x12\x18\n" +
@@ -8922,12 +9015,16 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x10interval_seconds\x18\x06 \x01(\x05R\x0fintervalSeconds\x12'\n" +
 	"\x0ftimeout_seconds\x18\a \x01(\x05R\x0etimeoutSeconds\x12\x18\n" +
 	"\aretries\x18\b \x01(\x05R\aretries\x120\n" +
-	"\x14start_period_seconds\x18\t \x01(\x05R\x12startPeriodSeconds\"\x97\x01\n" +
+	"\x14start_period_seconds\x18\t \x01(\x05R\x12startPeriodSeconds\"\xa4\x02\n" +
 	"\x14ResourceRequirements\x12%\n" +
 	"\x0ecpu_millicores\x18\x01 \x01(\x03R\rcpuMillicores\x12\x1b\n" +
 	"\tmemory_mb\x18\x02 \x01(\x03R\bmemoryMb\x12\x17\n" +
 	"\adisk_gb\x18\x03 \x01(\x03R\x06diskGb\x12\"\n" +
-	"\fstorage_pool\x18\xe8\a \x01(\tR\vstoragePool\"\xac\x16\n" +
+	"\fstorage_pool\x18\xe8\a \x01(\tR\vstoragePool\x12O\n" +
+	"\adevices\x18\x8e\f \x03(\v24.persys.control.v1.ResourceRequirements.DevicesEntryR\adevices\x1a:\n" +
+	"\fDevicesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xac\x16\n" +
 	"\rContainerSpec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12;\n" +
@@ -9275,8 +9372,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\v2\x1b.persys.control.v1.NodeViewR\x04node\x12\x15\n" +
 	"\x05index\x18\xe8\a \x01(\x04R\x05index\x12\x15\n" +
 	"\x05stale\x18\xea\a \x01(\bR\x05stale\x12\x16\n" +
-	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xe8\n" +
-	"\n" +
+	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xa2\v\n" +
 	"\bNodeView\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12#\n" +
@@ -9313,10 +9409,16 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0eremoved_labels\x18\x8c\n" +
 	" \x03(\tR\rremovedLabels\x12&\n" +
 	"\x0eremoved_taints\x18\x8d\n" +
-	" \x03(\tR\rremovedTaints\x1a9\n" +
+	" \x03(\tR\rremovedTaints\x128\n" +
+	"\adevices\x18\x90\f \x03(\v2\x1d.persys.control.v1.DeviceViewR\adevices\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbc\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"R\n" +
+	"\n" +
+	"DeviceView\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05total\x18\x02 \x01(\x03R\x05total\x12\x1a\n" +
+	"\breserved\x18\x03 \x01(\x03R\breserved\"\xbc\x02\n" +
 	"\x14ListWorkloadsRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x123\n" +
@@ -9561,7 +9663,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 96)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -9628,224 +9730,230 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*ListNodesResponse)(nil),                  // 62: persys.control.v1.ListNodesResponse
 	(*GetNodeResponse)(nil),                    // 63: persys.control.v1.GetNodeResponse
 	(*NodeView)(nil),                           // 64: persys.control.v1.NodeView
-	(*ListWorkloadsRequest)(nil),               // 65: persys.control.v1.ListWorkloadsRequest
-	(*GetWorkloadRequest)(nil),                 // 66: persys.control.v1.GetWorkloadRequest
-	(*ListWorkloadsResponse)(nil),              // 67: persys.control.v1.ListWorkloadsResponse
-	(*GetWorkloadResponse)(nil),                // 68: persys.control.v1.GetWorkloadResponse
-	(*WorkloadView)(nil),                       // 69: persys.control.v1.WorkloadView
-	(*SystemMembers)(nil),                      // 70: persys.control.v1.SystemMembers
-	(*SystemMember)(nil),                       // 71: persys.control.v1.SystemMember
-	(*WorkloadAction)(nil),                     // 72: persys.control.v1.WorkloadAction
-	(*GetClusterSummaryRequest)(nil),           // 73: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 74: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 75: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 76: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 77: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 78: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 79: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 80: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 81: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 82: persys.control.v1.StreamError
-	nil,                                        // 83: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 84: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 85: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 86: persys.control.v1.WorkloadSpec.TagsEntry
-	nil,                                        // 87: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 88: persys.control.v1.ContainerSpec.UlimitsEntry
-	nil,                                        // 89: persys.control.v1.ContainerSpec.SysctlsEntry
-	nil,                                        // 90: persys.control.v1.ContainerSpec.LabelsEntry
-	nil,                                        // 91: persys.control.v1.ContainerSpec.AnnotationsEntry
-	nil,                                        // 92: persys.control.v1.ContainerSpec.EnvSecretsEntry
-	nil,                                        // 93: persys.control.v1.ContainerSpec.EnvConfigsEntry
-	nil,                                        // 94: persys.control.v1.DeviceRequest.OptionsEntry
-	nil,                                        // 95: persys.control.v1.Logging.OptionsEntry
-	nil,                                        // 96: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 97: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 98: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 99: google.protobuf.Timestamp
-	(*v1.NetworkView)(nil),                     // 100: persys.agent.v1.NetworkView
-	(*durationpb.Duration)(nil),                // 101: google.protobuf.Duration
+	(*DeviceView)(nil),                         // 65: persys.control.v1.DeviceView
+	(*ListWorkloadsRequest)(nil),               // 66: persys.control.v1.ListWorkloadsRequest
+	(*GetWorkloadRequest)(nil),                 // 67: persys.control.v1.GetWorkloadRequest
+	(*ListWorkloadsResponse)(nil),              // 68: persys.control.v1.ListWorkloadsResponse
+	(*GetWorkloadResponse)(nil),                // 69: persys.control.v1.GetWorkloadResponse
+	(*WorkloadView)(nil),                       // 70: persys.control.v1.WorkloadView
+	(*SystemMembers)(nil),                      // 71: persys.control.v1.SystemMembers
+	(*SystemMember)(nil),                       // 72: persys.control.v1.SystemMember
+	(*WorkloadAction)(nil),                     // 73: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 74: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 75: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 76: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 77: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 78: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 79: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 80: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 81: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 82: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 83: persys.control.v1.StreamError
+	nil,                                        // 84: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 85: persys.control.v1.NodeCapabilities.DevicesEntry
+	nil,                                        // 86: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 87: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 88: persys.control.v1.WorkloadSpec.TagsEntry
+	nil,                                        // 89: persys.control.v1.ResourceRequirements.DevicesEntry
+	nil,                                        // 90: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 91: persys.control.v1.ContainerSpec.UlimitsEntry
+	nil,                                        // 92: persys.control.v1.ContainerSpec.SysctlsEntry
+	nil,                                        // 93: persys.control.v1.ContainerSpec.LabelsEntry
+	nil,                                        // 94: persys.control.v1.ContainerSpec.AnnotationsEntry
+	nil,                                        // 95: persys.control.v1.ContainerSpec.EnvSecretsEntry
+	nil,                                        // 96: persys.control.v1.ContainerSpec.EnvConfigsEntry
+	nil,                                        // 97: persys.control.v1.DeviceRequest.OptionsEntry
+	nil,                                        // 98: persys.control.v1.Logging.OptionsEntry
+	nil,                                        // 99: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 100: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 101: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 102: google.protobuf.Timestamp
+	(*v1.NetworkView)(nil),                     // 103: persys.agent.v1.NetworkView
+	(*durationpb.Duration)(nil),                // 104: google.protobuf.Duration
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	99,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	102, // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
 	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	99,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	102, // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
 	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	83,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	99,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	84,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	102, // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
 	9,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	80,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
-	8,   // 9: persys.control.v1.NodeCapabilities.networking:type_name -> persys.control.v1.NodeNetworking
-	99,  // 10: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	77,  // 11: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
-	13,  // 12: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
-	57,  // 13: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	99,  // 14: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
-	55,  // 15: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	12,  // 16: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	99,  // 17: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	77,  // 18: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
-	100, // 19: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
-	20,  // 20: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
-	0,   // 21: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	76,  // 22: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	76,  // 23: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
-	17,  // 24: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
-	99,  // 25: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
-	35,  // 26: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
-	36,  // 27: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
-	46,  // 28: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
-	49,  // 29: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	84,  // 30: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	78,  // 31: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	85,  // 32: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	79,  // 33: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
-	34,  // 34: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
-	33,  // 35: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
-	26,  // 36: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
-	29,  // 37: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
-	23,  // 38: persys.control.v1.WorkloadSpec.reschedule:type_name -> persys.control.v1.RescheduleSpec
-	24,  // 39: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
-	25,  // 40: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
-	25,  // 41: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
-	86,  // 42: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
-	21,  // 43: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
-	21,  // 44: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
-	99,  // 45: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
-	99,  // 46: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
-	78,  // 47: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
-	27,  // 48: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
-	28,  // 49: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
-	29,  // 50: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
-	99,  // 51: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
-	99,  // 52: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
-	99,  // 53: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
-	99,  // 54: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
-	99,  // 55: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
-	99,  // 56: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
-	99,  // 57: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
-	31,  // 58: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
-	87,  // 59: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
-	44,  // 60: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
-	45,  // 61: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
-	54,  // 62: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	88,  // 63: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
-	89,  // 64: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
-	40,  // 65: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
-	41,  // 66: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
-	42,  // 67: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
-	90,  // 68: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
-	91,  // 69: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
-	43,  // 70: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
-	38,  // 71: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
-	37,  // 72: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
-	37,  // 73: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
-	92,  // 74: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
-	93,  // 75: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
-	94,  // 76: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
-	95,  // 77: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
-	101, // 78: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	101, // 79: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	101, // 80: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	101, // 81: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	96,  // 82: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
-	54,  // 83: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	48,  // 84: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
-	47,  // 85: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
-	37,  // 86: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
-	51,  // 87: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
-	52,  // 88: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
-	53,  // 89: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
-	54,  // 90: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	50,  // 91: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	99,  // 92: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	99,  // 93: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	99,  // 94: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
-	0,   // 95: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	99,  // 96: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
-	56,  // 97: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
-	55,  // 98: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	76,  // 99: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	99,  // 100: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
-	45,  // 101: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
-	31,  // 102: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
-	2,   // 103: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 104: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
-	64,  // 105: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
-	64,  // 106: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	99,  // 107: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	99,  // 108: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	97,  // 109: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	99,  // 110: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	80,  // 111: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	81,  // 112: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	13,  // 113: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	2,   // 114: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 115: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	69,  // 116: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	69,  // 117: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	99,  // 118: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	99,  // 119: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	56,  // 120: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	55,  // 121: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	76,  // 122: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	99,  // 123: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	98,  // 124: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	45,  // 125: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	20,  // 126: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	72,  // 127: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	32,  // 128: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
-	30,  // 129: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
-	99,  // 130: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
-	22,  // 131: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	70,  // 132: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
-	71,  // 133: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
-	99,  // 134: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	99,  // 135: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	99,  // 136: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 137: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	99,  // 138: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 139: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	11,  // 140: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	15,  // 141: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	18,  // 142: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	10,  // 143: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	14,  // 144: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	16,  // 145: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	19,  // 146: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	82,  // 147: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	99,  // 148: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
-	39,  // 149: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
-	6,   // 150: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	11,  // 151: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	15,  // 152: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	18,  // 153: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	58,  // 154: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 155: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	60,  // 156: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	61,  // 157: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	65,  // 158: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	66,  // 159: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	73,  // 160: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	75,  // 161: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	10,  // 162: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	14,  // 163: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	16,  // 164: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	19,  // 165: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	59,  // 166: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 167: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	62,  // 168: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	63,  // 169: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	67,  // 170: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	68,  // 171: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	74,  // 172: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	75,  // 173: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	162, // [162:174] is the sub-list for method output_type
-	150, // [150:162] is the sub-list for method input_type
-	150, // [150:150] is the sub-list for extension type_name
-	150, // [150:150] is the sub-list for extension extendee
-	0,   // [0:150] is the sub-list for field type_name
+	81,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	85,  // 9: persys.control.v1.NodeCapabilities.devices:type_name -> persys.control.v1.NodeCapabilities.DevicesEntry
+	8,   // 10: persys.control.v1.NodeCapabilities.networking:type_name -> persys.control.v1.NodeNetworking
+	102, // 11: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	78,  // 12: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	13,  // 13: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
+	57,  // 14: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
+	102, // 15: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	55,  // 16: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	12,  // 17: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
+	102, // 18: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	78,  // 19: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	103, // 20: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
+	20,  // 21: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
+	0,   // 22: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
+	77,  // 23: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	77,  // 24: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
+	17,  // 25: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
+	102, // 26: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
+	35,  // 27: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
+	36,  // 28: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
+	46,  // 29: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
+	49,  // 30: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
+	86,  // 31: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	79,  // 32: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	87,  // 33: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	80,  // 34: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	34,  // 35: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
+	33,  // 36: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
+	26,  // 37: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
+	29,  // 38: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
+	23,  // 39: persys.control.v1.WorkloadSpec.reschedule:type_name -> persys.control.v1.RescheduleSpec
+	24,  // 40: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
+	25,  // 41: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
+	25,  // 42: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
+	88,  // 43: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
+	21,  // 44: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
+	21,  // 45: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
+	102, // 46: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
+	102, // 47: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
+	79,  // 48: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
+	27,  // 49: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
+	28,  // 50: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
+	29,  // 51: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
+	102, // 52: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
+	102, // 53: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
+	102, // 54: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
+	102, // 55: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
+	102, // 56: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
+	102, // 57: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
+	102, // 58: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
+	31,  // 59: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
+	89,  // 60: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
+	90,  // 61: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	44,  // 62: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
+	45,  // 63: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
+	54,  // 64: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	91,  // 65: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
+	92,  // 66: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
+	40,  // 67: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
+	41,  // 68: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
+	42,  // 69: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
+	93,  // 70: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
+	94,  // 71: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
+	43,  // 72: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
+	38,  // 73: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
+	37,  // 74: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
+	37,  // 75: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
+	95,  // 76: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
+	96,  // 77: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
+	97,  // 78: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
+	98,  // 79: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
+	104, // 80: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	104, // 81: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	104, // 82: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	104, // 83: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	99,  // 84: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	54,  // 85: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	48,  // 86: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
+	47,  // 87: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
+	37,  // 88: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
+	51,  // 89: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
+	52,  // 90: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
+	53,  // 91: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
+	54,  // 92: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	50,  // 93: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
+	102, // 94: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	102, // 95: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	102, // 96: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	0,   // 97: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
+	102, // 98: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	56,  // 99: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
+	55,  // 100: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	77,  // 101: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	102, // 102: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	45,  // 103: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
+	31,  // 104: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
+	2,   // 105: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 106: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
+	64,  // 107: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
+	64,  // 108: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
+	102, // 109: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	102, // 110: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	100, // 111: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	102, // 112: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	81,  // 113: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	82,  // 114: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	13,  // 115: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	65,  // 116: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
+	2,   // 117: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 118: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	70,  // 119: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	70,  // 120: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	102, // 121: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	102, // 122: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	56,  // 123: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	55,  // 124: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	77,  // 125: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	102, // 126: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	101, // 127: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	45,  // 128: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	20,  // 129: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	73,  // 130: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	32,  // 131: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
+	30,  // 132: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
+	102, // 133: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	22,  // 134: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	71,  // 135: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
+	72,  // 136: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
+	102, // 137: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	102, // 138: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	102, // 139: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 140: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	102, // 141: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 142: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	11,  // 143: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	15,  // 144: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	18,  // 145: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	10,  // 146: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	14,  // 147: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	16,  // 148: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	19,  // 149: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	83,  // 150: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	102, // 151: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	39,  // 152: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 153: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	11,  // 154: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	15,  // 155: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	18,  // 156: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	58,  // 157: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 158: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	60,  // 159: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	61,  // 160: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	66,  // 161: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	67,  // 162: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	74,  // 163: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	76,  // 164: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	10,  // 165: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	14,  // 166: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	16,  // 167: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	19,  // 168: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	59,  // 169: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 170: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	62,  // 171: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	63,  // 172: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	68,  // 173: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	69,  // 174: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	75,  // 175: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	76,  // 176: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	165, // [165:177] is the sub-list for method output_type
+	153, // [153:165] is the sub-list for method input_type
+	153, // [153:153] is the sub-list for extension type_name
+	153, // [153:153] is the sub-list for extension extendee
+	0,   // [0:153] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -9864,7 +9972,7 @@ func file_api_control_v1_control_proto_init() {
 	file_api_control_v1_control_proto_msgTypes[26].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[33].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[34].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[72].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[73].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -9881,7 +9989,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   96,
+			NumMessages:   99,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

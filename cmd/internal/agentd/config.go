@@ -10,7 +10,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -57,6 +59,7 @@ type Config struct {
 	Region            string            `env:"PERSYS_NODE_REGION" flag:"region" yaml:"node_region" usage:"value of the label region"`
 	Env               string            `env:"PERSYS_NODE_ENV" flag:"env" yaml:"node_env" usage:"value of the label env"`
 	Labels            map[string]string `env:"PERSYS_NODE_LABELS" flag:"labels" yaml:"node_labels" usage:"labels of this node, k=v,k2=v2; persysctl node label sets others in their place"`
+	Devices           map[string]string `env:"PERSYS_NODE_DEVICES" flag:"devices" yaml:"node_devices" usage:"numbers of devices that workloads can reserve, name=number,…, such as nvidia.com/gpu=2; they take precedence over the CDI devices that the engine reports"`
 	Taints            []string          `env:"PERSYS_NODE_TAINTS" flag:"taints" yaml:"node_taints" usage:"taints of this node, k=v:NoSchedule,k2:NoExecute:60: NoSchedule, PreferNoSchedule or NoExecute, with seconds; persysctl node taint sets others in their place"`
 
 	Fencer      string        `env:"PERSYS_FENCER" flag:"fencer" yaml:"fencer" oneof:"auto,external,off" default:"auto" usage:"process that stops workloads with on_lost_lease: stop when the lease ends: auto = fencers that the agent starts, external = a persys-agent fencer that an operator runs, off = such workloads are refused"`
@@ -296,6 +299,26 @@ func userState() (string, error) {
 		return "", fmt.Errorf("PERSYS_STATE_PATH is not set and there is no home directory: %w", err)
 	}
 	return filepath.Join(home, ".local", "state", "persys"), nil
+}
+
+const maxDevices = 4096 // largest number of devices of one name
+
+var deviceName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,62})?$`)
+
+// devices parses the setting PERSYS_NODE_DEVICES.
+func (c *Config) devices() (map[string]int64, error) {
+	out := map[string]int64{}
+	for name, text := range c.Devices {
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || n < 0 || n > maxDevices {
+			return nil, fmt.Errorf("PERSYS_NODE_DEVICES: %s=%s: the number of devices must be 0 to %d; write NAME=NUMBER,NAME=NUMBER, such as nvidia.com/gpu=2", name, text, maxDevices)
+		}
+		if !deviceName.MatchString(name) {
+			return nil, fmt.Errorf("PERSYS_NODE_DEVICES: %q must be NAME or VENDOR/CLASS of letters, digits, '.', '_' and '-', such as nvidia.com/gpu", name)
+		}
+		out[name] = n
+	}
+	return out, nil
 }
 
 // taints parses the setting PERSYS_NODE_TAINTS.

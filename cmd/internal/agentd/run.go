@@ -47,6 +47,10 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	if err != nil {
 		return err
 	}
+	devices, err := cfg.devices()
+	if err != nil {
+		return err
+	}
 	taints, err := cfg.taints()
 	if err != nil {
 		return err
@@ -115,6 +119,7 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		MetricsPort:       httpLis.Addr().(*net.TCPAddr).Port,
 		Labels:            cfg.labels(),
 		Taints:            taints,
+		Devices:           devices,
 		Limits:            limits.Limits{Calls: cfg.LimitCalls, Concurrent: cfg.LimitConcurrent, Streams: cfg.LimitStreams, Connections: cfg.LimitConnections, PerHost: cfg.LimitPerHost},
 		ReconcileInterval: cfg.ReconcileInterval,
 		Storage:           cfg.storage(),
@@ -352,9 +357,13 @@ func engineDrivers(cfg *Config, log *slog.Logger) agent.Factory {
 		if !cfg.Docker {
 			return nil, nil
 		}
+		devices, err := cfg.devices()
+		if err != nil {
+			return nil, err
+		}
 		d, err := docker.New(docker.Options{
 			Host: cfg.DockerHost, ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns, Content: b.Content,
-			Credentials: creds.Registry, Progress: b.Progress, Pulled: b.Pulled, Networks: b.Networks, Logger: log,
+			Credentials: creds.Registry, Progress: b.Progress, Pulled: b.Pulled, Networks: b.Networks, Logger: log, Devices: devices,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("DOCKER_HOST %q: %w", cfg.DockerHost, err)

@@ -83,6 +83,11 @@ func (c *cli) showNode(n *controlv1.NodeView) {
 		}
 		f.Add("Pool "+screen.Clean(p.GetName()), screen.Text(text))
 	}
+	var devices []string
+	for _, d := range n.GetDevices() {
+		devices = append(devices, fmt.Sprintf("%s: %d of %d reserved", d.GetName(), d.GetReserved(), d.GetTotal()))
+	}
+	f.Add("Devices", screen.Text(strings.Join(devices, ", ")))
 	f.Add("Runs", screen.Text(strings.Join(n.GetSupportedWorkloadTypes(), ", ")))
 	f.Add("Labels", screen.Text(labelsText(n.GetLabels())))
 	f.Add("Taints", screen.Text(taintsText(n.GetTaints())))

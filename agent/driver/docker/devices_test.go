@@ -1,0 +1,55 @@
+package docker
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+func TestChooseDevices(t *testing.T) {
+	holders := map[string]string{"nvidia.com/gpu=0": "web", "vendor.com/nic=1": "other"}
+	for name, c := range map[string]struct {
+		n     int64
+		names []string
+		want  string // chosen devices, or a part of the error
+	}{
+		"the first free devices":    {2, []string{"0", "1", "2", "3"}, "nvidia.com/gpu=1 nvidia.com/gpu=2"},
+		"all free devices":          {1, []string{"0", "1"}, "nvidia.com/gpu=1"},
+		"more than are free":        {2, []string{"0", "1"}, "resources.devices: needs 2 nvidia.com/gpu, and the node has 2, in use are 0 by web"},
+		"more than the node has":    {1, nil, "resources.devices: needs 1 nvidia.com/gpu, and the node has 0"},
+		"a device of another class": {1, []string{"1"}, "nvidia.com/gpu=1"},
+	} {
+		got, err := chooseDevices("nvidia.com/gpu", c.n, c.names, holders)
+		text := strings.Join(got, " ")
+		if err != nil {
+			text = err.Error()
+		}
+		if !strings.Contains(text, c.want) || err == nil && text != c.want {
+			t.Errorf("%s: chooseDevices returned %q, want %q", name, text, c.want)
+		}
+		if err != nil && !slices.Contains([]driver.Class{driver.RuntimeResourceMissing}, driver.ClassOf(err)) {
+			t.Errorf("%s: the error is of class %v, so the workload would not be tried on another node", name, driver.ClassOf(err))
+		}
+	}
+}
+
+func TestEnginesWithoutCDIRefuseDevices(t *testing.T) {
+	counted := map[string]int64{"nvidia.com/gpu": 1}
+	if err := lacksCDI(nil, "1.41"); err != nil {
+		t.Errorf("a container without devices is refused: %v", err)
+	}
+	if err := lacksCDI(counted, "1.44"); err != nil {
+		t.Errorf("an engine with CDI refuses: %v", err)
+	}
+	err := lacksCDI(counted, "1.41")
+	if want := "resources.devices: nvidia.com/gpu is a CDI device, and the engine of this node has no CDI (API 1.41)"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("an engine without CDI returned %v, want %q", err, want)
+	}
+	var e *driver.Error
+	if !errors.As(err, &e) {
+		t.Errorf("the error is %T, want one with a class", err)
+	}
+}

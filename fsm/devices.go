@@ -1,0 +1,77 @@
+package fsm
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// Devices are counted resources, such as GPUs: a node offers a number of each kind, and a workload reserves some of
+// them. The state only counts them; the agent chooses the devices. See ADR 69.
+
+// DeviceCount is a number of devices of one kind.
+type DeviceCount struct {
+	Name  string // such as nvidia.com/gpu
+	Count int64
+}
+
+// DevicesNamed returns the number of devices with a name in a list.
+func DevicesNamed(list []DeviceCount, name string) int64 {
+	if i := slices.IndexFunc(list, func(d DeviceCount) bool { return d.Name == name }); i >= 0 {
+		return list[i].Count
+	}
+	return 0
+}
+
+// addDevices returns a new list, sorted by name, in which sign times the counts of more are added to those of list.
+// Devices with a sum of 0 are left out.
+func addDevices(list, more []DeviceCount, sign int) []DeviceCount {
+	out := slices.Clone(list)
+	for _, d := range more {
+		i, ok := slices.BinarySearchFunc(out, d.Name, func(have DeviceCount, name string) int { return strings.Compare(have.Name, name) })
+		if !ok {
+			out = slices.Insert(out, i, DeviceCount{Name: d.Name})
+		}
+		out[i].Count += int64(sign) * d.Count
+	}
+	if out = slices.DeleteFunc(out, func(d DeviceCount) bool { return d.Count == 0 }); len(out) == 0 {
+		return nil
+	}
+	return out
+}
+
+// lacksDevices returns which devices of a demand are not free on n; "" if all are. free are devices of a former instance
+// of the workload, and taken those that other workloads will have.
+func lacksDevices(n *Node, a *Alloc, d *Demand, free, taken []DeviceCount) string {
+	for _, want := range d.Devices {
+		left := DevicesNamed(n.Facts.Devices, want.Name) - DevicesNamed(a.Devices, want.Name) + DevicesNamed(free, want.Name) - DevicesNamed(taken, want.Name)
+		if want.Count > left {
+			return fmt.Sprintf("node %q has no %d devices %s left", n.ID, want.Count, want.Name)
+		}
+	}
+	return ""
+}
+
+func devicesOf(in []*commandv1.DeviceCount) []DeviceCount {
+	return convert(in, func(d *commandv1.DeviceCount) DeviceCount { return DeviceCount{d.GetName(), d.GetCount()} })
+}
+
+func devicesPB(in []DeviceCount) []*commandv1.DeviceCount {
+	return convert(in, func(d DeviceCount) *commandv1.DeviceCount {
+		return &commandv1.DeviceCount{Name: d.Name, Count: d.Count}
+	})
+}
+
+func (e *encoder) devices(list []DeviceCount) {
+	if len(list) == 0 {
+		return
+	}
+	e.str("counted devices")
+	e.u64(uint64(len(list)))
+	for _, d := range list {
+		e.str(d.Name)
+		e.i64(d.Count)
+	}
+}

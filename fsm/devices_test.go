@@ -1,0 +1,64 @@
+package fsm
+
+import (
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+func gpus(n int64) func(*commandv1.WorkloadPut) {
+	return demand(func(d *commandv1.Demand) { d.Devices = []*commandv1.DeviceCount{{Name: "gpu", Count: n}} })
+}
+
+func withGPUs(n int64) func(*commandv1.RegisterNode) {
+	return func(r *commandv1.RegisterNode) { r.Devices = []*commandv1.DeviceCount{{Name: "gpu", Count: n}} }
+}
+
+// TestDevicesAreCounted: an assignment needs free devices. They are free again when the node has stopped the workload,
+// and not before.
+func TestDevicesAreCounted(t *testing.T) {
+	w := formed(t, "a")
+	w.ok(register("a", withGPUs(2)))
+	w.running("first", "a", gpus(2))
+	a := w.s.Alloc("a")
+	is(t, "reserved devices", DevicesNamed(a.Devices, "gpu"), 2)
+	w.ok(put("second", gpus(1)))
+	refused := func(why string) {
+		t.Helper()
+		res := w.do(w.assign("second", "a"))
+		is(t, "skipped", res.Skipped, 1)
+		if !strings.Contains(res.Reason, why) {
+			t.Errorf("the assignment was skipped with %q, want %q", res.Reason, why)
+		}
+	}
+	refused(`node "a" has no 1 devices gpu left`)
+	w.ok(remove("first", true))
+	refused(`node "a" has no 1 devices gpu left`)
+	w.ok(gone("first", "a", nil))
+	w.bind("second", "a")
+	a = w.s.Alloc("a")
+	is(t, "reserved devices", DevicesNamed(a.Devices, "gpu"), 1)
+	w.ok(put("second", gpus(2), content("c1:two")))
+	a = w.s.Alloc("a")
+	is(t, "reserved devices after the change", DevicesNamed(a.Devices, "gpu"), 2)
+}
+
+// TestDevicesAreBounded: names and numbers of devices that are not valid are refused, and the refusal names the field.
+func TestDevicesAreBounded(t *testing.T) {
+	w := formed(t, "a")
+	for name, list := range map[string][]*commandv1.DeviceCount{
+		`demand.devices[0].name: "a/b/c" is not NAME or VENDOR/CLASS`: {{Name: "a/b/c", Count: 1}},
+		`demand.devices[0].count: 0 is not in 1..4096`:                {{Name: "gpu"}},
+		`demand.devices[1].name: gpu is there twice`:                  {{Name: "gpu", Count: 1}, {Name: "gpu", Count: 2}},
+	} {
+		res := w.do(put("w", demand(func(d *commandv1.Demand) { d.Devices = list })))
+		if res.Kind != Invalid || !strings.Contains(res.Reason, name) {
+			t.Errorf("a put is refused with %v %q, want %q", res.Kind, res.Reason, name)
+		}
+	}
+	res := w.do(register("b", withGPUs(5000)))
+	if want := "devices[0].count: 5000 is not in 1..4096"; res.Kind != Invalid || !strings.Contains(res.Reason, want) {
+		t.Errorf("a registration is refused with %v %q, want %q", res.Kind, res.Reason, want)
+	}
+}

@@ -1,0 +1,51 @@
+package spec
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+// TestDevices: counted devices are part of the demand. Those of a CDI kind are given to the container, so they are part
+// of its content and of the order of the agent.
+func TestDevices(t *testing.T) {
+	parsed := func(devices string) *controlv1.WorkloadSpec {
+		s := specOf(t, "id: w\ncontainer: {image: x}\nresources: {cpu: 1, devices: "+devices+"}\n")
+		s.Type = TypeContainer
+		Normalise(s)
+		return s
+	}
+	s := parsed("{nvidia.com/gpu: 2, license: 1}")
+	if got, want := fmt.Sprint(DemandOf("w", s).GetDevices()), `[name:"license" count:1 name:"nvidia.com/gpu" count:2]`; strings.Join(strings.Fields(got), " ") != want {
+		t.Errorf("the demand has the devices %s, want %s", got, want)
+	}
+	if got, want := fmt.Sprint(agentContainer(s).GetCountedDevices()), "map[nvidia.com/gpu:2]"; got != want {
+		t.Errorf("the agent gets the devices %s, want %s", got, want)
+	}
+	content := func(devices string) string { return contentOf(t, parsed(devices)) }
+	if content("{nvidia.com/gpu: 2}") == content("{nvidia.com/gpu: 1}") {
+		t.Error("another number of CDI devices must be another content")
+	}
+	if content("{license: 2}") != content("{license: 1}") {
+		t.Error("devices that are only counted must not be part of the content")
+	}
+}
+
+func TestDevicesThatAreNotValid(t *testing.T) {
+	for devices, want := range map[string]string{
+		"{gpu: 0}":       `resources.devices.gpu: must be 1 to 4096 devices, got "0"`,
+		"{gpu: 5000}":    `resources.devices.gpu: must be 1 to 4096 devices, got "5000"`,
+		"{a/b/c: 1}":     `resources.devices: names must be NAME or VENDOR/CLASS`,
+		"{gpu: many}":    `resources.devices.gpu`,
+		"[gpu]":          `resources.devices: must be a mapping of names to whole numbers`,
+		"{'gpu 1': 1}":   `resources.devices: names must be NAME or VENDOR/CLASS`,
+		"{nvidia.com: }": `resources.devices.nvidia.com`,
+	} {
+		_, err := Parse("w.yaml", []byte("id: w\ncontainer: {image: x}\nresources: {devices: "+devices+"}\n"), Options{})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("devices %s: the error is %v, want %q", devices, err, want)
+		}
+	}
+}
