@@ -29,8 +29,10 @@ type Config struct {
 	// 0 takes any free port.
 	RaftBind, GossipBind string
 	// RaftAdvertise and GossipAdvertise are the addresses that other replicas dial. Default: the bound
-	// address, with FirstIP in place of a wildcard host.
+	// address, with OutwardIP in place of a wildcard host.
 	RaftAdvertise, GossipAdvertise string
+	// OutwardIP is the address under which other machines reach this one; default FirstIP.
+	OutwardIP string
 	// GRPCAdvertise, HTTPAdvertise and DNSAdvertise are the published addresses of the gRPC, HTTP and DNS servers,
 	// which clients and other replicas use; empty means that this process does not run that server.
 	GRPCAdvertise, HTTPAdvertise, DNSAdvertise string
@@ -332,8 +334,8 @@ func splitAddr(a string) (host string, port int, err error) {
 	return host, port, nil
 }
 
-// advertised returns the configured address, or the bound address with a wildcard host replaced by FirstIP.
-func advertised(configured string, bound net.Addr) (string, error) {
+// advertised returns the configured address, or the bound address with a wildcard host replaced by outward.
+func advertised(configured, outward string, bound net.Addr) (string, error) {
 	if configured != "" {
 		return configured, nil
 	}
@@ -342,7 +344,7 @@ func advertised(configured string, bound net.Addr) (string, error) {
 		return "", err
 	}
 	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
-		host = FirstIP()
+		host = cmp.Or(outward, FirstIP())
 	}
 	return net.JoinHostPort(host, port), nil
 }

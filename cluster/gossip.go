@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -135,7 +136,7 @@ func (g *gossip) start() error {
 		}
 		mc.AdvertisePort = port
 	} else if net.ParseIP(mc.BindAddr).IsUnspecified() {
-		mc.AdvertiseAddr = FirstIP()
+		mc.AdvertiseAddr = cmp.Or(c.OutwardIP, FirstIP())
 	}
 	list, err := memberlist.Create(mc)
 	if err != nil {

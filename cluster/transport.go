@@ -68,7 +68,7 @@ func listenPort(n *Node, bind, advertise string, hooks hooks) (*port, error) {
 		}
 		return nil, fmt.Errorf("SCHEDULER_RAFT_ADDR: %w", err)
 	}
-	adv, err := advertised(advertise, ln.Addr())
+	adv, err := advertised(advertise, n.cfg.OutwardIP, ln.Addr())
 	if err != nil {
 		ln.Close()
 		return nil, err

@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net"
@@ -27,6 +28,11 @@ type Config struct {
 	// must call stack.Serve at the beginning of main. If Stacks is nil, a stack is checked only on its node.
 	Stacks *stack.Loader
 
+	// Status is called with a line about what a start waits for; nil if nobody reads it.
+	Status func(string)
+
+	outward string // the address that others dial, if this scheduler listens on a wildcard address; "" = not chosen yet
+
 	Insecure bool `flag:"insecure" yaml:"insecure" env:"SCHEDULER_INSECURE" default:"false" usage:"plaintext, and every caller is an anonymous admin; binds to loopback"`
 
 	Name            string        `env:"SCHEDULER_NAME" flag:"name" yaml:"name" usage:"stable name of this replica; default: host name"`
@@ -50,7 +56,7 @@ type Config struct {
 	RaftAddr    string `env:"SCHEDULER_RAFT_ADDR" flag:"raft-addr" yaml:"raft_addr" usage:"Raft listen address; default <bind>:8086"`
 	GossipAddr  string `env:"SCHEDULER_GOSSIP_ADDR" flag:"gossip-addr" yaml:"gossip_addr" usage:"gossip listen address; default <bind>:8088"`
 	DNSAddr     string `env:"SCHEDULER_DNS_ADDR" flag:"dns-addr" yaml:"dns_addr" usage:"DNS listen address, UDP and TCP; none = no DNS server; default <bind>:8053"`
-	AdvertiseIP string `env:"SCHEDULER_ADVERTISE_IP" flag:"advertise-ip" yaml:"advertise_ip" usage:"IP address that others dial; default: the bound address, else the first that is not loopback, IPv4 before IPv6"`
+	AdvertiseIP string `env:"SCHEDULER_ADVERTISE_IP" flag:"advertise-ip" yaml:"advertise_ip" usage:"IP address that others dial; default: the bound address, else the one on the way to SCHEDULER_JOIN, else that of the default route"`
 	// AdvertisePort is the port in the published gRPC address, if it differs from the port on which the
 	// scheduler listens.
 	AdvertisePort int `env:"SCHEDULER_ADVERTISE_PORT" flag:"advertise-port" yaml:"advertise_port" kind:"port" min:"0" default:"0" usage:"published gRPC port; default GRPC_PORT"`
@@ -253,7 +259,20 @@ func (c *Config) advertiseHost(bound string) string {
 	if ip := net.ParseIP(bound); ip != nil && !ip.IsUnspecified() {
 		return bound
 	}
-	return cluster.FirstIP()
+	return cmp.Or(c.outward, cluster.FirstIP())
+}
+
+// chooseOutward finds the address that takes the place of a wildcard address on which this scheduler listens.
+func (c *Config) chooseOutward() (err error) {
+	wildcard := func(listen string) bool {
+		host, _, err := net.SplitHostPort(listen)
+		ip := net.ParseIP(host)
+		return err == nil && (host == "" || ip != nil && ip.IsUnspecified())
+	}
+	if c.outward == "" && c.AdvertiseIP == "" && slices.ContainsFunc([]string{net.JoinHostPort(c.BindAddr, "0"), c.RaftAddr, c.GossipAddr, c.DNSAddr}, wildcard) {
+		c.outward, err = config.Outward("SCHEDULER_ADVERTISE_IP", "IP", c.Join)
+	}
+	return err
 }
 
 func (c *Config) grpcAdvertise(bound net.Addr) string {

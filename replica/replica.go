@@ -87,10 +87,18 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	if r.vault, err = cfg.vault(ctx, log); err != nil {
 		return nil, err
 	}
+	if cfg.Init { // before a CA is made
+		if err := r.cfg.chooseOutward(); err != nil {
+			return nil, err
+		}
+	}
 	if r.vault == nil {
 		if r.trust, err = r.cfg.identity(ctx, r.keyFile, log); err != nil {
 			return nil, err
 		}
+	}
+	if err := r.cfg.chooseOutward(); err != nil {
+		return nil, err
 	}
 	cfg = r.cfg
 	if r.tls, err = cfg.files(); err != nil {
@@ -165,6 +173,7 @@ func (r *Replica) nodeConfig() (cluster.Config, error) {
 		GossipBind:      cfg.GossipAddr,
 		RaftAdvertise:   cfg.advertiseOf(cfg.RaftAddr),
 		GossipAdvertise: cfg.advertiseOf(cfg.GossipAddr),
+		OutwardIP:       cfg.outward,
 		GRPCAdvertise:   cfg.grpcAdvertise(r.grpcLis.Addr()),
 		HTTPAdvertise:   cfg.advertise(r.httpLis.Addr()),
 		DNSAdvertise:    r.dnsAdvertise(),

@@ -107,7 +107,7 @@ func (t *trust) join(ctx context.Context, c *Config, file pki.KeyFile) error {
 		}
 		return pki.WriteFile(c.gossipRing(), []byte(got.GetGossipRing()), 0o600)
 	}
-	if err := enrol.Join(ctx, enrol.Options{Token: c.Join[0], Identity: t.identityStore, Role: pki.RoleScheduler, Name: c.Name, Hosts: t.hosts, Keep: keep, Reissues: r != nil, Log: t.log}); err != nil {
+	if err := enrol.Join(ctx, enrol.Options{Token: c.Join[0], Identity: t.identityStore, Role: pki.RoleScheduler, Name: c.Name, Hosts: t.hosts, Keep: keep, Reissues: r != nil, Status: c.Status, Log: t.log}); err != nil {
 		return fmt.Errorf("SCHEDULER_JOIN: %w", err)
 	}
 	c.Join = nil

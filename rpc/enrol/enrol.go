@@ -48,7 +48,9 @@ type Options struct {
 	// Reissues is set if the program can replace an expired certificate by itself, without a scheduler,
 	// whose own certificate may have expired too.
 	Reissues bool
-	Log      *slog.Logger
+	// Status is called with a line that says what Join waits for; nil for programs without a supervisor.
+	Status func(string)
+	Log    *slog.Logger
 }
 
 // Join obtains a certificate with a join token. If a valid certificate is stored, it does nothing. Otherwise it calls
@@ -80,8 +82,18 @@ func Join(ctx context.Context, o Options) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, joinFor)
 	defer cancel()
-	resp, err := ask(ctx, tok, &clusterv1.EnrolRequest{TokenId: tok.ID, Secret: tok.Secret, Name: o.Name, Csr: csr}, o.Log)
+	tell := func(line string) {
+		if o.Status != nil {
+			o.Status(line)
+		}
+	}
+	tell("joining: asks " + strings.Join(tok.Schedulers, ", "))
+	resp, err := ask(ctx, tok, &clusterv1.EnrolRequest{TokenId: tok.ID, Secret: tok.Secret, Name: o.Name, Csr: csr}, func(why string) {
+		o.Log.Warn("could not join the cluster yet; trying again", "token", tok.ID, "schedulers", tok.Schedulers, "err", why)
+		tell("joining: no scheduler of the token lets this program in yet: " + why)
+	})
 	if err != nil {
+		tell("not joined: " + err.Error())
 		return err
 	}
 	if o.Keep != nil {
@@ -96,22 +108,24 @@ func Join(ctx context.Context, o Options) error {
 	if leaf, err := o.Identity.Leaf(); err == nil && !pki.Covers(leaf, o.Hosts) {
 		o.Log.Info("the certificate contains fewer hosts than this machine has: `persysctl token create --dns-name NAME --ip ADDRESS` allows more", "names", leaf.DNSNames, "addresses", leaf.IPAddresses)
 	}
+	tell("joined the cluster " + m.Cluster)
 	o.Log.Info("joined", "cluster", m.Cluster, "role", m.Role, "name", m.Name, "token", tok.ID)
 	return nil
 }
 
 // ask calls the schedulers in a token, one after another. If one of them refuses, the refusal is final,
-// because the others would refuse too.
-func ask(ctx context.Context, tok pki.JoinToken, req *clusterv1.EnrolRequest, log *slog.Logger) (*clusterv1.EnrolResponse, error) {
+// because the others would refuse too. It calls failed with the error of each scheduler when they change.
+func ask(ctx context.Context, tok pki.JoinToken, req *clusterv1.EnrolRequest, failed func(string)) (*clusterv1.EnrolResponse, error) {
 	said := ""
 	for {
-		var last error
+		var all []string
 		for _, addr := range tok.Schedulers {
 			resp, err := askOne(ctx, tok, addr, req)
 			if err == nil {
 				return resp, nil
 			}
-			last = fmt.Errorf("%s: %s", addr, status.Convert(err).Message())
+			last := fmt.Errorf("%s: %s", addr, cause(addr, err))
+			all = append(all, last.Error())
 			switch status.Code(err) {
 			case codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Aborted, codes.Canceled, codes.FailedPrecondition:
 				if strings.Contains(err.Error(), pki.ErrForeign.Error()) {
@@ -121,18 +135,31 @@ func ask(ctx context.Context, tok pki.JoinToken, req *clusterv1.EnrolRequest, lo
 				return nil, fmt.Errorf("%s: %w", tok, last)
 			}
 		}
-		if last.Error() != said {
-			said = last.Error()
-			log.Warn("could not join the cluster yet; trying again", "token", tok.ID, "err", last)
+		why := strings.Join(all, "; ")
+		if why != said {
+			said = why
+			failed(why)
 		}
 		t := time.NewTimer(retryGap)
 		select {
 		case <-ctx.Done():
 			t.Stop()
-			return nil, fmt.Errorf("%s: no scheduler let this program join: %w", tok, last)
+			return nil, fmt.Errorf("%s: no scheduler let this program join: %s; is the machine with this address up, and does a firewall let the port through?", tok, why)
 		case <-t.C:
 		}
 	}
+}
+
+// cause returns why a call to addr failed. Of gRPC's text for a failed connection, that is its end.
+func cause(addr string, err error) string {
+	text := status.Convert(err).Message()
+	if _, why, ok := strings.Cut(text, "transport: Error while dialing: "); ok {
+		text = strings.TrimSuffix(strings.TrimPrefix(why, "dial "), `"`)
+		text = strings.TrimPrefix(strings.TrimPrefix(text, "tcp "+addr+": "), "connect: ")
+	} else if status.Code(err) == codes.DeadlineExceeded {
+		text = fmt.Sprintf("no answer within %s", callFor)
+	}
+	return text
 }
 
 func askOne(ctx context.Context, tok pki.JoinToken, addr string, req *clusterv1.EnrolRequest) (*clusterv1.EnrolResponse, error) {

@@ -1,11 +1,13 @@
 package enrol
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -253,4 +255,44 @@ func (r *renewals) Invoke(_ context.Context, _ string, args, reply any, _ ...grp
 	}
 	out.Chain = issued.Chain
 	return nil
+}
+
+// TestAJoinerNamesTheAddressesThatDoNotAnswer: log, status and error name each address of the token and its cause.
+func TestAJoinerNamesTheAddressesThatDoNotAnswer(t *testing.T) {
+	closed := func() string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		return l.Addr().String()
+	}
+	one, two := closed(), closed()
+	token, err := pki.JoinToken{
+		ID: strings.Repeat("a", 16), Secret: bytes.Repeat([]byte{7}, 32), Cluster: "c1", Role: pki.RoleAgent, Root: strings.Repeat("ab", 32),
+		Schedulers: []string{one, two}, Expires: time.Now().Add(time.Hour).Truncate(time.Second),
+	}.Export()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	var logged strings.Builder
+	ctx, cancel := context.WithCancel(t.Context())
+	err = Join(ctx, Options{
+		Token: token, Identity: pki.IdentityStore{Dir: filepath.Join(t.TempDir(), "tls")}, Role: pki.RoleAgent, Name: "n1",
+		Status: func(line string) {
+			lines = append(lines, line)
+			if strings.Contains(line, "lets this program in") {
+				cancel()
+			}
+		},
+		Log: slog.New(slog.NewTextHandler(&logged, nil)),
+	})
+	why := one + ": connection refused; " + two + ": connection refused"
+	if len(lines) != 3 || lines[0] != "joining: asks "+one+", "+two || lines[1] != "joining: no scheduler of the token lets this program in yet: "+why || !strings.HasPrefix(lines[2], "not joined: ") {
+		t.Errorf("the status was %q", lines)
+	}
+	if err == nil || !strings.Contains(err.Error(), why) || !strings.Contains(logged.String(), why) {
+		t.Errorf("the error is %v, the log %s; want both to say %s", err, logged.String(), why)
+	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/persys/compute/agent"
 	"github.com/persys/compute/agent/volume"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/internal/setup"
 	"github.com/persys/compute/cmd/internal/taint"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/enrol"
@@ -144,7 +145,7 @@ func (c *Config) identity(ctx context.Context, node string, log *slog.Logger) (b
 	hosts := c.hosts()
 	switch {
 	case c.Join != "":
-		if err := enrol.Join(ctx, enrol.Options{Token: c.Join, Identity: identityStore, Role: pki.RoleAgent, Name: node, Hosts: hosts, Log: log}); err != nil {
+		if err := enrol.Join(ctx, enrol.Options{Token: c.Join, Identity: identityStore, Role: pki.RoleAgent, Name: node, Hosts: hosts, Status: setup.Status, Log: log}); err != nil {
 			return false, fmt.Errorf("PERSYS_JOIN: %w", err)
 		}
 	case !c.TLSEnabled || c.Vault.Enabled || c.TLSCert != DefaultCert || !identityStore.Exists():

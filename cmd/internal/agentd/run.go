@@ -156,7 +156,11 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 			defer alongside(ctx, keeper.Run)()
 		}
 		acfg.Control = controlv1.NewAgentControlClient(conn)
-		acfg.SchedulerHint = hint(&cfg)
+		if acfg.Advertise == "" {
+			if acfg.Advertise, err = cfg.advertised(lis.Addr()); err != nil {
+				return err
+			}
+		}
 		acfg.Discovered = func(addrs []string, _ string) { conn.Learn(addrs) }
 	}
 	if err := (&store.Store{File: cfg.CredsFile}).Check(); err != nil {
@@ -198,19 +202,34 @@ func alongside(ctx context.Context, run func(context.Context)) (end func()) {
 	}
 }
 
-// hint returns an address in the schedulers' network, so that the agent can choose its own address in the same network.
-// It is the address of a scheduler, or of the DNS server that resolves the schedulers' names; "" if neither is
-// configured.
-func hint(cfg *Config) string {
-	list := strings.Join(cfg.Schedulers, ",")
+// advertised returns the address at which schedulers reach a listener: its own, or, if that is a wildcard, the address of
+// this machine on the way to the schedulers.
+func (c *Config) advertised(bound net.Addr) (string, error) {
+	host, port, err := net.SplitHostPort(bound.String())
+	if err != nil {
+		return "", fmt.Errorf("address %q: %w", bound, err)
+	}
+	if ip := net.ParseIP(host); ip != nil && !ip.IsUnspecified() {
+		return bound.String(), nil
+	}
+	if host, err = config.Outward("PERSYS_AGENT_GRPC_ENDPOINT", "IP:"+port, c.dialled()); err != nil {
+		return "", err
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// dialled returns the addresses of the schedulers, or of the DNS servers that resolve the schedulers' names; none if
+// neither is configured.
+func (c *Config) dialled() []string {
+	list := strings.Join(c.Schedulers, ",")
 	if list == "" {
-		list = cfg.Discovery
+		list = c.Discovery
 	}
 	t, err := dial.ParseTarget(list)
 	if err != nil {
-		return "" // if the lookup fails here, the connection to the schedulers will report it
+		return nil // if the lookup fails here, the connection to the schedulers will report it
 	}
-	return append(append(t.Addrs, t.DNS...), "")[0]
+	return append(t.Addrs, t.DNS...)
 }
 
 func (c *Config) files(log *slog.Logger) (*pki.Files, error) {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/persys/compute/cmd/internal/setup"
 	"github.com/persys/compute/gateway"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
@@ -43,7 +44,7 @@ func (c *Config) identity(ctx context.Context, log *slog.Logger) (bool, error) {
 		return false, nil
 	}
 	if c.Join != "" {
-		if err := enrol.Join(ctx, enrol.Options{Token: c.Join, Identity: identityStore, Role: pki.RoleGateway, Name: c.Name, Hosts: c.hosts(), Log: log}); err != nil {
+		if err := enrol.Join(ctx, enrol.Options{Token: c.Join, Identity: identityStore, Role: pki.RoleGateway, Name: c.Name, Hosts: c.hosts(), Status: setup.Status, Log: log}); err != nil {
 			return false, fmt.Errorf("PERSYS_GATEWAY_JOIN: %w", err)
 		}
 	}

@@ -52,6 +52,7 @@ func Main(ctx context.Context, version string) error {
 	if _, err := memlimit.Set(memlimit.WithRatio(0.5), memlimit.WithProvider(replica.Memory)); err != nil {
 		log.Warn("the garbage collector does not know how much memory this program may use", "err", err)
 	}
+	cfg.Status = setup.Status
 	cfg.Stacks = stack.NewLoader(stack.Options{AtOnce: stacksAtOnce()})
 	var reopened time.Time
 	for {
