@@ -39,6 +39,7 @@ type Agent struct {
 	storage *volume.Manager
 	metrics *metrics.Metrics
 	used    usage.Table
+	history usage.History
 	runner  *runner.Runner
 	garbage *garbage.Collector
 	session *session.Session
@@ -122,7 +123,7 @@ func (a *Agent) wire(factory Factory) error {
 		Runner: a.runner, Garbage: a.garbage, Storage: a.storage, Host: a.host, Key: a.store.Key(), Metrics: a.metrics,
 		Logger: a.log, NodeID: cfg.NodeID, Version: cfg.Version, NotOffered: cfg.NotOffered, Room: a.room,
 		Limits: cfg.Limits, Authorize: cfg.Authorize, Identify: cfg.Identify, Self: cfg.Self,
-		NoSessions: cfg.NoSessions, SessionIdle: cfg.SessionIdle, Networks: networks,
+		NoSessions: cfg.NoSessions, SessionIdle: cfg.SessionIdle, Networks: networks, History: &a.history,
 	})
 	a.session = session.New(session.Config{
 		Control: cfg.Control, Runner: a.runner, Host: a.host, Storage: a.storage, Metrics: a.metrics, Logger: a.log,
@@ -209,6 +210,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 			failed <- fmt.Errorf("agent: host: %w", err)
 		}
 	})
+	a.runner.Spawn(func() { a.recordUsage(life) })
 	if a.overlay != nil {
 		a.runner.Spawn(func() { a.overlay.Run(life) })
 	}
@@ -220,6 +222,33 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		return nil
 	case err := <-failed:
 		return err
+	}
+}
+
+// recordUsage adds what the machine and its workloads use to the history, at the interval of the measurements, until ctx
+// ends.
+func (a *Agent) recordUsage(ctx context.Context) {
+	tick := time.NewTicker(a.cfg.UsageInterval)
+	defer tick.Stop()
+	var seen uint64
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			u := a.host.Usage()
+			a.history.Add("", "", now, usage.Counters{
+				Millicores: float64(u.CPUMillicores), Memory: u.MemoryMB << 20, NetReceived: u.NetReceived, NetSent: u.NetSent,
+			})
+			var fresh []usage.Reading
+			fresh, seen = a.used.After(seen)
+			for _, r := range fresh {
+				a.history.Add(string(r.ID), r.Instance, r.At, usage.Counters{
+					Millicores: r.Millicores, Memory: r.Memory, NetReceived: r.NetReceived, NetSent: r.NetSent,
+				})
+			}
+			a.history.Forget(now)
+		}
 	}
 }
 

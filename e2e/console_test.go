@@ -397,10 +397,15 @@ func TestConsole(t *testing.T) {
 	p.sees("WorkloadDeleted") // the event appears although the page was not reloaded
 	seen("events")
 
+	open("/nodes/dev-1", "Received", "at most")
+	p.press("Day")
+	p.sees("Received", "at most")
+	seen("node-usage")
+
 	// Set the window to the size of a phone; after that, use only the keyboard.
 	p.do(emulation.SetDeviceMetricsOverride(390, 844, 2, true))
 	for path, want := range map[string]string{"/": "Needs attention", "/workloads": "web-0", "/nodes": "dev-1", "/workloads/web-0": "Identity",
-		"/workloads/nightly": "Next run", "/workloads/encode": "Start a run", "/workloads/shipper": "1 of 1 run", "/groups/web": "Members",
+		"/workloads/nightly": "Next run", "/workloads/encode": "Start a run", "/workloads/shipper": "1 of 1 run", "/groups/web": "Members", "/nodes/dev-1": "Received",
 		"/namespaces": "default", "/networks": "New network …", "/volumes": "No node has a volume.", "/policies": "baseline"} {
 		open(path, want)
 		var wide bool

@@ -56,6 +56,7 @@ var needs = map[string]Role{
 	clusterv1.Cluster_WatchWorkloads_FullMethodName:         Viewer,
 	clusterv1.Cluster_Why_FullMethodName:                    Viewer,
 	clusterv1.Cluster_Logs_FullMethodName:                   Viewer,
+	clusterv1.Cluster_ListUsage_FullMethodName:              Viewer,
 	clusterv1.Cluster_ListActions_FullMethodName:            Viewer,
 	clusterv1.Cluster_ListDrifts_FullMethodName:             Viewer,
 	clusterv1.Cluster_ListVolumes_FullMethodName:            Viewer,

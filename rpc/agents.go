@@ -401,6 +401,20 @@ func (a *Agents) exec(ctx context.Context, n *fsm.Node) (agentv1.AgentService_Ex
 	return c.Exec(ctx)
 }
 
+// usage returns what a node measured during the last hour or day. It returns an empty answer for an agent that keeps no
+// measurements.
+func (a *Agents) usage(ctx context.Context, n *fsm.Node, req *agentv1.ListUsageRequest) (*agentv1.ListUsageResponse, error) {
+	c, err := a.fresh(n)
+	if err != nil {
+		return nil, err
+	}
+	r, err := c.ListUsage(ctx, req)
+	if unimplemented(err) {
+		return &agentv1.ListUsageResponse{}, nil
+	}
+	return r, err
+}
+
 // actions returns the agent's task history of a workload on a node, newest first.
 func (a *Agents) actions(ctx context.Context, n *fsm.Node, id string, limit int32) ([]*agentv1.AgentAction, error) {
 	c, err := a.fresh(n)

@@ -31,6 +31,7 @@ type fakeAgent struct {
 	remove  func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error)
 	status  func(*agentv1.GetWorkloadStatusRequest) (*agentv1.GetWorkloadStatusResponse, error)
 	actions func(*agentv1.ListActionsRequest) (*agentv1.ListActionsResponse, error)
+	usage   func(*agentv1.ListUsageRequest) (*agentv1.ListUsageResponse, error)
 	list    func(*agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error)
 	logs    func(*agentv1.LogsRequest, grpc.ServerStreamingServer[agentv1.LogChunk]) error
 	exec    func(grpc.BidiStreamingServer[agentv1.ExecRequest, agentv1.ExecResponse]) error
@@ -71,6 +72,13 @@ func (f *fakeAgent) ListActions(ctx context.Context, r *agentv1.ListActionsReque
 		return f.UnimplementedAgentServiceServer.ListActions(ctx, r)
 	}
 	return f.actions(r)
+}
+
+func (f *fakeAgent) ListUsage(ctx context.Context, r *agentv1.ListUsageRequest) (*agentv1.ListUsageResponse, error) {
+	if f.usage == nil {
+		return f.UnimplementedAgentServiceServer.ListUsage(ctx, r)
+	}
+	return f.usage(r)
 }
 
 func (f *fakeAgent) ListWorkloads(_ context.Context, r *agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error) {

@@ -18,13 +18,7 @@ import (
 // holder returns the node to which a workload is assigned, according to this replica's state. If the caller sends a log
 // index, holder first waits until the state has reached it.
 func (s *Server) holder(ctx context.Context, id string) (*fsm.Node, error) {
-	var c call
-	if _, err := c.wish(ctx, nil); err != nil {
-		return nil, err
-	}
-	limited, cancel := withDeadline(ctx)
-	defer cancel()
-	view, err := s.store.At(limited, c.least)
+	view, err := s.viewFor(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -40,6 +34,17 @@ func (s *Server) holder(ctx context.Context, id string) (*fsm.Node, error) {
 		return nil, errorf(KindNotFound, "node %q of workload %q is not registered", w.Node, id)
 	}
 	return n, nil
+}
+
+// viewFor returns this replica's state, once it is as new as the caller asks for.
+func (s *Server) viewFor(ctx context.Context) (fsm.View, error) {
+	var c call
+	if _, err := c.wish(ctx, nil); err != nil {
+		return nil, err
+	}
+	limited, cancel := withDeadline(ctx)
+	defer cancel()
+	return s.store.At(limited, c.least)
 }
 
 // wholeLog is the time limit for reading a log without following it.

@@ -105,6 +105,7 @@ var methods = map[string]method{
 	clusterv1.Cluster_Exec_FullMethodName:              {local, access.Exec, gateways, once, namespaced, "exec"},
 	clusterv1.Cluster_RecordSession_FullMethodName:     {leader, access.Never, schedulers, idempotent, clusterWide, "record session"},
 	clusterv1.Cluster_ListActions_FullMethodName:       {local, access.Read, gateways, repeatable, namespaced, "list actions"},
+	clusterv1.Cluster_ListUsage_FullMethodName:         {local, access.Read, gateways, repeatable, namespaced, "list usage"},
 	clusterv1.Cluster_ListDrifts_FullMethodName:        {read, access.Read, gateways, repeatable, namespaced, "list drifts"},
 	clusterv1.Cluster_AdoptDrift_FullMethodName:        {leader, access.Deploy, gateways, receipted, namespaced, "adopt drift"},
 	clusterv1.Cluster_DeleteDrift_FullMethodName:       {leader, access.Deploy, gateways, receipted, namespaced, "delete drift"},

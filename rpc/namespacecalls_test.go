@@ -153,6 +153,9 @@ var attempts = []struct {
 	{clusterv1.Cluster_DeleteNetwork_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
 		return done(k.DeleteNetwork(ctx, &clusterv1.DeleteNetworkRequest{Name: "theirs", Namespace: "b"}))
 	}},
+	{clusterv1.Cluster_ListUsage_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.ListUsage(ctx, &clusterv1.ListUsageRequest{WorkloadId: "theirs"}))
+	}},
 	{clusterv1.Cluster_ListScrapeTargets_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
 		return done(k.ListScrapeTargets(ctx, &clusterv1.ListScrapeTargetsRequest{Namespace: "b"}))
 	}},

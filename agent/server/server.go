@@ -31,6 +31,7 @@ import (
 	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/runner"
 	"github.com/persys/compute/agent/spec"
+	"github.com/persys/compute/agent/usage"
 	"github.com/persys/compute/agent/volume"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/pki"
@@ -43,7 +44,8 @@ type Config struct {
 	Garbage *garbage.Collector
 	Storage *volume.Manager
 	Host    host.Host
-	Key     *pki.Key // key of the hash that identifies a specification
+	History *usage.History // nil if the agent keeps none
+	Key     *pki.Key       // key of the hash that identifies a specification
 	Metrics *metrics.Metrics
 	Logger  *slog.Logger
 
@@ -258,6 +260,25 @@ func (s *Server) HealthCheck(context.Context, *agentv1.HealthCheckRequest) (*age
 			out.Healthy = false
 			out.RuntimeStatus[string(e.Kind)] = "unhealthy: " + core.Valid(e.Cause())
 		}
+	}
+	return out, nil
+}
+
+// ListUsage answers from the measurements in the agent's memory.
+func (s *Server) ListUsage(_ context.Context, req *agentv1.ListUsageRequest) (*agentv1.ListUsageResponse, error) {
+	span := usage.Hour
+	if req.GetDay() {
+		span = usage.Day
+	}
+	out := &agentv1.ListUsageResponse{StepSeconds: uint32(span.Step.Seconds())}
+	if s.cfg.History == nil {
+		return out, nil
+	}
+	for _, m := range s.cfg.History.List(req.GetWorkloadId(), span, time.Now()) {
+		out.Samples = append(out.Samples, &agentv1.UsageSample{
+			Start: m.Start.Unix(), CpuMillicores: int64(m.Millicores), MemoryBytes: m.Memory,
+			NetRxBytesPerSecond: m.NetReceived, NetTxBytesPerSecond: m.NetSent,
+		})
 	}
 	return out, nil
 }

@@ -39,6 +39,7 @@ const (
 	AgentService_CollectGarbage_FullMethodName    = "/persys.agent.v1.AgentService/CollectGarbage"
 	AgentService_ListVolumes_FullMethodName       = "/persys.agent.v1.AgentService/ListVolumes"
 	AgentService_DeleteVolume_FullMethodName      = "/persys.agent.v1.AgentService/DeleteVolume"
+	AgentService_ListUsage_FullMethodName         = "/persys.agent.v1.AgentService/ListUsage"
 )
 
 // AgentServiceClient is the client API for AgentService service.
@@ -73,6 +74,9 @@ type AgentServiceClient interface {
 	// Lists the managed volumes of the node. Legacy v1 agents answer Unimplemented.
 	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
 	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error)
+	// Returns the use of the machine or of a workload during the last hour or day, as the agent's process measured it.
+	// Older agents answer Unimplemented.
+	ListUsage(ctx context.Context, in *ListUsageRequest, opts ...grpc.CallOption) (*ListUsageResponse, error)
 }
 
 type agentServiceClient struct {
@@ -205,6 +209,16 @@ func (c *agentServiceClient) DeleteVolume(ctx context.Context, in *DeleteVolumeR
 	return out, nil
 }
 
+func (c *agentServiceClient) ListUsage(ctx context.Context, in *ListUsageRequest, opts ...grpc.CallOption) (*ListUsageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListUsageResponse)
+	err := c.cc.Invoke(ctx, AgentService_ListUsage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AgentServiceServer is the server API for AgentService service.
 // All implementations must embed UnimplementedAgentServiceServer
 // for forward compatibility.
@@ -237,6 +251,9 @@ type AgentServiceServer interface {
 	// Lists the managed volumes of the node. Legacy v1 agents answer Unimplemented.
 	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
 	DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error)
+	// Returns the use of the machine or of a workload during the last hour or day, as the agent's process measured it.
+	// Older agents answer Unimplemented.
+	ListUsage(context.Context, *ListUsageRequest) (*ListUsageResponse, error)
 	mustEmbedUnimplementedAgentServiceServer()
 }
 
@@ -279,6 +296,9 @@ func (UnimplementedAgentServiceServer) ListVolumes(context.Context, *ListVolumes
 }
 func (UnimplementedAgentServiceServer) DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteVolume not implemented")
+}
+func (UnimplementedAgentServiceServer) ListUsage(context.Context, *ListUsageRequest) (*ListUsageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListUsage not implemented")
 }
 func (UnimplementedAgentServiceServer) mustEmbedUnimplementedAgentServiceServer() {}
 func (UnimplementedAgentServiceServer) testEmbeddedByValue()                      {}
@@ -481,6 +501,24 @@ func _AgentService_DeleteVolume_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AgentService_ListUsage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListUsageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServiceServer).ListUsage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AgentService_ListUsage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServiceServer).ListUsage(ctx, req.(*ListUsageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AgentService_ServiceDesc is the grpc.ServiceDesc for AgentService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -523,6 +561,10 @@ var AgentService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteVolume",
 			Handler:    _AgentService_DeleteVolume_Handler,
+		},
+		{
+			MethodName: "ListUsage",
+			Handler:    _AgentService_ListUsage_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -97,6 +97,7 @@ const (
 	Cluster_GetNetwork_FullMethodName         = "/persys.cluster.v1.Cluster/GetNetwork"
 	Cluster_CreateNetwork_FullMethodName      = "/persys.cluster.v1.Cluster/CreateNetwork"
 	Cluster_DeleteNetwork_FullMethodName      = "/persys.cluster.v1.Cluster/DeleteNetwork"
+	Cluster_ListUsage_FullMethodName          = "/persys.cluster.v1.Cluster/ListUsage"
 	Cluster_ListScrapeTargets_FullMethodName  = "/persys.cluster.v1.Cluster/ListScrapeTargets"
 )
 
@@ -260,6 +261,9 @@ type ClusterClient interface {
 	CreateNetwork(ctx context.Context, in *CreateNetworkRequest, opts ...grpc.CallOption) (*CreateNetworkResponse, error)
 	// Deletes a network that no workload uses.
 	DeleteNetwork(ctx context.Context, in *DeleteNetworkRequest, opts ...grpc.CallOption) (*DeleteNetworkResponse, error)
+	// Returns the use of a node or of a workload during the last hour or day. The agent keeps it in memory, so it begins
+	// when the agent started; for a workload it is the use on its present node.
+	ListUsage(ctx context.Context, in *ListUsageRequest, opts ...grpc.CallOption) (*ListUsageResponse, error)
 	// Lists what Prometheus can scrape: schedulers, agents, and the ports of workloads that are named "metrics".
 	ListScrapeTargets(ctx context.Context, in *ListScrapeTargetsRequest, opts ...grpc.CallOption) (*ListScrapeTargetsResponse, error)
 }
@@ -1066,6 +1070,16 @@ func (c *clusterClient) DeleteNetwork(ctx context.Context, in *DeleteNetworkRequ
 	return out, nil
 }
 
+func (c *clusterClient) ListUsage(ctx context.Context, in *ListUsageRequest, opts ...grpc.CallOption) (*ListUsageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListUsageResponse)
+	err := c.cc.Invoke(ctx, Cluster_ListUsage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *clusterClient) ListScrapeTargets(ctx context.Context, in *ListScrapeTargetsRequest, opts ...grpc.CallOption) (*ListScrapeTargetsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListScrapeTargetsResponse)
@@ -1236,6 +1250,9 @@ type ClusterServer interface {
 	CreateNetwork(context.Context, *CreateNetworkRequest) (*CreateNetworkResponse, error)
 	// Deletes a network that no workload uses.
 	DeleteNetwork(context.Context, *DeleteNetworkRequest) (*DeleteNetworkResponse, error)
+	// Returns the use of a node or of a workload during the last hour or day. The agent keeps it in memory, so it begins
+	// when the agent started; for a workload it is the use on its present node.
+	ListUsage(context.Context, *ListUsageRequest) (*ListUsageResponse, error)
 	// Lists what Prometheus can scrape: schedulers, agents, and the ports of workloads that are named "metrics".
 	ListScrapeTargets(context.Context, *ListScrapeTargetsRequest) (*ListScrapeTargetsResponse, error)
 	mustEmbedUnimplementedClusterServer()
@@ -1469,6 +1486,9 @@ func (UnimplementedClusterServer) CreateNetwork(context.Context, *CreateNetworkR
 }
 func (UnimplementedClusterServer) DeleteNetwork(context.Context, *DeleteNetworkRequest) (*DeleteNetworkResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteNetwork not implemented")
+}
+func (UnimplementedClusterServer) ListUsage(context.Context, *ListUsageRequest) (*ListUsageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListUsage not implemented")
 }
 func (UnimplementedClusterServer) ListScrapeTargets(context.Context, *ListScrapeTargetsRequest) (*ListScrapeTargetsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListScrapeTargets not implemented")
@@ -2758,6 +2778,24 @@ func _Cluster_DeleteNetwork_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_ListUsage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListUsageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ListUsage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ListUsage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ListUsage(ctx, req.(*ListUsageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Cluster_ListScrapeTargets_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListScrapeTargetsRequest)
 	if err := dec(in); err != nil {
@@ -3046,6 +3084,10 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteNetwork",
 			Handler:    _Cluster_DeleteNetwork_Handler,
+		},
+		{
+			MethodName: "ListUsage",
+			Handler:    _Cluster_ListUsage_Handler,
 		},
 		{
 			MethodName: "ListScrapeTargets",

@@ -22,7 +22,8 @@ function sample(name, used) {
   return line;
 }
 
-const svg = (tag, attributes, ...children) => {
+/** Makes an element of a drawing. */
+export const svg = (tag, attributes, ...children) => {
   const el = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [k, v] of Object.entries(attributes)) el.setAttribute(k, v);
   el.append(...children);

@@ -7,6 +7,7 @@ import {
   table, timeline, toast, workloadLink,
 } from "./dom.js";
 import { refresh } from "./live.js";
+import { usageCard } from "./usage.js";
 
 const millicores = (n) => Math.round((n.total_cpu_cores || 0) * 1000);
 
@@ -127,7 +128,7 @@ export async function node(main, signal, id) {
   const pool = (p) => chart(`Pool ${p.name}`, id + " pool " + p.name,
     { total: int(p.total_gb), reserved: int(p.reserved_gb), used: p.used_gb && int(p.used_gb), unit: gb });
   const workloadRow = (w) => [workloadLink(w.workload_id), state(w.status), w.image_or_source, age(w.created_at)];
-  const rights = permissions(["nodes", "fence"], signal);
+  const rights = permissions(["nodes", "fence"], signal), used = usageCard(at, signal);
   async function show() {
     const [steers, fences] = await rights("*");
     const [r, list, log] = await Promise.all([
@@ -156,6 +157,7 @@ export async function node(main, signal, id) {
             total: int(n.total_memory_mb), reserved: int(n.reserved_memory_mb), used: usage(n, "memory_used_mb"), unit: mib,
           }),
           (n.storage_pools || []).map(pool))),
+      used,
       card(`Workloads (${int(n.workloads)})`,
         table(["Workload", "State", "Image or source", { title: "Age", num: true }],
           (list.workloads || []).map(workloadRow), "Nothing is placed here."),

@@ -10,6 +10,7 @@ import { ended, outputCard, resultCard, runsCard } from "./job.js";
 import { live, refresh } from "./live.js";
 import { verdicts } from "./placement.js";
 import { dispatchCard, isSystem, isTemplate, runStarted, scheduleCard, showChildren } from "./template.js";
+import { usageCard } from "./usage.js";
 
 const tabs = ["State", "Timeline", "Placement", "Logs", "Exec", "Revisions", "Specification"];
 const maxLog = 500000; // maximum number of characters of the log that the page keeps
@@ -124,7 +125,7 @@ export async function workload(main, signal, id) {
   }
 
   async function showState(s) {
-    const cards = h("div", {}), form = h("div", {}), runs = h("div", {}), actions = h("div", {});
+    const cards = h("div", {}), form = h("div", {}), used = h("div", {}), runs = h("div", {}), actions = h("div", {});
     let reading = false;
     const readRuns = (group) => refresh(async () => {
       const r = await get("/workloads" + query({ group, kind: "job", page_size: 200 }), s);
@@ -144,9 +145,10 @@ export async function workload(main, signal, id) {
       const late = w.last_actions || [];
       replace(actions, late.length > 0
         && card("What the agent had done when the last order timed out", actionTable(late)));
+      if (!used.firstChild && !template && w.assigned_node_id) replace(used, usageCard(at, s));
       if (reading) return;
       reading = true;
-      replace(body, cards, form, runs, actions);
+      replace(body, cards, form, used, runs, actions);
       if (w.template && !w.template.cron) showForm(w);
       if (template) readChildren();
       else if (w.kind === "job" && w.group) readRuns(w.group);

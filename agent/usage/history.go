@@ -1,0 +1,154 @@
+package usage
+
+import (
+	"maps"
+	"sync"
+	"time"
+)
+
+// Counters are what the history of a machine or of a workload is computed from: the present use of processors and
+// memory, and bytes counted since some start.
+type Counters struct {
+	Millicores           float64 // negative = unknown
+	Memory               int64   // bytes
+	NetReceived, NetSent int64   // bytes since the start of the machine or of the instance
+}
+
+// Sample is the average use during one step.
+type Sample struct {
+	Start                time.Time // start of the step
+	Millicores           float64
+	Memory               int64 // bytes
+	NetReceived, NetSent int64 // bytes per second
+}
+
+// Span is a length of time that a History covers, and the length of its steps.
+type Span struct {
+	Length, Step time.Duration
+}
+
+// The spans of a History.
+var (
+	Hour = Span{time.Hour, time.Minute}
+	Day  = Span{24 * time.Hour, 15 * time.Minute}
+)
+
+// maxHistories is the number of workloads whose history is kept. It bounds the memory to about 100 MB; a machine with
+// a hundred workloads needs 1 MB.
+const maxHistories = 10_000
+
+// History keeps the use of a machine and of its workloads during the last hour and the last day, in memory. It is safe
+// for concurrent use.
+type History struct {
+	mu   sync.Mutex
+	rows map[string]*row
+}
+
+// row is the history of the machine or of one workload.
+type row struct {
+	last     Counters
+	at       time.Time // time of last; zero = there was no measurement
+	instance string
+	hour     ring
+	day      ring
+}
+
+// Add adds one measurement. id is the id of a workload, or "" for the machine. If instance differs from that of the
+// measurement before, the counters of bytes have started anew. A measurement that is not newer than the one before is
+// ignored.
+func (h *History) Add(id, instance string, at time.Time, c Counters) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.rows == nil {
+		h.rows = map[string]*row{}
+	}
+	r := h.rows[id]
+	if r == nil {
+		if len(h.rows) >= maxHistories {
+			return
+		}
+		r = &row{hour: ring{span: Hour}, day: ring{span: Day}}
+		h.rows[id] = r
+	}
+	span := at.Sub(r.at)
+	if !r.at.IsZero() && span <= 0 {
+		return
+	}
+	one := measured{millicores: c.Millicores, memory: float64(c.Memory)}
+	if !r.at.IsZero() && r.instance == instance && c.NetReceived >= r.last.NetReceived && c.NetSent >= r.last.NetSent {
+		one.received = float64(c.NetReceived-r.last.NetReceived) / span.Seconds()
+		one.sent = float64(c.NetSent-r.last.NetSent) / span.Seconds()
+	}
+	r.last, r.at, r.instance = c, at, instance
+	if c.Millicores >= 0 {
+		r.hour.add(at, one)
+		r.day.add(at, one)
+	}
+}
+
+// Forget drops the histories that got no measurement for a day.
+func (h *History) Forget(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	maps.DeleteFunc(h.rows, func(_ string, r *row) bool { return now.Sub(r.at) > Day.Length })
+}
+
+// List returns the samples of a workload, or of the machine if id is "", oldest first. The last one is of the step that
+// has not ended yet. Steps without a measurement are missing.
+func (h *History) List(id string, span Span, now time.Time) []Sample {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := h.rows[id]
+	switch {
+	case r == nil:
+		return nil
+	case span == Day:
+		return r.day.list(now)
+	default:
+		return r.hour.list(now)
+	}
+}
+
+// measured is one measurement, or the sum of several.
+type measured struct{ millicores, memory, received, sent float64 }
+
+// ring keeps the steps of one span, oldest first.
+type ring struct {
+	span  Span
+	steps []step
+}
+
+// step is the sum of the measurements of one step.
+type step struct {
+	start time.Time
+	sum   measured
+	count float64
+}
+
+func (r *ring) add(at time.Time, m measured) {
+	start := at.Truncate(r.span.Step)
+	if n := len(r.steps); n == 0 || r.steps[n-1].start.Before(start) {
+		if n == int(r.span.Length/r.span.Step) {
+			copy(r.steps, r.steps[1:])
+			r.steps = r.steps[:n-1]
+		}
+		r.steps = append(r.steps, step{start: start})
+	}
+	s := &r.steps[len(r.steps)-1]
+	s.sum.millicores += m.millicores
+	s.sum.memory += m.memory
+	s.sum.received += m.received
+	s.sum.sent += m.sent
+	s.count++
+}
+
+func (r *ring) list(now time.Time) (out []Sample) {
+	for _, s := range r.steps {
+		if now.Sub(s.start) <= r.span.Length {
+			out = append(out, Sample{
+				s.start, s.sum.millicores / s.count, int64(s.sum.memory / s.count), int64(s.sum.received / s.count), int64(s.sum.sent / s.count),
+			})
+		}
+	}
+	return out
+}
