@@ -228,6 +228,9 @@ func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadReques
 		if err == nil {
 			err = spec.UnknownLabels(req.GetSpec(), s.hasLabel)
 		}
+		if err == nil && len(req.GetSpec().GetResources().GetDevices()) > 0 {
+			err = s.unknownDevices(req.GetSpec())
+		}
 		if err == nil {
 			err = s.unknownNetworks(ctx, req.GetSpec(), put)
 		}
@@ -248,6 +251,26 @@ func (s *Server) hasLabel(key string) bool {
 		return !found
 	})
 	return found
+}
+
+// unknownDevices returns an error if a specification reserves devices that no node offers. While there are no nodes, all
+// names count as known.
+func (s *Server) unknownDevices(w *controlv1.WorkloadSpec) error {
+	v := s.store.View()
+	if v.NodeCount() == 0 {
+		return nil
+	}
+	var offered []string
+	v.Nodes("", func(n *fsm.Node) bool {
+		for _, d := range n.Facts.Devices {
+			if !slices.Contains(offered, d.Name) {
+				offered = append(offered, d.Name)
+			}
+		}
+		return true
+	})
+	slices.Sort(offered)
+	return spec.UnknownDevices(w, offered)
 }
 
 // keyWait is how long an apply waits for the cluster key. A new cluster, or a scheduler that has just joined,

@@ -3,6 +3,7 @@ package spec
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -256,6 +257,24 @@ func placementDemand(s *controlv1.WorkloadSpec) *commandv1.Placement {
 		add(true, a)
 	}
 	return p
+}
+
+// UnknownDevices returns an error for each name of resources.devices that no node offers. offered are the names that
+// nodes offer.
+func UnknownDevices(s *controlv1.WorkloadSpec, offered []string) error {
+	var e Errors
+	for _, name := range slices.Sorted(maps.Keys(s.GetResources().GetDevices())) {
+		if slices.Contains(offered, name) {
+			continue
+		}
+		have := "none"
+		if len(offered) > 0 {
+			have = strings.Join(offered[:min(len(offered), 10)], ", ")
+		}
+		e.add("spec.resources.devices."+name, "no node offers such devices; offered are: "+have+". An agent offers them with PERSYS_NODE_DEVICES="+name+"=NUMBER, and persysctl node NODE shows them",
+			strconv.FormatInt(s.GetResources().GetDevices()[name], 10))
+	}
+	return e.asError()
 }
 
 // UnknownLabels returns an error for each required rule by a label that no node has, because no node could ever
