@@ -157,7 +157,7 @@ func (x *step) apply(o Order) {
 
 // accept stores an order that was checked, and schedules the actions that it needs.
 func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
-	skip := old != nil && next.sameOrder(old) && !w.Task.Open() && (w.settled() || w.completed())
+	skip := old != nil && next.sameOrder(old) && !w.Task.Open() && (w.settled() || w.completed() || !newer && w.hasRun())
 	if !skip || !next.sameRecord(old) || x.writes {
 		x.write(true).Intents = append(x.store.Intents, next)
 		if t := x.Tombstone(o.ID); t.open() {

@@ -261,6 +261,15 @@ func (w *Workload) completed() bool {
 	return in.Running() && o != nil && o.State == workload.Stopped && in.keepsEnded(o) && w.Failure.Ended != "" && w.Failure.Attempts == 0
 }
 
+// hasRun reports whether the run that the present order asked for has ended by itself, with success or not, and the
+// restart policy does not start it again. A repetition of the order, such as one whose acknowledgement was lost, must
+// not run a job a second time: schedulers order another run under a newer generation. Legacy v1 schedulers have no
+// generations.
+func (w *Workload) hasRun() bool {
+	in := w.Intent
+	return in.Running() && in.Generation != (workload.Generation{}) && in.keepsEnded(w.Observed) && w.ended()
+}
+
 // idle reports whether no instance of the workload runs. A stack of which one service has failed may have others
 // that run. A paused container is listed as stopped, but has not ended.
 func (w *Workload) idle() bool {

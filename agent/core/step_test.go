@@ -262,9 +262,14 @@ func TestStepReportsTheEndOfAnExclusiveJobAfterARestart(t *testing.T) {
 		if a := h.act(); a != nil || st.State != c.want || st.Reason != c.reason || st.Exit.EndedAt.IsZero() || st.Exit.Code != c.code {
 			t.Errorf("a job that ended with exit code %d is reported as %+v, and the core began %+v; want the end, and no action", c.code, st, a)
 		}
-		// A repetition of the order runs a failed job once more. It does not run a job again that has succeeded.
-		if a := h.step(order(5, 7, func(o *Order) { o.Exclusive, o.Traits.RestartPolicy = true, "no" })).answer(); a.Skipped != (c.code == 0) {
+		// A repetition of the order does not run the job again, whether it succeeded or failed. An order of a newer
+		// generation runs a failed job again.
+		job := func(o *Order) { o.Exclusive, o.Traits.RestartPolicy = true, "no" }
+		if a := h.step(order(5, 7, job)).answer(); !a.Skipped {
 			t.Errorf("the same order again for the job that ended with exit code %d: %+v", c.code, a)
+		}
+		if a := h.step(order(6, 7, job)).answer(); a.Skipped != (c.code == 0) {
+			t.Errorf("an order of a newer generation for the job that ended with exit code %d: %+v", c.code, a)
 		}
 	}
 }
