@@ -131,7 +131,7 @@ func (p *plan) add(ctx context.Context, req *controlv1.ApplyWorkloadRequest) err
 			return nil
 		}
 		for _, w := range put.GetWorkloads() {
-			p.put(w, put.GetUpdate())
+			p.put(w, put.GetUpdate(), len(put.GetWorkloads()))
 		}
 		p.shrink(gone)
 	case *commandv1.Command_DeleteWorkload:
@@ -183,8 +183,8 @@ func (p *plan) misplaced(ctx context.Context, put *commandv1.PutWorkloads, gone 
 }
 
 // put plans one workload. If update is set, the workload is a member of a group whose members are updated a
-// few at a time.
-func (p *plan) put(w *commandv1.WorkloadPut, update *commandv1.UpdatePolicy) {
+// few at a time, and members is their number.
+func (p *plan) put(w *commandv1.WorkloadPut, update *commandv1.UpdatePolicy, members int) {
 	next := fsm.Intended(w)
 	next.Namespace = fsm.NamespaceOf(p.view, w)
 	have, known := p.view.Workload(next.ID)
@@ -216,7 +216,7 @@ func (p *plan) put(w *commandv1.WorkloadPut, update *commandv1.UpdatePolicy) {
 		out.PresentNodeId = have.Node
 	}
 	if known && update != nil && have.TakesTurn(next) {
-		out.AtATime = int32(rollout.PolicyOf(update).MaxParallel)
+		out.AtATime, out.ExtraMembers = int32(rollout.PolicyOf(update).MaxParallel), int32(fsm.SurgeCount(update, members))
 	}
 	out.TakesBack = takesBack(p.view, w)
 	for _, c := range changes {

@@ -25,6 +25,9 @@ func line(w *clusterv1.PlannedWorkload) string {
 	}
 	if n := w.GetAtATime(); n > 0 {
 		out += fmt.Sprintf(" %d at a time", n)
+		if extra := w.GetExtraMembers(); extra > 0 {
+			out += fmt.Sprintf(", %d extra", extra)
+		}
 	}
 	return out
 }
@@ -70,6 +73,13 @@ func TestPlanWorkloadsShowsTheChanges(t *testing.T) {
 			return r
 		}(), []string{`g-0 replace on "b" container.image:nginx:1>nginx:2 2 at a time`,
 			`g-1 replace on "b" container.image:nginx:1>nginx:2 2 at a time`, `g-2 create on "a"`}},
+		{"another image of a group, with extra members first", func() *controlv1.ApplyWorkloadRequest {
+			r := web("g")
+			r.Spec.Count, r.Spec.Update = new(int32(2)), &controlv1.UpdateStrategy{Order: "start-first"}
+			r.Spec.GetContainer().Image = "nginx:2"
+			return r
+		}(), []string{`g-0 replace on "b" container.image:nginx:1>nginx:2 1 at a time, 1 extra`,
+			`g-1 replace on "b" container.image:nginx:1>nginx:2 1 at a time, 1 extra`}},
 	} {
 		for i, where := range []string{"leader", "follower"} {
 			t.Run(c.fact+" at the "+where, func(t *testing.T) {

@@ -3451,7 +3451,9 @@ type PlannedWorkload struct {
 	// Workloads of lower priority that would be evicted to make room on node_id.
 	Preempts []string `protobuf:"bytes,201,rep,name=preempts,proto3" json:"preempts,omitempty"`
 	// Fields that the change would set back to values of earlier revisions.
-	TakesBack     []*v1.TakenBack `protobuf:"bytes,290,rep,name=takes_back,json=takesBack,proto3" json:"takes_back,omitempty"`
+	TakesBack []*v1.TakenBack `protobuf:"bytes,290,rep,name=takes_back,json=takesBack,proto3" json:"takes_back,omitempty"`
+	// With at_a_time: number of extra members that the update makes first and deletes at its end.
+	ExtraMembers  int32 `protobuf:"varint,1550,opt,name=extra_members,json=extraMembers,proto3" json:"extra_members,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3568,6 +3570,13 @@ func (x *PlannedWorkload) GetTakesBack() []*v1.TakenBack {
 		return x.TakesBack
 	}
 	return nil
+}
+
+func (x *PlannedWorkload) GetExtraMembers() int32 {
+	if x != nil {
+		return x.ExtraMembers
+	}
+	return 0
 }
 
 type PlanWorkloadsResponse struct {
@@ -14333,7 +14342,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\vFieldChange\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x16\n" +
 	"\x06before\x18\x02 \x01(\tR\x06before\x12\x14\n" +
-	"\x05after\x18\x03 \x01(\tR\x05after\"\xe2\x03\n" +
+	"\x05after\x18\x03 \x01(\tR\x05after\"\x88\x04\n" +
 	"\x0fPlannedWorkload\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x16\n" +
@@ -14349,7 +14358,8 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"local_data\x18\xc8\x01 \x03(\tR\tlocalData\x12\x1b\n" +
 	"\bpreempts\x18\xc9\x01 \x03(\tR\bpreempts\x12<\n" +
 	"\n" +
-	"takes_back\x18\xa2\x02 \x03(\v2\x1c.persys.control.v1.TakenBackR\ttakesBack\"\x87\x01\n" +
+	"takes_back\x18\xa2\x02 \x03(\v2\x1c.persys.control.v1.TakenBackR\ttakesBack\x12$\n" +
+	"\rextra_members\x18\x8e\f \x01(\x05R\fextraMembers\"\x87\x01\n" +
 	"\x15PlanWorkloadsResponse\x12@\n" +
 	"\tworkloads\x18\x01 \x03(\v2\".persys.cluster.v1.PlannedWorkloadR\tworkloads\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x16\n" +

@@ -1184,6 +1184,7 @@ func (m *PlannedWorkload) CloneVT() *PlannedWorkload {
 	r.PresentNodeId = m.PresentNodeId
 	r.NodeId = m.NodeId
 	r.AtATime = m.AtATime
+	r.ExtraMembers = m.ExtraMembers
 	if rhs := m.Changes; rhs != nil {
 		tmpContainer := make([]*FieldChange, len(rhs))
 		for k, v := range rhs {
@@ -7893,6 +7894,13 @@ func (m *PlannedWorkload) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.ExtraMembers != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.ExtraMembers))
+		i--
+		dAtA[i] = 0x60
+		i--
+		dAtA[i] = 0xf0
 	}
 	if len(m.TakesBack) > 0 {
 		for iNdEx := len(m.TakesBack) - 1; iNdEx >= 0; iNdEx-- {
@@ -18996,6 +19004,9 @@ func (m *PlannedWorkload) SizeVT() (n int) {
 			l = e.SizeVT()
 			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
+	}
+	if m.ExtraMembers != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.ExtraMembers))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -31804,6 +31815,25 @@ func (m *PlannedWorkload) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 1550:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ExtraMembers", wireType)
+			}
+			m.ExtraMembers = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.ExtraMembers |= int32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

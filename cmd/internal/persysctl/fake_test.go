@@ -407,7 +407,8 @@ func (f *fake) PlanWorkloads(_ context.Context, req *clusterv1.PlanWorkloadsRequ
 			for n := range w.GetSpec().GetCount() {
 				out.Workloads = append(out.Workloads, &clusterv1.PlannedWorkload{
 					WorkloadId: fmt.Sprint(w.GetWorkloadId(), "-", n), Action: "replace", NodeId: "node-a", AtATime: w.GetSpec().GetUpdate().GetMaxParallel(),
-					Changes: []*clusterv1.FieldChange{{Field: "container.image", Before: "nginx:1.27", After: "nginx:1.28"}},
+					ExtraMembers: map[string]int32{"start-first": 1}[w.GetSpec().GetUpdate().GetOrder()],
+					Changes:      []*clusterv1.FieldChange{{Field: "container.image", Before: "nginx:1.27", After: "nginx:1.28"}},
 				})
 			}
 			continue

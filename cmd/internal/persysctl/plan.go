@@ -168,19 +168,23 @@ func heldLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
 // turnLines returns a line for each group whose members would change a few at a time. A group is made from a
 // specification with count; the members of group NAME are NAME-0, NAME-1 and so on.
 func turnLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
-	atATime, members := map[string]int32{}, map[string]int{}
+	atATime, members, extra := map[string]int32{}, map[string]int{}, map[string]int32{}
 	for _, w := range workloads {
 		if n := w.GetAtATime(); n > 0 {
 			group := w.GetWorkloadId()
 			if i := strings.LastIndexByte(group, '-'); i > 0 {
 				group = group[:i]
 			}
-			atATime[group], members[group] = n, members[group]+1
+			atATime[group], members[group], extra[group] = n, members[group]+1, w.GetExtraMembers()
 		}
 	}
 	for _, group := range slices.Sorted(maps.Keys(members)) {
-		lines = append(lines, fmt.Sprintf("%s of %s would change in turns, at most %d at a time; `persysctl rollout status %s` follows.",
-			screen.Plural(members[group], "member"), screen.Clean(group), atATime[group], screen.Clean(group)))
+		first := ""
+		if n := extra[group]; n > 0 {
+			first = fmt.Sprintf(", after %s have started, which are deleted at the end", screen.Plural(int(n), "extra member"))
+		}
+		lines = append(lines, fmt.Sprintf("%s of %s would change in turns, at most %d at a time%s; `persysctl rollout status %s` follows.",
+			screen.Plural(members[group], "member"), screen.Clean(group), atATime[group], first, screen.Clean(group)))
 	}
 	return lines
 }

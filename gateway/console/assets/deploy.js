@@ -77,9 +77,10 @@ export async function deploy(main, signal) {
     const set = Number(b.revision || 0) > 0 ? `, set${by ? ` by ${by}` : ""} in revision ${b.revision}` : "";
     return h("div", {}, h("strong", {}, "takes back "), `${b.field}${values}${set}`);
   }
+  const turns = (w) => `one after another, ${w.at_a_time} at a time${w.extra_members ? `, after ${w.extra_members} extra` : ""}`;
   const planRow = (w) => [
     w.workload_id,
-    h("div", {}, state(w.action), w.at_a_time ? h("div", { class: "quiet" }, `one after another, ${w.at_a_time} at a time`) : ""),
+    h("div", {}, state(w.action), w.at_a_time ? h("div", { class: "quiet" }, turns(w)) : ""),
     nodeLink(w.node_id),
     h("div", {},
       w.reason ? h("div", { class: w.action === "delete" ? "" : "err" }, w.reason) : (w.changes || []).map(change),
