@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/policy"
+	"github.com/persys/compute/sched"
 	"github.com/persys/compute/spec"
 )
 
@@ -226,6 +228,9 @@ func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadReques
 			err = judgeStack(req, project, put)
 		}
 		if err == nil {
+			err = s.runIDs(put)
+		}
+		if err == nil {
 			err = spec.UnknownLabels(req.GetSpec(), s.hasLabel)
 		}
 		if err == nil && len(req.GetSpec().GetResources().GetDevices()) > 0 {
@@ -251,6 +256,22 @@ func (s *Server) hasLabel(key string) bool {
 		return !found
 	})
 	return found
+}
+
+// runIDs returns an error if a new workload would take the id of a run that a cron will create: the run could then not
+// be created.
+func (s *Server) runIDs(put *commandv1.PutWorkloads) error {
+	v := s.store.View()
+	for _, w := range put.GetWorkloads() {
+		if _, known := v.Workload(w.GetId()); known {
+			continue
+		}
+		if of, ok := v.Workload(sched.CronOf(w.GetId())); ok && of.IsCron() {
+			return spec.Errors{{Field: "workload_id", Value: w.GetId(),
+				Rule: "is the id of a run of cron " + of.ID + " at that time: choose another id, or start a run with persysctl cron trigger " + of.ID}}
+		}
+	}
+	return nil
 }
 
 // unknownDevices returns an error if a specification reserves devices that no node offers. While there are no nodes, all
@@ -441,6 +462,10 @@ func (s *Server) RetryWorkload(ctx context.Context, req *controlv1.RetryWorkload
 	}
 	if id == "" {
 		return nil, errorf(KindInvalid, "workload_id must not be blank")
+	}
+	if w, ok := s.store.View().Workload(id); ok && w.IsSystem() && s.scopeOf(ctx).Has(w.In()) {
+		return &controlv1.RetryWorkloadResponse{Reason: fmt.Sprintf("%q is a system workload and is not run itself: its members run, such as %s-NODE; "+
+			"`persysctl list --group %s` lists them", id, id, id)}, nil
 	}
 	cmds, err := s.retryCommands(ctx, id, req.GetRestart(), req.GetIfRevision(), req.GetRequestId())
 	if err != nil {

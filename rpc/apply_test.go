@@ -538,3 +538,46 @@ func TestAWriteToAClusterThatHasJustFormedWaits(t *testing.T) {
 		t.Errorf("the server looked for the cluster key %d times, want until the key is there", n)
 	}
 }
+
+// TestRunIDsAreKept: a new workload cannot take the id of a run that a cron will create. Other ids that look like it, and
+// workloads that exist, are not affected.
+func TestRunIDsAreKept(t *testing.T) {
+	g := newGroup(t, 1)
+	g.elect(0)
+	cron := web("nightly")
+	cron.Spec.Kind, cron.Spec.Cron = "cron", &controlv1.CronSpec{Schedule: "@daily"}
+	cron.Spec.GetContainer().Ports = nil
+	for _, c := range []struct {
+		req  *controlv1.ApplyWorkloadRequest
+		says string
+	}{
+		{web("nightly-20260101-0000"), ""},
+		{cron, ""},
+		{web("nightly-20260101-0000"), ""},
+		{web("nightly-20270101-0000"), "workload_id: is the id of a run of cron nightly at that time: choose another id, or start a run with persysctl cron trigger nightly"},
+		{web("nightly-20271301-0000"), ""},
+		{web("other-20270101-0000"), ""},
+	} {
+		r, err := g.control(0).ApplyWorkload(ctxFor(t), c.req)
+		ok(t, err)
+		if r.GetSuccess() != (c.says == "") || !strings.Contains(r.GetErrorMessage(), c.says) {
+			t.Errorf("the apply of %s returned %v, want %q", c.req.GetWorkloadId(), r, c.says)
+		}
+	}
+}
+
+// TestRestartOfASystemWorkload: the refusal names the members.
+func TestRestartOfASystemWorkload(t *testing.T) {
+	g := newGroup(t, 1)
+	g.elect(0)
+	logs := web("logs")
+	logs.Spec.Kind = "system"
+	logs.Spec.GetContainer().Ports = nil
+	r, err := g.control(0).ApplyWorkload(ctxFor(t), logs)
+	ok(t, err)
+	is(t, "success", r.GetSuccess(), true)
+	again, err := g.control(0).RetryWorkload(ctxFor(t), &controlv1.RetryWorkloadRequest{WorkloadId: "logs", Restart: true})
+	ok(t, err)
+	is(t, "accepted", again.GetAccepted(), false)
+	is(t, "reason", again.GetReason(), "\"logs\" is a system workload and is not run itself: its members run, such as logs-NODE; `persysctl list --group logs` lists them")
+}

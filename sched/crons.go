@@ -16,6 +16,19 @@ const maxCatchUp = 60
 // runTime is the form of the time in the id of a run, in UTC.
 const runTime = "20060102-1504"
 
+// CronOf returns the cron whose runs have ids like id, such as backup for backup-20261127-0230; "" if no cron's runs
+// do.
+func CronOf(id string) string {
+	at := len(id) - len(runTime)
+	if at < 2 || id[at-1] != '-' {
+		return ""
+	}
+	if _, err := time.Parse(runTime, id[at:]); err != nil {
+		return ""
+	}
+	return id[:at-1]
+}
+
 // advanceCrons chooses the next times of crons, creates the runs whose time has come, and deletes the finished
 // runs that a cron or a parameterized job does not keep. It evaluates the templates that changed, whose time has
 // come, or one of whose runs changed.
