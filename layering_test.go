@@ -56,7 +56,7 @@ var mayImport = []struct {
 	// The meaning of a specification: parse, validate, hash, seal, translate, show.
 	{"spec/...", []string{"api/control/...", "api/agent/...", "api/command/...", "engine", "fsm", "fsm/bounds", "pki/...", "policy/...", "schedule", "stack/bundle", "stack/service"}},
 	// Loads Compose stacks, for schedulers, agents and persysctl alike.
-	{"stack/service", []string{"engine", "api/agent/..."}},
+	{"stack/service", []string{"engine", "policy", "api/agent/..."}},
 	{"stack/...", []string{"child", "engine", "policy"}},
 	{"config/...", nil},
 	{"telemetry/...", nil},

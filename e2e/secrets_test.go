@@ -169,6 +169,7 @@ func TestSecretsAndConfigs(t *testing.T) {
 	}
 
 	stackUsesSecret(t, e, c, id, image, write)
+	signalsOnChange(t, e, c, id, image, write)
 	_, source = look("web-0")
 	ctl(t, c, "delete", "web", "--wait", "--timeout", "2m")
 	must(t, testbed.Poll(t.Context(), settle, "the end of the files", func(context.Context) error {
@@ -256,6 +257,75 @@ func stackUsesSecret(t *testing.T, e *harness.Engine, c *harness.Cluster, id, im
 		t.Errorf("%s holds the value of the stack", found)
 	}
 	ctl(t, c, "delete", "shop", "--wait", "--timeout", "2m")
+}
+
+// signalsOnChange: with on_change: signal, a new version replaces the value in the running containers of a container and
+// of a stack, and signals them. With on_change: nothing, it is used from the next start on.
+func signalsOnChange(t *testing.T, e *harness.Engine, c *harness.Cluster, id, image string, write func(name, text string) string) {
+	t.Helper()
+	put := func(name, value string) { ctl(t, c, "secret", "put", name, "--from-file", write(name, value)) }
+	put("live", "l1ve-old-and-longer-c4nary")
+	put("calm", "c4lm-old-c4nary")
+	ctl(t, c, "apply", "-f", write("live.yaml", "id: live\nresources: {cpu: 10m, memory: 16Mi}\ncontainer:\n  image: "+image+
+		"\n  on_change: nothing\n  secrets: [calm, {source: live, mode: 0400, uid: \"1000\", on_change: signal SIGHUP}]\n"), "--wait", "--timeout", "2m")
+	ctl(t, c, "apply", "-f", write("both.yaml", "name: both\nservices:\n  a: {image: "+image+", secrets: [live]}\n  b: {image: "+image+"}\nsecrets: {live: {external: true, x-on-change: signal HUP}}\n"), "--wait", "--timeout", "2m")
+	// look returns the secrets in the container of a workload, and whether the container got a signal. service is "" for a
+	// workload that is no stack.
+	look := func(ctx context.Context, workload, service string) (ctr, live, calm string, signalled bool, err error) {
+		all, err := e.Workload(ctx, id, workload)
+		if err != nil {
+			return "", "", "", false, err
+		}
+		for _, one := range all {
+			if one.Labels["com.docker.compose.service"] == service {
+				ctr = one.ID
+			}
+		}
+		pid, err := e.PID(ctx, ctr)
+		if err != nil {
+			return "", "", "", false, err
+		}
+		read := func(name string) string {
+			data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/root/run/secrets/%s", pid, name))
+			return string(data)
+		}
+		out, err := exec.CommandContext(ctx, "docker", "logs", ctr).CombinedOutput()
+		return ctr, read("live"), read("calm"), strings.Contains(string(out), "SIGHUP"), err
+	}
+	before := map[string]string{}
+	for workload, service := range map[string]string{"live": "", "both": "a"} {
+		ctr, live, _, signalled, err := look(t.Context(), workload, service)
+		if must(t, err); live != "l1ve-old-and-longer-c4nary" || signalled {
+			t.Errorf("%s has %q, signalled %v", workload, live, signalled)
+		}
+		before[workload] = ctr
+	}
+	put("calm", "c4lm-new-c4nary")
+	put("live", "l1ve-new-c4nary")
+	for workload, service := range map[string]string{"live": "", "both": "a"} {
+		must(t, testbed.Poll(t.Context(), settle, workload+" with the new value and a signal", func(ctx context.Context) error {
+			ctr, live, calm, signalled, err := look(ctx, workload, service)
+			if ctr != before[workload] || calm != "" && calm != "c4lm-old-c4nary" {
+				t.Fatalf("%s runs in %s with %q, want container %s and the old value of calm", workload, ctr, calm, before[workload])
+			}
+			if live != "l1ve-new-c4nary" || !signalled {
+				return fmt.Errorf("it has %q, signalled %v: %w", live, signalled, err)
+			}
+			return nil
+		}))
+	}
+	if _, _, _, signalled, err := look(t.Context(), "both", "b"); err != nil || signalled {
+		t.Errorf("the service without the secret was signalled: %v, %v", signalled, err)
+	}
+	ctl(t, c, "restart", "live", "--wait", "--timeout", "2m")
+	must(t, testbed.Poll(t.Context(), settle, "the new value of calm after a restart", func(ctx context.Context) error {
+		_, live, calm, _, err := look(ctx, "live", "")
+		if live != "l1ve-new-c4nary" || calm != "c4lm-new-c4nary" {
+			return fmt.Errorf("it has %q and %q: %w", live, calm, err)
+		}
+		return nil
+	}))
+	ctl(t, c, "delete", "live", "both", "--wait", "--timeout", "2m")
 }
 
 // containerIDs returns the ids of the containers of a workload.

@@ -667,6 +667,7 @@ var scenarios = []struct {
 	{"92-rebalance", rebalanceScenario},
 	{"100-networks", networksScenario},
 	{"95-objects", objectsScenario},
+	{"97-object-signals", objectSignalsScenario},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -74,6 +74,9 @@ type ObjectUse struct {
 	// Keep means that a new version does not change the workload. Version is then 0, and the node gets the
 	// present version with each order.
 	Keep bool
+	// Signal is set with Keep if a new version is a new order to the node: the node replaces the value in the running
+	// workload and sends this signal.
+	Signal string
 }
 
 // In returns the name of the object's namespace.
@@ -438,11 +441,14 @@ func (t *Tx) deleteObject(b *commandv1.DeleteObject) Result {
 
 // renewUsers gives the newest version of o to the workloads that use it: to the members of a group as an
 // update of the group by its update policy, to other workloads at once. Jobs and runs keep their version.
+// Workloads that get a signal for a new version are ordered again, all at once.
 func (t *Tx) renewUsers(o *Object, surge []*commandv1.WorkloadPut) (items []Item) {
-	var alone []*Workload
+	var alone, signalled []*Workload
 	var groups []string
 	t.state().UsersOf(o, func(w *Workload, version uint64) bool {
 		switch {
+		case w.signalFor(o) != "" && w.Node != "" && w.Desired == DesiredRunning && w.Demand.Job == nil:
+			signalled = append(signalled, w)
 		case version == 0 || version == o.Counter || w.Owner != "" || w.Demand.Job != nil && !w.IsTemplate() || w.Demand.Surge:
 		case w.Demand.Group != "" && MadeByCount(w.Demand.Group, w.ID):
 			groups = append(groups, w.Demand.Group)
@@ -467,7 +473,33 @@ func (t *Tx) renewUsers(o *Object, surge []*commandv1.WorkloadPut) (items []Item
 		}
 		items = append(items, t.renewed(w.ID, t.putWorkloads(b, true))...)
 	}
+	for _, w := range signalled {
+		items = append(items, t.orderAgain(w.ID, o))
+	}
 	return items
+}
+
+// orderAgain gives a workload that gets a signal for new versions of o a new order. Its content stays the same, so its
+// node keeps the instance.
+func (t *Tx) orderAgain(id string, o *Object) Item {
+	old, ok := t.r.workloads.Get(id)
+	if !ok {
+		return Item{ID: strings.Clone(id)}
+	}
+	w := *old
+	t.newOrder(&w)
+	t.putWorkload(old, &w)
+	t.eventOf(&w, Event{Type: EventWorkloadUpdated, Node: w.Node, Message: w.signalFor(o) + " for version " + strconv.FormatUint(o.Counter, 10) + " of " + o.Kind + " " + o.Name})
+	return itemOf(&w)
+}
+
+// signalFor returns the signal that w gets for a new version of o; "" if it gets none.
+func (w *Workload) signalFor(o *Object) string {
+	i := slices.IndexFunc(w.Objects, func(u ObjectUse) bool { return u.Kind == o.Kind && u.Name == o.Name })
+	if i < 0 {
+		return ""
+	}
+	return w.Objects[i].Signal
 }
 
 // renewed returns the items of a result of putWorkloads, or one item with the reason of a refusal.
@@ -562,13 +594,13 @@ func updatePB(p rollout.Policy) *commandv1.UpdatePolicy {
 
 func usesOf(list []*commandv1.ObjectUse) []ObjectUse {
 	return convert(list, func(u *commandv1.ObjectUse) ObjectUse {
-		return ObjectUse{Kind: strings.Clone(u.GetKind()), Name: strings.Clone(u.GetName()), Version: u.GetVersion(), Keep: u.GetKeep()}
+		return ObjectUse{Kind: strings.Clone(u.GetKind()), Name: strings.Clone(u.GetName()), Version: u.GetVersion(), Keep: u.GetKeep(), Signal: strings.Clone(u.GetSignal())}
 	})
 }
 
 func usesPB(list []ObjectUse) []*commandv1.ObjectUse {
 	return convert(list, func(u ObjectUse) *commandv1.ObjectUse {
-		return &commandv1.ObjectUse{Kind: u.Kind, Name: u.Name, Version: u.Version, Keep: u.Keep}
+		return &commandv1.ObjectUse{Kind: u.Kind, Name: u.Name, Version: u.Version, Keep: u.Keep, Signal: u.Signal}
 	})
 }
 
@@ -625,6 +657,9 @@ func (e *encoder) objects(w *Workload) {
 		e.str(u.Name)
 		e.u64(u.Version)
 		e.bool(u.Keep)
+		if u.Signal != "" {
+			e.str(u.Signal)
+		}
 	}
 	if p := w.Update; p != (rollout.Policy{}) {
 		e.str("update")

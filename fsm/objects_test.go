@@ -28,13 +28,18 @@ func deleteObject(kind, name, namespace string) Command {
 }
 
 // using makes a workload use objects, given as kind/name, with a leading "keep " for those whose new versions
-// do not change the workload.
+// do not change the workload, and "signal " for those that make a new order.
 func using(objects ...string) func(*commandv1.WorkloadPut) {
 	return func(p *commandv1.WorkloadPut) {
 		for _, o := range objects {
 			o, keep := strings.CutPrefix(o, "keep ")
+			o, signal := strings.CutPrefix(o, "signal ")
 			kind, name, _ := strings.Cut(o, "/")
-			p.Objects = append(p.Objects, &commandv1.ObjectUse{Kind: kind, Name: name, Keep: keep})
+			use := &commandv1.ObjectUse{Kind: kind, Name: name, Keep: keep || signal}
+			if signal {
+				use.Signal = "SIGHUP"
+			}
+			p.Objects = append(p.Objects, use)
 		}
 	}
 }
@@ -138,6 +143,29 @@ func TestObjects(t *testing.T) {
 			refused(t, w.do(put("web", using("secret/db"))), NotFound, "db", "default")
 			w.ok(put("web", using("secret/db"), func(p *commandv1.WorkloadPut) { p.Namespace = "shop" }))
 			refused(t, w.do(dropNamespace("shop")), Conflict)
+		}},
+		{"with a signal, a new version is a new order with the same content", func(t *testing.T, w *world) {
+			w.ok(putObject(KindSecret, "db", "a", ""))
+			w.ok(put("web", using("signal secret/db")))
+			w.ok(put("waiting", using("signal secret/db")))
+			w.ok(put("job", using("signal secret/db"), func(p *commandv1.WorkloadPut) { p.Demand.Job = &commandv1.Job{} }))
+			w.ok(register("n"))
+			w.ok(w.assign("web", "n"))
+			w.ok(w.assign("job", "n"))
+			before := *w.workload("web")
+			res := w.do(putObject(KindSecret, "db", "b", ""))
+			is(t, "ordered again", len(res.Items), 2)
+			is(t, "workload", res.Items[1].ID, "web")
+			after := w.workload("web")
+			if after.Content != before.Content || after.Generation == before.Generation || after.Acknowledged {
+				t.Errorf("the workload was %+v and is %+v, want a new order of the same content", before, after)
+			}
+			refused(t, w.do(put("bad", func(p *commandv1.WorkloadPut) {
+				p.Objects = []*commandv1.ObjectUse{{Kind: KindSecret, Name: "db", Signal: "SIGHUP"}}
+			})), Invalid, "needs keep")
+			refused(t, w.do(put("bad", func(p *commandv1.WorkloadPut) {
+				p.Objects = []*commandv1.ObjectUse{{Kind: KindSecret, Name: "db", Keep: true, Signal: "sig hup"}}
+			})), Invalid, "signal such as SIGHUP")
 		}},
 		{"a new version changes the workload, one with keep does not", func(t *testing.T, w *world) {
 			w.ok(putObject(KindSecret, "db", "a", ""))
@@ -294,6 +322,19 @@ func objectsScenario(w *world) {
 	w.do(deleteObject(KindConfig, "c", "shop"))
 	w.do(putObject(KindConfig, "c", "b", "shop"))
 	w.do(dropNamespace("shop"))
+}
+
+func objectSignalsScenario(w *world) {
+	w.do(putObject(KindSecret, "db", "a", ""))
+	w.do(put("solo", using("signal secret/db")))
+	w.do(put("stopped", using("signal secret/db")))
+	w.do(register("a"))
+	w.do(w.assign("solo", "a"))
+	w.do(w.says("solo", "Running"))
+	w.do(putObject(KindSecret, "db", "b", ""))
+	w.do(put("solo", using("keep secret/db")))
+	w.do(putObject(KindSecret, "db", "c", ""))
+	w.do(put("unsorted", using("signal secret/db", "signal secret/db")))
 }
 
 // everybodyRunsOn registers a node and lets the members of web run on it.

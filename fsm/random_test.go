@@ -85,6 +85,9 @@ func (g *stream) put() *commandv1.WorkloadPut {
 	}
 	if g.n("objects", 0, 3) == 0 {
 		p.Objects = []*commandv1.ObjectUse{{Kind: KindSecret, Name: g.odd("used object", "none", "o1", "o2"), Keep: g.bool("keeps")}}
+		if p.Objects[0].Keep {
+			p.Objects[0].Signal = g.odd("signal", "hup", "", "SIGHUP")
+		}
 	}
 	if g.n("data", 0, 3) == 0 {
 		p.Demand.LocalData = []*commandv1.LocalData{{Name: g.pick("data name", "volume a", "disk b"), Pool: g.pick("data pool", "", "fast")}}

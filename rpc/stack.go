@@ -21,6 +21,7 @@ import (
 	"github.com/persys/compute/spec"
 	"github.com/persys/compute/stack"
 	stackfiles "github.com/persys/compute/stack/bundle"
+	"github.com/persys/compute/stack/service"
 )
 
 // loadedStack is a loaded Compose project.
@@ -137,8 +138,9 @@ func stackIn(p *loadedStack) (*spec.LoadedStack, error) {
 // objectsIn returns the secrets and configs of the cluster that the services of a loaded stack use.
 func objectsIn(p *types.Project) (out []*controlv1.StackObject) {
 	for _, x := range stack.Externals(p) {
+		on, _ := service.ParseOnChange(x.OnChange) // the loader has checked it
 		out = append(out, &controlv1.StackObject{Service: x.Service, Kind: x.Kind, File: &controlv1.ObjectFile{
-			Source: x.Name, Target: x.Target, Uid: x.UID, Gid: x.GID, Mode: new(x.Mode),
+			Source: x.Name, Target: x.Target, Uid: x.UID, Gid: x.GID, Mode: new(x.Mode), OnChange: on.String(),
 		}})
 	}
 	return out

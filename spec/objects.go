@@ -14,6 +14,7 @@ import (
 	"github.com/persys/compute/engine"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/bounds"
+	"github.com/persys/compute/stack/service"
 )
 
 // A container gets secrets and configs of its namespace as files in memory (secrets, configs) and as values of
@@ -22,12 +23,6 @@ import (
 
 // secretsFolder is the folder of secrets in a container, as in Compose.
 const secretsFolder = "/run/secrets"
-
-// Words of on_change.
-const (
-	OnChangeRestart = "restart"
-	OnChangeNothing = "nothing"
-)
 
 const (
 	defaultFileMode = 0o444
@@ -43,6 +38,15 @@ type objectRef struct {
 	file           *controlv1.ObjectFile // nil for an environment variable
 	variable       string
 	service        string // "" in a container
+}
+
+// OnChangeRestart is the word of on_change for an update; it is the default.
+const OnChangeRestart = "restart"
+
+// onChange returns what a new version of the object does. of is the field on_change of the container.
+func (r *objectRef) onChange(of string) service.OnChange {
+	out, _ := service.ParseOnChange(cmp.Or(strings.TrimSpace(r.file.GetOnChange()), of)) // Validate has checked it
+	return out
 }
 
 // refsOf returns the places in a specification that name secrets and configs.
@@ -78,9 +82,9 @@ func objectRefs(c *controlv1.ContainerSpec) (out []objectRef) {
 
 // objectUses returns the secrets and configs that a specification refers to, sorted by kind and name.
 func objectUses(s *controlv1.WorkloadSpec) (out []*commandv1.ObjectUse) {
-	keep := s.GetContainer().GetOnChange() == OnChangeNothing
 	for _, r := range refsOf(s) {
-		out = append(out, &commandv1.ObjectUse{Kind: r.kind, Name: r.name, Keep: keep})
+		on := r.onChange(s.GetContainer().GetOnChange())
+		out = append(out, &commandv1.ObjectUse{Kind: r.kind, Name: r.name, Keep: on.Keep, Signal: on.Signal})
 	}
 	slices.SortFunc(out, func(a, b *commandv1.ObjectUse) int {
 		return cmp.Or(strings.Compare(a.GetKind(), b.GetKind()), strings.Compare(a.GetName(), b.GetName()))
@@ -122,7 +126,7 @@ func (e *Errors) objects(c *controlv1.ContainerSpec, mounts map[string]string) {
 		e.addf(at+".secrets", "", "has with configs, env_secrets and env_configs %d entries, at most %d", n, fsm.MaxObjectUses)
 		return
 	}
-	e.word(at+".on_change", c.GetOnChange(), []string{OnChangeRestart, OnChangeNothing})
+	e.onChange(refs, at, c.GetOnChange())
 	if len(refs) == 0 && strings.TrimSpace(c.GetOnChange()) != "" {
 		e.add(at+".on_change", "needs secrets or configs", c.GetOnChange())
 	}
@@ -146,6 +150,31 @@ func (e *Errors) objects(c *controlv1.ContainerSpec, mounts map[string]string) {
 		names[k] = ""
 	}
 	e.env(at+".env_secrets", names)
+}
+
+// onChange checks the fields on_change of a container and of its files. One object has one on_change in a container.
+func (e *Errors) onChange(refs []objectRef, at, of string) {
+	on, ok := service.ParseOnChange(of)
+	if !ok {
+		e.add(at+".on_change", service.OnChangeRule, of)
+		return
+	}
+	first := map[string]objectRef{}
+	for _, r := range refs {
+		if _, ok := service.ParseOnChange(r.file.GetOnChange()); !ok {
+			e.add(r.at+".on_change", service.OnChangeRule, r.file.GetOnChange())
+			continue
+		}
+		if on.Signal != "" && r.file == nil {
+			e.add(at+".on_change", "cannot be a signal, because the environment of a running container does not change ("+r.at+"): set on_change of the files instead", of)
+			return
+		}
+		other, twice := first[r.kind+"/"+r.name]
+		if twice && other.onChange(of) != r.onChange(of) {
+			e.add(r.at, "uses "+r.kind+" "+r.name+" with another on_change than "+other.at+": write the same in both", "")
+		}
+		first[r.kind+"/"+r.name] = r
+	}
 }
 
 func (e *Errors) objectFile(r objectRef, mounts map[string]string) {
@@ -182,6 +211,8 @@ func objectTarget(kind string, f *controlv1.ObjectFile) string {
 
 // normaliseObjects leaves one spelling of the references to secrets and configs.
 func normaliseObjects(c *controlv1.ContainerSpec) {
+	on, _ := service.ParseOnChange(c.GetOnChange()) // Validate has checked it
+	c.OnChange = on.String()
 	for _, r := range objectRefs(c) {
 		name := strings.TrimSpace(r.name)
 		if r.file == nil {
@@ -198,9 +229,14 @@ func normaliseObjects(c *controlv1.ContainerSpec) {
 		if f.Mode == nil {
 			f.Mode = new(uint32(defaultFileMode))
 		}
-	}
-	if c.OnChange = strings.ToLower(strings.TrimSpace(c.GetOnChange())); c.OnChange == OnChangeRestart {
-		c.OnChange = ""
+		switch own := r.onChange(c.OnChange); {
+		case own == on:
+			f.OnChange = ""
+		case own == service.OnChange{}:
+			f.OnChange = OnChangeRestart
+		default:
+			f.OnChange = own.String()
+		}
 	}
 }
 
@@ -217,6 +253,7 @@ func (e *encoder) objects(refs []objectRef) {
 			e.text("object.uid", f.GetUid())
 			e.text("object.gid", f.GetGid())
 			e.number("object.mode", int64(f.GetMode()))
+			e.text("object.on_change", f.GetOnChange())
 		}
 	}
 }
@@ -244,7 +281,7 @@ func AddObjects(order *agentv1.WorkloadSpec, s *controlv1.WorkloadSpec, value fu
 		if r.file != nil {
 			uid, _ := strconv.ParseUint(orElse(r.file.GetUid(), "0"), 10, 32) // both were checked at apply
 			gid, _ := strconv.ParseUint(orElse(r.file.GetGid(), "0"), 10, 32)
-			f := &agentv1.MemoryFile{Target: r.file.GetTarget(), Mode: r.file.GetMode(), Uid: uint32(uid), Gid: uint32(gid), Data: data}
+			f := &agentv1.MemoryFile{Target: r.file.GetTarget(), Mode: r.file.GetMode(), Uid: uint32(uid), Gid: uint32(gid), Data: data, Signal: r.onChange(s.GetContainer().GetOnChange()).Signal}
 			if c := order.GetCompose(); c != nil {
 				f.Service, f.ValueId = r.service, r.kind+"/"+r.name+"/"+strconv.FormatUint(v.Version, 10)
 				c.MemoryFiles = append(c.MemoryFiles, f)
@@ -297,6 +334,7 @@ func (d *decoder) objectFile(n *node, here where) *controlv1.ObjectFile {
 		{"uid", w + ".uid", func(_ string, n *node, at where) { out.Uid = d.str(n, at) }},
 		{"gid", w + ".gid", func(_ string, n *node, at where) { out.Gid = d.str(n, at) }},
 		{"mode", w + ".mode", func(_ string, n *node, at where) { out.Mode = new(d.fileMode(n, at)) }},
+		{"on_change", w + ".on_change", func(_ string, n *node, at where) { out.OnChange = d.str(n, at) }},
 	})
 	return out
 }

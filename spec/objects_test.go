@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -23,7 +24,11 @@ func TestReferencesToObjectsAreChecked(t *testing.T) {
 		{"env: {A: x}\n  env_secrets: {A: a}", "f:5:17: container.env_secrets.A: is set by spec.container.env too"},
 		{"env_configs: {A: a}\n  env_secrets: {A: b}", "container.env_configs.A: is set by spec.container.env_secrets.A too"},
 		{"env_secrets: {A=B: a}", "container.env_secrets.A=B: names must be 1 to 256"},
-		{"secrets: [a]\n  on_change: reload", "container.on_change: must be one of restart, nothing"},
+		{"secrets: [a]\n  on_change: reload", "container.on_change: must be restart, nothing or a signal"},
+		{"secrets: [{source: a, on_change: signal}]", "container.secrets[0].on_change: must be restart, nothing or a signal"},
+		{"secrets: [{source: a, on_change: signal HOP}]", "container.secrets[0].on_change: must be restart, nothing or a signal"},
+		{"secrets: [{source: a, on_change: nothing}]\n  env_secrets: {T: a}", "uses secret a with another on_change than"},
+		{"secrets: [a]\n  env_secrets: {T: b}\n  on_change: signal SIGHUP", "cannot be a signal, because the environment of a running container does not change"},
 		{"on_change: nothing", "container.on_change: needs secrets or configs"},
 	} {
 		_, err := Parse("f", []byte("id: a\ncontainer:\n  image: x\n  "+c.words+"\n"), Options{})
@@ -126,5 +131,47 @@ func TestObjectsOfAStack(t *testing.T) {
 	loaded.Objects[0].File.Gid = "9"
 	if again, _ := PrepareWith(req, key, Defaults{Stack: func() (*LoadedStack, error) { return loaded, nil }}); again.Content == prepared.Content {
 		t.Error("another owner of a file does not change the content")
+	}
+}
+
+// TestOnChange: each use has its own on_change or that of the container, and equal forms have equal contents.
+func TestOnChange(t *testing.T) {
+	prepared := func(words string) Prepared {
+		t.Helper()
+		p, err := Prepare(parseOne(t, "id: web\ncontainer:\n  image: a\n  "+words+"\n"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	uses := func(p Prepared) (out string) {
+		for _, u := range p.Command.GetPutWorkloads().GetWorkloads()[0].GetObjects() {
+			out += fmt.Sprintf("%s %v %q; ", u.GetName(), u.GetKeep(), u.GetSignal())
+		}
+		return out
+	}
+	mixed := prepared("secrets: [a, {source: b, on_change: restart}, {source: c, on_change: nothing}]\n  on_change: signal hup\n")
+	if got, want := uses(mixed), `a true "SIGHUP"; b false ""; c true ""; `; got != want {
+		t.Errorf("the uses are %s, want %s", got, want)
+	}
+	s, err := Unseal("web", mixed.Command.GetPutWorkloads().GetWorkloads()[0].GetSpec(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	order := &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{}}}
+	if err := AddObjects(order, s, func(string, string) (ObjectValue, error) { return ObjectValue{}, nil }); err != nil {
+		t.Fatal(err)
+	}
+	if files := order.GetContainer().GetMemoryFiles(); files[0].GetSignal() != "SIGHUP" || files[1].GetSignal() != "" || files[2].GetSignal() != "" {
+		t.Errorf("the order has the files %v", files)
+	}
+	if again := prepared("secrets: [{source: a, on_change: 'signal SIGHUP'}, {source: b, on_change: ''}, {source: c, on_change: nothing}]\n"); uses(again) != uses(mixed) {
+		t.Errorf("the uses are %s and %s", uses(again), uses(mixed))
+	}
+	if one, other := prepared("secrets: [{source: a, on_change: 'signal SIGHUP'}]\n  on_change: signal SIGHUP"), prepared("secrets: [a]\n  on_change: Signal HUP"); one.Content != other.Content {
+		t.Error("two spellings of the same have different contents")
+	}
+	if prepared("secrets: [a]").Content == prepared("secrets: [{source: a, on_change: nothing}]").Content {
+		t.Error("on_change is not part of the content")
 	}
 }

@@ -127,6 +127,8 @@ func every(t *testing.T, f protoreflect.FieldDescriptor) *controlv1.WorkloadSpec
 		m.Mutable(f).List().Append(protoreflect.ValueOfString("w"))
 	case f.Message() != nil:
 		m.Mutable(f)
+	case f.Name() == "on_change":
+		m.Set(f, protoreflect.ValueOfString("nothing"))
 	case f.Kind() == protoreflect.BoolKind:
 		m.Set(f, protoreflect.ValueOfBool(true))
 	case f.Kind() == protoreflect.Int64Kind:

@@ -254,7 +254,7 @@ func composeNotes() map[string]note {
 		"configs":                    {what: "Configs of the namespace that the container gets as files in memory: names, or mappings.", example: []any{object{"source": "web-conf", "target": "/etc/web.conf"}}},
 		"env_secrets":                {what: "Environment variables that have the value of a secret, without a newline at its end: variable and name of the secret.", example: object{"DB_PASSWORD": "db-password"}},
 		"env_configs":                {what: "Environment variables that have the value of a config, without a newline at its end: variable and name of the config.", example: object{"LEVEL": "log-level"}},
-		"on_change":                  {what: "What a new version of a secret or config does: restart (default) recreates the container, in a group by its update policy; nothing leaves the container until it is recreated for another reason.", words: []string{OnChangeRestart, OnChangeNothing}},
+		"on_change":                  {what: "What a new version of a secret or config does: restart (default) recreates the container, in a group by its update policy; nothing leaves the container until it is recreated or restarted for another reason; signal NAME changes the files in the running container and sends it the signal.", example: "signal SIGHUP"},
 	} {
 		out["spec.container."+name] = n
 	}
@@ -268,6 +268,7 @@ func composeNotes() map[string]note {
 		out[at+"uid"] = note{what: "Owner of the file, as a number; default 0.", example: "1000"}
 		out[at+"gid"] = note{what: "Group of the file, as a number; default 0.", example: "1000"}
 		out[at+"mode"] = note{what: "Permission bits of the file: octal with a leading 0, otherwise decimal; default 0444.", example: "0400"}
+		out[at+"on_change"] = note{what: "on_change for this secret or config; default is that of the container.", example: "signal SIGHUP"}
 	}
 	return out
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/compose-spec/compose-go/v2/types"
 
 	"github.com/persys/compute/engine"
+	"github.com/persys/compute/stack/service"
 )
 
 // External is a secret or a config with external: true that a service uses: an object of the cluster. The containers
@@ -24,9 +25,14 @@ type External struct {
 	// UID and GID are the owner of the file, as decimal numbers. Mode are its permission bits.
 	UID, GID string
 	Mode     uint32
+	// OnChange is the extension x-on-change of the secret or config.
+	OnChange string
 
 	at []string // path of the reference in the Compose file
 }
+
+// onChangeKey is the key of a secret or config of a Compose file that says what a new version does.
+const onChangeKey = "x-on-change"
 
 const (
 	secretsFolder   = "/run/secrets"
@@ -44,6 +50,7 @@ func Externals(p *types.Project) (out []External) {
 				if !path.IsAbs(x.Target) {
 					x.Target = path.Join(secretsFolder, x.Target)
 				}
+				x.OnChange, _ = of.Extensions[onChangeKey].(string) // externals refuses other values
 				x.Service, x.Kind, x.at = name, "secret", []string{"services", name, "secrets", strconv.Itoa(i)}
 				out = append(out, x)
 			}
@@ -51,6 +58,7 @@ func Externals(p *types.Project) (out []External) {
 		for i, f := range s.Configs {
 			if of := p.Configs[f.Source]; bool(of.External) {
 				x := externalOf(types.FileReferenceConfig(f), of.Name, "/"+f.Source)
+				x.OnChange, _ = of.Extensions[onChangeKey].(string)
 				x.Service, x.Kind, x.at = name, "config", []string{"services", name, "configs", strconv.Itoa(i)}
 				out = append(out, x)
 			}
@@ -77,6 +85,19 @@ func (j *judge) externals() {
 		for _, v := range j.p.Services[name].Volumes {
 			taken[name+" "+path.Clean(v.Target)] = "a volume"
 		}
+	}
+	onChange := func(section, name string, of types.Extensions) {
+		value, set := of[onChangeKey]
+		text, ok := value.(string)
+		if _, known := service.ParseOnChange(text); set && (!ok || !known) {
+			j.value(service.OnChangeRule, fmt.Sprint(value), section, name, onChangeKey)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(j.p.Secrets)) {
+		onChange("secrets", name, j.p.Secrets[name].Extensions)
+	}
+	for _, name := range slices.Sorted(maps.Keys(j.p.Configs)) {
+		onChange("configs", name, j.p.Configs[name].Extensions)
 	}
 	for _, x := range Externals(j.p) {
 		at := func(key string) []string { return append(x.at[:len(x.at):len(x.at)], key) }

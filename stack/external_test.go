@@ -16,7 +16,7 @@ services:
     configs: [c, {source: c, target: /etc/../srv/c}]
   db: {image: b, secrets: [s], deploy: {replicas: 2}}
   off: {image: b, secrets: [s], profiles: [never]}
-secrets: {s: {external: true}, t: {external: true, name: other}, own: {environment: COMPOSE_PROJECT_NAME}}
+secrets: {s: {external: true}, t: {external: true, name: other, x-on-change: signal HUP}, own: {environment: COMPOSE_PROJECT_NAME}}
 configs: {c: {external: true}}
 `
 	p, err := NewLoader(Options{}).Load(context.Background(), Source{Project: "p", Compose: []string{"compose.yaml"}, Files: map[string][]byte{"compose.yaml": []byte(text)}})
@@ -25,15 +25,15 @@ configs: {c: {external: true}}
 	}
 	var have []string
 	for _, x := range Externals(p) {
-		have = append(have, fmt.Sprintf("%s %s %s %s %s %s:%s %o", x.Service, x.Kind, x.Key, x.Name, x.Target, x.UID, x.GID, x.Mode))
+		have = append(have, fmt.Sprintf("%s %s %s %s %s %s:%s %o %s", x.Service, x.Kind, x.Key, x.Name, x.Target, x.UID, x.GID, x.Mode, x.OnChange))
 	}
 	want := []string{
-		"db secret s s /run/secrets/s 0:0 444",
-		"web secret s s /run/secrets/s 0:0 444",
-		"web secret t other /run/secrets/sub/x 7:8 400",
-		"web secret t other /etc/t 0:0 444",
-		"web config c c /c 0:0 444",
-		"web config c c /srv/c 0:0 444",
+		"db secret s s /run/secrets/s 0:0 444 ",
+		"web secret s s /run/secrets/s 0:0 444 ",
+		"web secret t other /run/secrets/sub/x 7:8 400 signal HUP",
+		"web secret t other /etc/t 0:0 444 signal HUP",
+		"web config c c /c 0:0 444 ",
+		"web config c c /srv/c 0:0 444 ",
 	}
 	if !slices.Equal(have, want) {
 		t.Errorf("the project uses\n%q\nwant\n%q", have, want)

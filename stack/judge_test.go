@@ -151,6 +151,7 @@ func TestValuesThatEnginesRefuse(t *testing.T) {
 		{"services:\n  web:\n    image: a\n    configs: [{source: s, target: etc/x}]\nconfigs: {s: {external: true}}", 4, "must be an absolute path"},
 		{"services:\n  web:\n    image: a\n    volumes: ['/srv:/x']\n    configs: [{source: s, target: /x}]\nconfigs: {s: {external: true}}", 5, "is already the path of a volume"},
 		{"services:\n  web:\n    image: a\n    secrets: [{source: s, target: /x}]\n    configs: [{source: s, target: /x}]\nconfigs: {s: {external: true}}\nsecrets: {s: {external: true}}", 5, "is already the path of secret s"},
+		{"services:\n  web: {image: a, secrets: [s]}\nsecrets:\n  s: {external: true, x-on-change: reload}", 4, "must be restart, nothing or a signal such as"},
 		{"services:\n  web: {image: a, secrets: [s]}\nsecrets:\n  s: {environment: NOPE}", 4, "needs the variable NOPE"},
 		{"services:\n  web:\n    image: a\n    configs:\n      - {source: s, target: /x}\n      - {source: r, target: /x}\nconfigs: {s: {content: x}, r: {content: y}}", 6, "says something else about /x than line 5"},
 		{"services:\n  web: {image: a, volumes: [\"data:/d\"]}\nvolumes:\n  data: {name: a b}", 4, "must be a letter or digit"},

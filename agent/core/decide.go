@@ -22,10 +22,11 @@ const (
 	Recreate          // remove the instance, then ensure it: a new instance is made
 	Remove            // remove instances and volumes of a deleted workload
 	RemoveFormer      // remove the instance of the workload's previous type
+	Refresh           // change the files in memory of the running instance in place, and signal it
 )
 
 func (v Verb) String() string {
-	return [...]string{"nothing", "wait", "look", "ensure", "halt", "restart", "recreate", "remove", "remove former"}[v]
+	return [...]string{"nothing", "wait", "look", "ensure", "halt", "restart", "recreate", "remove", "remove former", "refresh"}[v]
 }
 
 // starts reports whether the verb may start an instance of a workload whose desired state is
@@ -47,6 +48,8 @@ type desired struct {
 	// recreate: a new order arrived before the delete of the workload was carried out.
 	recreate bool
 	restart  bool
+	// refresh: files in memory of a running instance must change in place.
+	refresh bool
 	// asked: an order arrived after the last attempt. The workload is then started in spite of the back-off,
 	// and in spite of a restart policy that keeps ended workloads stopped.
 	asked bool
@@ -79,6 +82,7 @@ type observation struct {
 //	deleting    remove*  remove*  remove*  remove*  remove*  remove*
 //	running     ensure*  –        –        ensure*  ensure*  –
 //	restart     ensure*  restart* restart* ensure*  ensure*  –
+//	refresh     ensure*  refresh* refresh* ensure*  ensure*  –
 //	unhealthy   as running        restart^ as running
 //	stopped     –        halt     halt     –        –        halt
 //
@@ -132,6 +136,9 @@ func decide(d desired, o observation, f Failure, now time.Time) decision {
 	case workload.Running, workload.Pending:
 		if d.restart { // Pending includes a paused VM, which only a restart can resume
 			return held(decision{do: Restart}, d, f, now)
+		}
+		if d.refresh {
+			return held(decision{do: Refresh}, d, f, now)
 		}
 		if d.unhealthy && o.state == workload.Running {
 			if now.Before(d.healAt) {

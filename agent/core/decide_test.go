@@ -50,6 +50,12 @@ func TestDecideFollowsItsTable(t *testing.T) {
 			[6]Verb{Ensure, Restart, Restart, Ensure, Ensure, Nothing}},
 		{"restart, in back-off", desired{running: true, content: "x", restart: true}, observation{content: "x"}, Failure{Attempts: 1, Next: now.Add(1)},
 			[6]Verb{Wait, Wait, Wait, Wait, Wait, Nothing}},
+		{"refresh", desired{running: true, content: "x", refresh: true}, observation{content: "x"}, Failure{},
+			[6]Verb{Ensure, Refresh, Refresh, Ensure, Ensure, Nothing}},
+		{"refresh, other content", desired{running: true, content: "y", refresh: true}, observation{content: "x"}, Failure{},
+			[6]Verb{Ensure, Ensure, Ensure, Ensure, Ensure, Nothing}},
+		{"refresh and restart", desired{running: true, content: "x", refresh: true, restart: true}, observation{content: "x"}, Failure{},
+			[6]Verb{Ensure, Restart, Restart, Ensure, Ensure, Nothing}},
 		{"a stopped instance is started by a restart", desired{content: "x", restart: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Nothing, Halt, Halt, Nothing, Nothing, Halt}},
 		{"running, in back-off", desired{running: true, content: "x"}, observation{content: "x"}, Failure{Attempts: 1, Next: now.Add(1)},
@@ -446,5 +452,31 @@ func TestSingleFencerIsNotSelfFencing(t *testing.T) {
 		if f.heard(lease.Status{Second: c.second}, now.Add(c.after)); f.alive != c.want {
 			t.Errorf("%s: registered as self_fencing %t, want %t", c.name, f.alive, c.want)
 		}
+	}
+}
+
+// TestChangedLiveFilesRefreshAnInstance: an order with the same content and other files in memory is not skipped and keeps
+// the instance; the refresh ends with the action that carries it out.
+func TestChangedLiveFilesRefreshAnInstance(t *testing.T) {
+	order := func(files string) Order {
+		return Order{ID: "w", Kind: workload.Container, Running: true, Content: "c1:x", SpecHash: "a1:" + files, Traits: Traits{LiveFiles: files}}
+	}
+	now := time.Unix(1000, 0)
+	first := follow(nil, order("a"), now)
+	if first.Refresh || !follow(first, order("a"), now).sameOrder(first) {
+		t.Error("a repeated order asks for something else")
+	}
+	next := follow(first, order("b"), now)
+	if !next.Refresh || next.sameOrder(first) || next.EngineContent != first.EngineContent {
+		t.Errorf("other files make the intent %+v, want a refresh of the same content", next)
+	}
+	if again := follow(next, order("b"), now); !again.Refresh {
+		t.Error("a repeated order drops the refresh that is not carried out yet")
+	}
+	if none := follow(next, order(""), now); none.Refresh {
+		t.Error("a refresh is wanted without files that change in place")
+	}
+	if env := follow(first, Order{ID: "w", Kind: workload.Container, Running: true, Content: "c1:x", SpecHash: "a1:other", Traits: Traits{LiveFiles: "a"}}, now); env.Refresh {
+		t.Error("a change of another field asks for a refresh")
 	}
 }

@@ -58,6 +58,8 @@ type Intent struct {
 	Recreate bool `json:"recreate,omitempty"`
 	// Restart: a forced restart is pending.
 	Restart bool `json:"restart,omitempty"`
+	// Refresh: files in memory of the running instance must change in place.
+	Refresh bool `json:"refresh,omitempty"`
 	// PreviousTypes are the types (such as container) that the workload had before and whose instances must
 	// still be removed.
 	PreviousTypes []workload.Kind `json:"previous_types,omitempty"`
@@ -77,6 +79,9 @@ type Traits struct {
 	DiskLimit int64
 	// HealthCheck is a text that changes with the health check; empty if there is none.
 	HealthCheck string
+	// LiveFiles is a hash of the files in memory that change in a running instance; empty if there are none. It is not
+	// stored, because it is a plain hash of secrets.
+	LiveFiles string
 }
 
 // Running reports whether the desired state is running.
@@ -109,7 +114,7 @@ func (in *Intent) keepsEnded(o *workload.Observed) bool {
 func (in *Intent) desired(asked bool, o *workload.Observed) desired {
 	return desired{
 		running: in.Running(), content: in.EngineContent, deleting: in.Deleting,
-		recreate: in.Recreate, restart: in.Restart, asked: asked, keepEnded: in.keepsEnded(o),
+		recreate: in.Recreate, restart: in.Restart, refresh: in.Refresh, asked: asked, keepEnded: in.keepsEnded(o),
 	}
 }
 
@@ -228,6 +233,7 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 			next.EngineContent += "+ordinary"
 		}
 		next.Restart = old.Restart || restartCounter(next.RevisionID) > restartCounter(old.RevisionID)
+		next.Refresh = next.Traits.LiveFiles != "" && (old.Refresh || next.Traits.LiveFiles != old.Traits.LiveFiles)
 	}
 	return next
 }
@@ -261,7 +267,7 @@ func (in *Intent) sameEffect(old *Intent) bool {
 // order can be skipped.
 func (in *Intent) sameOrder(old *Intent) bool {
 	return !old.Deleting && in.sameSpec(old) && in.EngineContent == old.EngineContent && in.DesiredState == old.DesiredState &&
-		in.Recreate == old.Recreate && in.Restart == old.Restart && slices.Equal(in.PreviousTypes, old.PreviousTypes)
+		in.Recreate == old.Recreate && in.Restart == old.Restart && !in.Refresh && !old.Refresh && slices.Equal(in.PreviousTypes, old.PreviousTypes)
 }
 
 // sameRecord reports whether the stored intent old equals in, so that in need not be stored.

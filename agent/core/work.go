@@ -287,8 +287,9 @@ func (x *step) carriedOut(w *Workload, verb Verb) {
 	switch {
 	case verb == RemoveFormer:
 		next.PreviousTypes = in.PreviousTypes[1:]
-	case in.Recreate || in.Restart && in.Running():
-		next.Recreate, next.Restart = false, false
+	case in.Recreate || (in.Restart || in.Refresh) && in.Running():
+		// An instance that was started has the present files.
+		next.Recreate, next.Restart, next.Refresh = false, false, false
 		w.Failure.Final, w.Failure.Next = false, time.Time{}
 	default:
 		w.Failure.Final, w.Failure.Next = false, time.Time{}

@@ -57,6 +57,14 @@ type UnhealthyHalter interface {
 	HaltUnhealthy(ctx context.Context, id ID, most time.Duration) (some bool, err error)
 }
 
+// Signaler is implemented by drivers that can send a signal to the processes of a workload.
+type Signaler interface {
+	// Signal sends a signal, such as SIGHUP, to the main process of each running container of a workload. In a stack
+	// these are the containers of the service; service is "" for other workloads. Containers that do not run are left
+	// out, because they read their files when they start.
+	Signal(ctx context.Context, id ID, service, signal string) error
+}
+
 // Spec is the desired state of one workload.
 type Spec struct {
 	ID ID

@@ -24,7 +24,10 @@ import (
 type File struct {
 	// Key names the file in all contents of the workload that have a file with this key; "" = the file belongs to one
 	// content only.
-	Key      string
+	Key string
+	// InPlace means that the contents of an existing file change in its inode, so that a container that has mounted the
+	// file sees them at once. A reader may see both contents mixed until Put returns.
+	InPlace  bool
 	Mode     os.FileMode // permission bits
 	UID, GID int
 	Data     []byte
@@ -126,10 +129,51 @@ func private(dir string) error {
 	return nil
 }
 
+// Changed reports for each file whether Put would change it. A file that does not exist yet is changed.
+func (s *Store) Changed(workload, content string, files []File) []bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]bool, len(files))
+	for i, f := range files {
+		out[i] = !same(s.path(workload, content, i, f), f)
+	}
+	return out
+}
+
+// rewrite changes the contents of an existing file with the mode and owner of f. It returns false if there is none.
+func rewrite(path string, f File) (bool, error) {
+	info, err := os.Lstat(path)
+	if err != nil || !owned(info, f) {
+		return false, ignoreAbsent(err)
+	}
+	w, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if errors.Is(err, os.ErrPermission) { // an agent without root needs permission for its own file too
+		if err = os.Chmod(path, f.Mode|0o200); err == nil {
+			w, err = os.OpenFile(path, os.O_WRONLY, 0)
+		}
+	}
+	if err != nil {
+		return false, err
+	}
+	_, err = w.WriteAt(f.Data, 0)
+	return true, errors.Join(err, w.Truncate(int64(len(f.Data))), w.Chmod(f.Mode), w.Close())
+}
+
+// owned reports whether a file is regular and has the mode and owner of f.
+func owned(info os.FileInfo, f File) bool {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && info.Mode().IsRegular() && info.Mode().Perm() == f.Mode && int(st.Uid) == f.UID && int(st.Gid) == f.GID
+}
+
 // write makes a file complete under a temporary name and then renames it.
 func write(path string, f File) error {
 	if same(path, f) {
 		return nil
+	}
+	if f.InPlace {
+		if done, err := rewrite(path, f); done || err != nil {
+			return err
+		}
 	}
 	temp := path + ".new"
 	if err := os.RemoveAll(temp); err != nil {
@@ -155,10 +199,7 @@ func write(path string, f File) error {
 // same reports whether the file at path is f already.
 func same(path string, f File) bool {
 	info, err := os.Lstat(path)
-	if err != nil || !info.Mode().IsRegular() || info.Mode().Perm() != f.Mode || info.Size() != int64(len(f.Data)) {
-		return false
-	}
-	if st, ok := info.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != f.UID || int(st.Gid) != f.GID {
+	if err != nil || !owned(info, f) || info.Size() != int64(len(f.Data)) {
 		return false
 	}
 	have, err := os.ReadFile(path)

@@ -66,6 +66,22 @@ func TestFilesOfAWorkload(t *testing.T) {
 		t.Errorf("a changed file has %q", data)
 	}
 	next := put(t, s, "web", "c1:b", own("three"))
+	live := own("before it changed")
+	live.InPlace, live.Key = true, "db secret/live"
+	at := put(t, s, "web", "c1:a", live)[0]
+	was := inode(at)
+	live.Data = []byte("short")
+	if got := s.Changed("web", "c1:a", []File{live}); !got[0] {
+		t.Error("Changed does not report a file with another value")
+	}
+	put(t, s, "web", "c1:a", live)
+	data, _ := os.ReadFile(at)
+	if info, _ := os.Stat(at); string(data) != "short" || inode(at) != was || info.Mode() != 0o440 {
+		t.Errorf("the file that changes in place has %q, inode %d and mode %s, want the inode %d", data, inode(at), info.Mode(), was)
+	}
+	if got := s.Changed("web", "c1:a", []File{live}); got[0] {
+		t.Error("Changed reports a file that Put has just written")
+	}
 	shared := own("four")
 	shared.Key = "db secret/four/1"
 	kept := put(t, s, "web", "c1:a", shared)

@@ -159,6 +159,8 @@ func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.
 		return driver.Errorf(driver.RuntimeError, "apply", "runtime not available: %s", a.Kinds[0])
 	}
 	switch a.Verb {
+	case core.Refresh:
+		return r.refreshFiles(ctx, e, a.Intent)
 	case core.Halt, core.Restart:
 		if err := halt(ctx, e.drv, a); err != nil || a.Verb == core.Halt {
 			return err
@@ -255,22 +257,60 @@ func (r *Runner) ensure(ctx context.Context, run *running, e *engine, a *core.Ac
 // files writes the files in memory of a workload and returns their paths. A stopped workload needs them too: the engine
 // creates no container with a mount that is missing.
 func (r *Runner) files(in *core.Intent) ([]string, error) {
-	list := spec.MemoryFiles(spec.Of(in))
-	if len(list) == 0 {
+	files := filesOf(in)
+	if len(files) == 0 {
 		return nil, nil
-	}
-	files := make([]memfile.File, len(list))
-	for i, f := range list {
-		files[i] = memfile.File{Mode: os.FileMode(f.GetMode()).Perm(), UID: int(f.GetUid()), GID: int(f.GetGid()), Data: f.GetData()}
-		if f.GetValueId() != "" {
-			files[i].Key = fmt.Sprintf("%q %q %q %o %d %d", f.GetService(), f.GetTarget(), f.GetValueId(), f.GetMode(), f.GetUid(), f.GetGid())
-		}
 	}
 	paths, err := r.cfg.Files.Put(in.ID, in.EngineContent, files)
 	if err != nil {
 		return nil, driver.Errorf(driver.RuntimeError, "ensure", "secrets and configs: %w", err)
 	}
 	return paths, nil
+}
+
+// filesOf returns the files in memory of a workload.
+func filesOf(in *core.Intent) (out []memfile.File) {
+	for _, f := range spec.MemoryFiles(spec.Of(in)) {
+		file := memfile.File{
+			Mode: os.FileMode(f.GetMode()).Perm(), UID: int(f.GetUid()), GID: int(f.GetGid()), Data: f.GetData(), InPlace: f.GetSignal() != "",
+		}
+		if f.GetValueId() != "" {
+			file.Key = fmt.Sprintf("%q %q %q %o %d %d", f.GetService(), f.GetTarget(), f.GetValueId(), f.GetMode(), f.GetUid(), f.GetGid())
+		}
+		out = append(out, file)
+	}
+	return out
+}
+
+// refreshFiles changes the files in memory of a running workload, and signals its containers for the files that have
+// changed. If none differs, an earlier attempt may have ended before it could signal, so all signals are sent again.
+func (r *Runner) refreshFiles(ctx context.Context, e *engine, in *core.Intent) error {
+	files := filesOf(in)
+	changed := r.cfg.Files.Changed(in.ID, in.EngineContent, files)
+	again := true
+	for i, f := range files {
+		again = again && !(f.InPlace && changed[i])
+	}
+	if _, err := r.files(in); err != nil {
+		return err
+	}
+	d, ok := e.drv.(driver.Signaler)
+	if !ok {
+		return driver.Errorf(driver.InvalidConfiguration, "signal", "the runtime %s cannot signal workloads", in.Type)
+	}
+	type target struct{ service, signal string }
+	sent := map[target]bool{}
+	for i, f := range spec.MemoryFiles(spec.Of(in)) {
+		to := target{f.GetService(), f.GetSignal()}
+		if to.signal == "" || sent[to] || !changed[i] && !again {
+			continue
+		}
+		sent[to] = true
+		if err := d.Signal(ctx, driver.ID(in.ID), to.service, to.signal); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // check starts the health check of an instance, or gives it new addresses.

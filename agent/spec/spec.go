@@ -4,6 +4,7 @@ package spec
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -362,7 +363,25 @@ func Traits(spec *agentv1.WorkloadSpec) (core.Traits, error) {
 		}
 		t.HealthCheck = "check " + hex.EncodeToString(raw)
 	}
+	t.LiveFiles = liveFiles(spec)
 	return t, nil
+}
+
+// liveFiles returns a hash of the files in memory that change in a running instance, which is then signalled; "" if there
+// are none.
+func liveFiles(spec *agentv1.WorkloadSpec) string {
+	h, some := sha256.New(), false
+	for _, f := range MemoryFiles(spec) {
+		if f.GetSignal() != "" {
+			some = true
+			fmt.Fprintf(h, "%q %q %q %d ", f.GetService(), f.GetTarget(), f.GetSignal(), len(f.GetData()))
+			h.Write(f.GetData())
+		}
+	}
+	if !some {
+		return ""
+	}
+	return hex.EncodeToString(h.Sum(nil))
 }
 
 // Volumes returns the managed volumes that a specification names.

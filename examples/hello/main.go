@@ -60,12 +60,19 @@ func serve(ctx context.Context) error {
 		return err
 	}
 	log.Printf("hello listens on %s", lis.Addr())
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP) // a secret or config with on_change: signal SIGHUP has changed
+	defer signal.Stop(hangup)
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(lis) }()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
+	for ctx.Err() == nil {
+		select {
+		case err := <-done:
+			return err
+		case <-hangup:
+			log.Print("SIGHUP: a program would read its files again now")
+		case <-ctx.Done():
+		}
 	}
 	stop, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

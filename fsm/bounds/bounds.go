@@ -554,6 +554,12 @@ func devicesFault(field string, list []*commandv1.DeviceCount, most int) string 
 // maxObjects is the maximum number of secrets and configs that a workload uses.
 const maxObjects = 64
 
+// Length and characters of the name or number of a signal.
+const (
+	maxSignal   = 16
+	signalBytes = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-"
+)
+
 // objectsFault describes the first invalid reference of a put to secrets and configs; "" if there is none.
 func objectsFault(p *commandv1.WorkloadPut) string {
 	list := p.GetObjects()
@@ -568,6 +574,8 @@ func objectsFault(p *commandv1.WorkloadPut) string {
 			return fmt.Sprintf("objects[%d].name: %.64q does not match %s", i, u.GetName(), IDRule)
 		case u.GetKeep() && u.GetVersion() != 0:
 			return fmt.Sprintf("objects[%d].version: is %d, but must be 0 with keep", i, u.GetVersion())
+		case u.GetSignal() != "" && (!u.GetKeep() || len(u.GetSignal()) > maxSignal || strings.Trim(u.GetSignal(), signalBytes) != ""):
+			return fmt.Sprintf("objects[%d].signal: %.64q must be a signal such as SIGHUP, and needs keep", i, u.GetSignal())
 		case i > 0 && (list[i-1].GetKind() > u.GetKind() || list[i-1].GetKind() == u.GetKind() && list[i-1].GetName() >= u.GetName()):
 			return fmt.Sprintf("objects[%d]: the list must be sorted by kind and name, without duplicates", i)
 		}

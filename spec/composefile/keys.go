@@ -209,6 +209,9 @@ func (w *walk) objects(n *yaml.Node, section string) {
 					name = given.Value
 				}
 				out.Verdict, out.Note = Translated, "the "+kind+" "+name+" of the namespace, as a file in memory: persysctl "+kind+" put "+name
+				if on := value(of, "x-on-change"); on != nil {
+					out.Note += "; a new version: " + on.Value
+				}
 			}
 		}
 		w.keys = append(w.keys, out)

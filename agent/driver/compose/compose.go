@@ -117,6 +117,8 @@ type Driver struct {
 var (
 	_ driver.Driver = (*Driver)(nil)
 	_ driver.Leaver = (*Driver)(nil)
+
+	_ driver.Signaler = (*Driver)(nil)
 )
 
 // runner runs Compose: as the built-in Go library or as an external command.

@@ -449,6 +449,25 @@ func (d *Driver) halt(ctx context.Context, project string, most time.Duration) e
 	return nil
 }
 
+// Signal implements driver.Signaler.
+func (d *Driver) Signal(ctx context.Context, id driver.ID, service, signal string) error {
+	have, err := d.find(ctx, id)
+	if err != nil {
+		return err
+	}
+	for _, members := range have {
+		for _, m := range members {
+			if m.service != service {
+				continue
+			}
+			if err := d.eng.Signal(ctx, m.ID, signal); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // HaltUnhealthy implements driver.UnhealthyHalter.
 func (d *Driver) HaltUnhealthy(ctx context.Context, id driver.ID, most time.Duration) (some bool, err error) {
 	have, err := d.find(ctx, id)

@@ -81,6 +81,7 @@ var (
 	_ driver.Driver   = (*Driver)(nil)
 	_ driver.Execer   = (*Driver)(nil)
 	_ driver.Consoler = (*Driver)(nil)
+	_ driver.Signaler = (*Driver)(nil)
 )
 
 // New does not contact the engine. While the engine is down, calls of the driver fail with class

@@ -480,6 +480,20 @@ func (d *Driver) Halt(ctx context.Context, id driver.ID, most time.Duration) err
 	return nil
 }
 
+// Signal implements driver.Signaler.
+func (d *Driver) Signal(ctx context.Context, id driver.ID, _, signal string) error {
+	have, err := d.find(ctx, id)
+	if err != nil {
+		return err
+	}
+	for _, in := range have.ours {
+		if err := d.eng.Signal(ctx, in.ID, signal); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Remove implements driver.Driver.
 func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
 	have, err := d.find(ctx, id)

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
@@ -144,6 +145,20 @@ func (e *Engine) Inspect(ctx context.Context, id string) (container.InspectRespo
 	defer cancel()
 	res, err := e.Client.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 	return res.Container, err
+}
+
+// Signal sends a signal to the main process of a container, if it runs.
+func (e *Engine) Signal(ctx context.Context, id, signal string) error {
+	ctx, cancel := e.Call(ctx)
+	defer cancel()
+	_, err := e.Client.ContainerKill(ctx, id, client.ContainerKillOptions{Signal: signal})
+	if cerrdefs.IsNotFound(err) || cerrdefs.IsConflict(err) {
+		return nil // the container does not run
+	}
+	if err != nil {
+		return Classify("signal", err)
+	}
+	return nil
 }
 
 // StopGrace returns how long a container may take to stop. A container with its own grace period gets that

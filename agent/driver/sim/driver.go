@@ -21,7 +21,10 @@ type Driver struct {
 	identity driver.Identity
 }
 
-var _ driver.Driver = (*Driver)(nil)
+var (
+	_ driver.Driver   = (*Driver)(nil)
+	_ driver.Signaler = (*Driver)(nil)
+)
 
 // Driver returns the driver of one node for the engine e. Any number of nodes may share an engine.
 // identity.Owns is called under the engine's lock, so it must not call a driver of the same engine.
@@ -209,6 +212,19 @@ func (e *Engine) failsAgain(id driver.ID, times int) bool {
 
 // stopGrace is how long an instance may take to stop before it is killed.
 const stopGrace = 30 * time.Second
+
+// Signal implements driver.Signaler. The signal becomes a line of the instance's output.
+func (d *Driver) Signal(ctx context.Context, id driver.ID, _, signal string) error {
+	return d.call(ctx, "signal", func() error {
+		r, ok, err := d.find(id)
+		now := d.engine.opt.Mono()
+		if err != nil || !ok || !r.at(now).active() {
+			return err
+		}
+		d.engine.say(&r, now, "sim: received "+signal)
+		return d.engine.store.put(r)
+	})
+}
 
 // Halt implements driver.Driver. It takes as long as the workload's behaviour needs to stop, but at most the
 // grace period.

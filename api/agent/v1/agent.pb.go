@@ -2666,7 +2666,10 @@ type MemoryFile struct {
 	Service string `protobuf:"bytes,1540,opt,name=service,proto3" json:"service,omitempty"`
 	// In a stack: name of the value, such as secret/db/3. While it stays the same, the file keeps its path on the
 	// node, so that an update of the stack does not recreate the services that use the file.
-	ValueId       string `protobuf:"bytes,1541,opt,name=value_id,json=valueId,proto3" json:"value_id,omitempty"`
+	ValueId string `protobuf:"bytes,1541,opt,name=value_id,json=valueId,proto3" json:"value_id,omitempty"`
+	// Signal, such as SIGHUP, that the container gets after the agent has changed the contents in place; empty means that
+	// the contents of a running container do not change.
+	Signal        string `protobuf:"bytes,1543,opt,name=signal,proto3" json:"signal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2746,6 +2749,13 @@ func (x *MemoryFile) GetService() string {
 func (x *MemoryFile) GetValueId() string {
 	if x != nil {
 		return x.ValueId
+	}
+	return ""
+}
+
+func (x *MemoryFile) GetSignal() string {
+	if x != nil {
+		return x.Signal
 	}
 	return ""
 }
@@ -6018,7 +6028,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x10AnnotationsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
-	"\x05_init\"\xa7\x01\n" +
+	"\x05_init\"\xc0\x01\n" +
 	"\n" +
 	"MemoryFile\x12\x16\n" +
 	"\x06target\x18\x01 \x01(\tR\x06target\x12\x12\n" +
@@ -6027,7 +6037,8 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x03gid\x18\x04 \x01(\rR\x03gid\x12\x12\n" +
 	"\x04data\x18\x05 \x01(\fR\x04data\x12\x19\n" +
 	"\aservice\x18\x84\f \x01(\tR\aservice\x12\x1a\n" +
-	"\bvalue_id\x18\x85\f \x01(\tR\avalueId\"0\n" +
+	"\bvalue_id\x18\x85\f \x01(\tR\avalueId\x12\x17\n" +
+	"\x06signal\x18\x87\f \x01(\tR\x06signal\"0\n" +
 	"\x06Ulimit\x12\x12\n" +
 	"\x04soft\x18\x01 \x01(\x03R\x04soft\x12\x12\n" +
 	"\x04hard\x18\x02 \x01(\x03R\x04hard\"Z\n" +

@@ -831,6 +831,7 @@ func (m *MemoryFile) CloneVT() *MemoryFile {
 	r.Gid = m.Gid
 	r.Service = m.Service
 	r.ValueId = m.ValueId
+	r.Signal = m.Signal
 	if rhs := m.Data; rhs != nil {
 		tmpBytes := make([]byte, len(rhs))
 		copy(tmpBytes, rhs)
@@ -4329,6 +4330,15 @@ func (m *MemoryFile) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if len(m.Signal) > 0 {
+		i -= len(m.Signal)
+		copy(dAtA[i:], m.Signal)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Signal)))
+		i--
+		dAtA[i] = 0x60
+		i--
+		dAtA[i] = 0xba
 	}
 	if len(m.ValueId) > 0 {
 		i -= len(m.ValueId)
@@ -8161,6 +8171,10 @@ func (m *MemoryFile) SizeVT() (n int) {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	l = len(m.ValueId)
+	if l > 0 {
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	l = len(m.Signal)
 	if l > 0 {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
@@ -16469,6 +16483,38 @@ func (m *MemoryFile) UnmarshalVT(dAtA []byte) error {
 				return io.ErrUnexpectedEOF
 			}
 			m.ValueId = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
+		case 1543:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Signal", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Signal = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex

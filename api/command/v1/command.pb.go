@@ -3840,7 +3840,10 @@ type ObjectUse struct {
 	Version uint64 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
 	// A new version does not change the workload. The version is then 0 in records too, and the node gets
 	// the present version with each order.
-	Keep          bool `protobuf:"varint,4,opt,name=keep,proto3" json:"keep,omitempty"`
+	Keep bool `protobuf:"varint,4,opt,name=keep,proto3" json:"keep,omitempty"`
+	// With keep: a new version is a new order to the node, which replaces the value in the running workload and
+	// sends this signal, such as SIGHUP. Empty = the node learns of it with the next order.
+	Signal        string `protobuf:"bytes,410,opt,name=signal,proto3" json:"signal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3901,6 +3904,13 @@ func (x *ObjectUse) GetKeep() bool {
 		return x.Keep
 	}
 	return false
+}
+
+func (x *ObjectUse) GetSignal() string {
+	if x != nil {
+		return x.Signal
+	}
+	return ""
 }
 
 // PutObject creates a secret or a config, or adds a version to it, and changes the workloads that use it.
@@ -13990,12 +14000,13 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"ifRevision\x127\n" +
 	"\aobjects\x18\x90\x03 \x03(\v2\x1c.persys.command.v1.ObjectUseR\aobjects\x12\"\n" +
 	"\fspec_content\x18\x91\x03 \x01(\tR\vspecContent\x128\n" +
-	"\x06update\x18\x92\x03 \x01(\v2\x1f.persys.command.v1.UpdatePolicyR\x06update\"a\n" +
+	"\x06update\x18\x92\x03 \x01(\v2\x1f.persys.command.v1.UpdatePolicyR\x06update\"z\n" +
 	"\tObjectUse\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\x04R\aversion\x12\x12\n" +
-	"\x04keep\x18\x04 \x01(\bR\x04keep\"\xc3\x01\n" +
+	"\x04keep\x18\x04 \x01(\bR\x04keep\x12\x17\n" +
+	"\x06signal\x18\x9a\x03 \x01(\tR\x06signal\"\xc3\x01\n" +
 	"\tPutObject\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +

@@ -3633,7 +3633,8 @@ type ContainerSpec struct {
 	EnvSecrets map[string]string `protobuf:"bytes,1462,rep,name=env_secrets,json=envSecrets,proto3" json:"env_secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	EnvConfigs map[string]string `protobuf:"bytes,1463,rep,name=env_configs,json=envConfigs,proto3" json:"env_configs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// What a new version of a secret or a config does: restart (default) recreates the container as an update, nothing leaves it
-	// as it is until it is recreated for another reason.
+	// as it is until it is recreated or restarted for another reason, signal and a name, such as signal SIGHUP, changes the
+	// files in the running container and sends it the signal.
 	OnChange      string `protobuf:"bytes,1464,opt,name=on_change,json=onChange,proto3" json:"on_change,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4087,7 +4088,10 @@ type ObjectFile struct {
 	Uid string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
 	Gid string `protobuf:"bytes,4,opt,name=gid,proto3" json:"gid,omitempty"`
 	// Permission bits; absent means 0444.
-	Mode          *uint32 `protobuf:"varint,5,opt,name=mode,proto3,oneof" json:"mode,omitempty"`
+	Mode *uint32 `protobuf:"varint,5,opt,name=mode,proto3,oneof" json:"mode,omitempty"`
+	// What a new version does: restart, nothing, or signal and its name, such as signal SIGHUP. Empty means on_change of
+	// the container, or restart.
+	OnChange      string `protobuf:"bytes,1541,opt,name=on_change,json=onChange,proto3" json:"on_change,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4155,6 +4159,13 @@ func (x *ObjectFile) GetMode() uint32 {
 		return *x.Mode
 	}
 	return 0
+}
+
+func (x *ObjectFile) GetOnChange() string {
+	if x != nil {
+		return x.OnChange
+	}
+	return ""
 }
 
 // A network that a container joins.
@@ -9157,14 +9168,15 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0fEnvConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
-	"\x05_init\"\x82\x01\n" +
+	"\x05_init\"\xa0\x01\n" +
 	"\n" +
 	"ObjectFile\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
 	"\x06target\x18\x02 \x01(\tR\x06target\x12\x10\n" +
 	"\x03uid\x18\x03 \x01(\tR\x03uid\x12\x10\n" +
 	"\x03gid\x18\x04 \x01(\tR\x03gid\x12\x17\n" +
-	"\x04mode\x18\x05 \x01(\rH\x00R\x04mode\x88\x01\x01B\a\n" +
+	"\x04mode\x18\x05 \x01(\rH\x00R\x04mode\x88\x01\x01\x12\x1c\n" +
+	"\ton_change\x18\x85\f \x01(\tR\bonChangeB\a\n" +
 	"\x05_mode\"@\n" +
 	"\x10ContainerNetwork\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +

@@ -1206,6 +1206,7 @@ func (m *ObjectFile) CloneVT() *ObjectFile {
 	r.Target = m.Target
 	r.Uid = m.Uid
 	r.Gid = m.Gid
+	r.OnChange = m.OnChange
 	if rhs := m.Mode; rhs != nil {
 		tmpVal := *rhs
 		r.Mode = &tmpVal
@@ -6362,6 +6363,15 @@ func (m *ObjectFile) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if len(m.OnChange) > 0 {
+		i -= len(m.OnChange)
+		copy(dAtA[i:], m.OnChange)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.OnChange)))
+		i--
+		dAtA[i] = 0x60
+		i--
+		dAtA[i] = 0xaa
 	}
 	if m.Mode != nil {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(*m.Mode))
@@ -12314,6 +12324,10 @@ func (m *ObjectFile) SizeVT() (n int) {
 	}
 	if m.Mode != nil {
 		n += 1 + protohelpers.SizeOfVarint(uint64(*m.Mode))
+	}
+	l = len(m.OnChange)
+	if l > 0 {
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -25442,6 +25456,38 @@ func (m *ObjectFile) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.Mode = &v
+		case 1541:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field OnChange", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.OnChange = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
