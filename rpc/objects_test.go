@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/uuid"
 	"google.golang.org/grpc/codes"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
@@ -179,6 +180,21 @@ func TestRepeatedPutOfASecret(t *testing.T) {
 	}
 	if len(slices.Compact(hashes)) != 2 {
 		t.Errorf("the hash of the request does not depend on the key: %v", hashes)
+	}
+	key, err := g.replicas[0].server.cfg.Keys.Key()
+	ok(t, err)
+	id := uuid.MustParse(first.GetRequestId())
+	if r, known := g.view().Receipt(id, objectHash(first, key)); !known || r.Kind == fsm.OtherRequest {
+		t.Errorf("the receipt does not have the keyed hash of the request: %+v, %v", r, known)
+	}
+	if r, _ := g.view().Receipt(id, requestHash(clusterv1.Cluster_PutObject_FullMethodName, first)); r.Kind != fsm.OtherRequest {
+		t.Errorf("the receipt has a hash of the request without a key: %+v", r)
+	}
+	if h := hashOfCall(ctxFor(t), &call{}, clusterv1.Cluster_PutObject_FullMethodName, first); h != 0 {
+		t.Error("a forwarded call has a hash of the value without a key")
+	}
+	if h := hashOfCall(ctxFor(t), &call{}, clusterv1.Cluster_PutObject_FullMethodName, &clusterv1.PutObjectRequest{Kind: "config"}); h == 0 {
+		t.Error("a forwarded put of a config has no hash")
 	}
 	code(t, second(k.PutObject(ctxFor(t), &clusterv1.PutObjectRequest{Kind: "config", Name: "c", Data: bytes.Repeat([]byte("x"), fsm.MaxObjectBytes+1)})), codes.InvalidArgument)
 }
