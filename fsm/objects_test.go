@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/rollout"
 )
 
 // putObject puts a value; that of a secret has the form of a sealed value.
@@ -353,4 +354,86 @@ func TestUnsortedObjectsAreRefused(t *testing.T) {
 	refused(t, w.do(put("web", using("secret/b", "secret/a"))), Invalid, "sorted")
 	w.ok(put("web", using("secret/a", "secret/b")))
 	is(t, "sorted", slices.IsSortedFunc(w.workload("web").Objects, func(a, b ObjectUse) int { return strings.Compare(a.Name, b.Name) }), true)
+}
+
+// TestRotationStartsFirst: a new version of a secret makes a surge member with it before a member of a group with
+// order: start-first is replaced.
+func TestRotationStartsFirst(t *testing.T) {
+	first := func(version int) Command {
+		c := surging(groupUsing(version, 3), 0)
+		for _, p := range c.GetPutWorkloads().Surge {
+			using("secret/db")(p)
+			p.Objects, p.Update = p.Objects[:1], c.GetPutWorkloads().Update
+		}
+		return c
+	}
+	w := formed(t, "a")
+	w.ok(putObject(KindSecret, "db", "a", ""))
+	w.ok(first(1))
+	for _, id := range []string{"web-0", "web-1", "web-2"} {
+		w.ok(w.assign(id, "a"))
+		w.ok(w.says(id, "Running"))
+	}
+	next := putObject(KindSecret, "db", "b", "")
+	for _, p := range first(1).GetPutWorkloads().Surge {
+		p.SpecContent = p.GetContent()
+		next.GetPutObject().Surge = append(next.GetPutObject().Surge, p)
+	}
+	res := w.ok(next)
+	is(t, "items of the object and its users", len(res.Items) > 1, true)
+	r, ok := w.s.Rollout("web")
+	if !ok || r.Phase != rollout.Running || !r.Policy.StartFirst {
+		t.Fatalf("the rollout is %+v, want a running one that starts first", r)
+	}
+	is(t, "members keep the former version", w.uses("web-0")+" "+w.uses("web-2"), "secret/db@1 secret/db@1")
+	w.step()
+	is(t, "surge member", w.extras(), "web-3")
+	is(t, "its version", w.uses("web-3"), "secret/db@2")
+
+	late := putObject(KindSecret, "db", "c", "")
+	late.GetPutObject().Surge = []*commandv1.WorkloadPut{next.GetPutObject().Surge[0].CloneVT()}
+	late.GetPutObject().Surge[0].SpecContent = "c1:another specification"
+	res = w.do(late)
+	is(t, "kind", res.Kind, OK)
+	is(t, "an item with the reason", res.Items[1].Kind == Conflict && strings.Contains(res.Items[1].Reason, "has changed meanwhile"), true)
+}
+
+// TestRotationOfASystemWorkload: a new version is a rolling update of the members; with a signal, each member is ordered
+// again and the template is not.
+func TestRotationOfASystemWorkload(t *testing.T) {
+	start := func(use string) *world {
+		w := formed(t, "a", "b")
+		w.ok(putObject(KindSecret, "db", "a", ""))
+		c := put("log", systemPut, using(use))
+		update := &commandv1.UpdatePolicy{MaxParallel: 1, MinHealthy: 1e9, HealthyDeadline: 60e9}
+		c.GetPutWorkloads().Update, c.GetPutWorkloads().Workloads[0].Update = update, update
+		w.ok(c)
+		w.ok(placeMembers(w.member("log", "a"), w.member("log", "b")))
+		for id, node := range map[string]string{"log-a": "a", "log-b": "b"} {
+			w.ok(w.assign(id, node))
+			w.run(id)
+		}
+		w.ok(putObject(KindSecret, "db", "b", ""))
+		return w
+	}
+	w := start("secret/db")
+	if r, ok := w.s.Rollout("log"); !ok || len(r.Members) != 2 {
+		t.Fatalf("the rollout of the new version is %+v, want one of two members", r)
+	}
+	is(t, "versions of the template and a member", w.uses("log")+" "+w.uses("log-a"), "secret/db@2 secret/db@1")
+	r, _ := w.s.Rollout("log")
+	w.ok(&commandv1.Command{Body: &commandv1.Command_AdvanceRollout{AdvanceRollout: &commandv1.AdvanceRollout{
+		Group: "log", IfRollout: GenerationPB(RolloutID(r)), Take: []string{"log-a"},
+	}}})
+	is(t, "versions of the members after the first turn", w.uses("log-a")+" "+w.uses("log-b"), "secret/db@2 secret/db@1")
+
+	w = start("signal secret/db")
+	for _, id := range []string{"log-a", "log-b"} {
+		if m := w.workload(id); m.Acknowledged || m.Node == "" {
+			t.Errorf("member %s is %+v, want a new order to its node", id, m)
+		}
+	}
+	if _, ok := w.s.Rollout("log"); ok {
+		t.Error("a signal makes a rolling update")
+	}
 }
