@@ -406,7 +406,7 @@ func TestConsole(t *testing.T) {
 	p.do(emulation.SetDeviceMetricsOverride(390, 844, 2, true))
 	for path, want := range map[string]string{"/": "Needs attention", "/workloads": "web-0", "/nodes": "dev-1", "/workloads/web-0": "Identity",
 		"/workloads/nightly": "Next run", "/workloads/encode": "Start a run", "/workloads/shipper": "1 of 1 run", "/groups/web": "Members", "/nodes/dev-1": "Received",
-		"/namespaces": "default", "/networks": "New network …", "/volumes": "No node has a volume.", "/policies": "baseline"} {
+		"/namespaces": "default", "/networks": "New network …", "/secrets": "New secret …", "/volumes": "No node has a volume.", "/policies": "baseline"} {
 		open(path, want)
 		var wide bool
 		p.do(chromedp.Evaluate(`document.documentElement.scrollWidth > document.documentElement.clientWidth + 1`, &wide))
@@ -428,7 +428,8 @@ func TestConsole(t *testing.T) {
 	p.clean("keys")
 }
 
-// sharedPages creates, changes and deletes what workloads share, on the pages of namespaces, networks, volumes and policies.
+// sharedPages creates, changes and deletes what workloads share, on the pages of namespaces, networks, secrets and
+// configs, volumes and policies.
 func sharedPages(p *page, open func(string, ...string), seen func(string)) {
 	p.t.Helper()
 	fill := func(id, text string) { p.t.Helper(); p.do(chromedp.SetValue("#"+id, text)) }
@@ -462,6 +463,41 @@ func sharedPages(p *page, open func(string, ...string), seen func(string)) {
 	p.sees("Delete network back?")
 	p.press("Delete")
 	p.sees("back is deleted.", "There is no network yet.")
+
+	open("/secrets", "There is no secret and no config yet.")
+	p.press("New secret …")
+	fill("object-name", "db")
+	fill("object-value", "c4nary-one")
+	p.press("Create")
+	p.sees("db has version 1.")
+	p.press("New version …")
+	p.sees("New version of secret db")
+	fill("object-value", "c4nary-two")
+	p.press("Put")
+	p.sees("db has version 2.", "version 2")
+	p.press("Roll back …")
+	p.sees("Roll back secret db")
+	p.press("Roll back")
+	p.sees("db has version 3.")
+	p.press("New config …")
+	fill("object-name", "site")
+	fill("object-value", "c4nary-three")
+	p.press("Create")
+	p.sees("site has version 1.")
+	p.do(chromedp.Evaluate(`document.querySelectorAll("details").forEach((d) => d.open = true)`, nil))
+	p.sees("the value of version 1")
+	seen("secrets")
+	var shown string
+	if p.do(chromedp.Evaluate(`document.documentElement.innerHTML`, &shown)); strings.Contains(shown, "c4nary") {
+		p.t.Error("the page of secrets shows a value")
+	}
+	for _, name := range []string{"db", "site"} {
+		p.do(chromedp.Evaluate(`[...document.querySelectorAll("tr")].find((r) => r.textContent.startsWith("`+name+`")).querySelector("button.danger").click()`, nil))
+		p.sees("Type " + name + " to confirm")
+		fill("typed-name", name)
+		p.press("Delete")
+		p.sees(name + " is deleted.")
+	}
 
 	open("/volumes", "No node has a volume.")
 	seen("volumes")

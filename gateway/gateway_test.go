@@ -243,9 +243,7 @@ func TestEveryCallHasARoute(t *testing.T) {
 	for _, m := range []string{"Enrol", "Renew", "Bundle", "CreateToken", "ListTokens", "DeleteToken", "ListIdentities", "Revoke", "ListAuthorities", "PutAuthority", "DropAuthority", "RotateGossip"} {
 		without["persys.cluster.v1.Trust."+m] = "secrets and certificates are sent only between a program and the schedulers, not through a gateway; persysctl token, identity, ca"
 	}
-	for _, m := range []string{"ListObjects", "PutObject", "RollBackObject", "DeleteObject", "ShowSecret", "GetConfig"} {
-		without["persys.cluster.v1.Cluster."+m] = "secrets and configs are sent only directly to schedulers; persysctl secret, config"
-	}
+	without["persys.cluster.v1.Cluster.ShowSecret"] = "values of secrets are sent only directly by schedulers; persysctl secret get NAME --show"
 	var doc struct {
 		Paths map[string]map[string]struct {
 			OperationID string `json:"operationId"`

@@ -13,7 +13,7 @@ import { drifts } from "./drifts.js";
 import { audit, events } from "./events.js";
 
 // shared returns the function of cluster.js that shows a page.
-/** @param {"namespaces" | "networks" | "volumes" | "policies"} name */
+/** @param {"namespaces" | "networks" | "secrets" | "volumes" | "policies"} name */
 function shared(name) {
   return async (/** @type {HTMLElement} */ main, /** @type {AbortSignal} */ signal) => {
     const pages = await import("./cluster.js");
@@ -30,6 +30,7 @@ const pages = [
   { at: /^\/groups\/([^/]+)$/, parent: "Workloads", show: group },
   { name: "Deploy", at: /^\/deploy$/, href: "#/deploy", show: deploy },
   { name: "Networks", at: /^\/networks$/, href: "#/networks", show: shared("networks") },
+  { name: "Secrets", at: /^\/secrets$/, href: "#/secrets", show: shared("secrets") },
   { name: "Volumes", at: /^\/volumes$/, href: "#/volumes", show: shared("volumes") },
   { name: "Namespaces", at: /^\/namespaces$/, href: "#/namespaces", show: shared("namespaces") },
   { name: "Policies", at: /^\/policies$/, href: "#/policies", show: shared("policies") },

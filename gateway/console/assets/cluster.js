@@ -1,13 +1,14 @@
 // @ts-check
-// What workloads of a cluster share: namespaces, networks, volumes and policies. Loaded when one of these pages is first
-// opened.
+// What workloads of a cluster share: namespaces, networks, secrets and configs, volumes and policies. Loaded when one of
+// these pages is first opened.
 import { call, del, get, permissions, query } from "./api.js";
 import {
   age, card, confirmed, cores, facts, gb, h, int, labelTexts, meter, mib, nodeLink, replace, state, table, toast, workloadLink,
 } from "./dom.js";
 import { refresh } from "./live.js";
 
-/** @typedef {{id: string, label: string, value?: string, hint?: string, optional?: boolean, type?: string}} Field */
+/** @typedef {{id: string, label: string, value?: string, hint?: string, optional?: boolean, type?: string}} Field
+ * type is that of an input, or textarea for a text that is taken as it is */
 
 const path = (/** @type {string[]} */ ...parts) => "/" + parts.map(encodeURIComponent).join("/");
 const num = (/** @type {string} */ title) => ({ title, num: true });
@@ -17,13 +18,14 @@ const num = (/** @type {string} */ title) => ({ title, num: true });
  * @returns {Promise<Record<string, string> | null>} the values by id; null if the dialog was cancelled
  */
 async function form(title, fields, verb) {
-  const inputs = fields.map((f) => h("input", {
-    id: f.id, name: f.id, type: f.type || "text", value: f.value || "", required: !f.optional, placeholder: f.hint,
-    autocomplete: "off",
-  }));
+  const inputs = fields.map((f) => {
+    const common = { id: f.id, name: f.id, required: !f.optional, placeholder: f.hint, autocomplete: "off" };
+    if (f.type === "textarea") return h("textarea", { ...common, rows: "6", spellcheck: "false" });
+    return h("input", { ...common, type: f.type || "text", value: f.value || "" });
+  });
   const rows = fields.map((f, i) => h("label", {}, f.label, inputs[i]));
   if (!await confirmed(title, h("div", { class: "form" }, rows), verb)) return null;
-  return Object.fromEntries(fields.map((f, i) => [f.id, inputs[i].value.trim()]));
+  return Object.fromEntries(fields.map((f, i) => [f.id, f.type === "textarea" ? inputs[i].value : inputs[i].value.trim()]));
 }
 
 /** Asks for the name of what is to be deleted. @param {string} what @param {string} name @param {string} text */
@@ -39,13 +41,13 @@ async function typed(what, name, text) {
 // page draws a page and its actions, which call act with a text for success and a function that makes the change.
 /**
  * @param {HTMLElement} main @param {AbortSignal} signal @param {string} title
- * @param {(act: (done: string, fn: () => Promise<any>) => Promise<void>) => Promise<any[]>} content
+ * @param {(act: (done: string | (() => string), fn: () => Promise<any>) => Promise<void>) => Promise<any[]>} content
  */
 async function page(main, signal, title, content) {
-  const act = async (/** @type {string} */ done, /** @type {() => Promise<any>} */ fn) => {
+  const act = async (/** @type {string | (() => string)} */ done, /** @type {() => Promise<any>} */ fn) => {
     try {
       await fn();
-      toast(done);
+      toast(typeof done === "string" ? done : done());
     } catch (/** @type {any} */ e) {
       toast(e.message, true);
     }
@@ -139,6 +141,85 @@ export async function networks(main, signal) {
       may && h("div", { class: "actions" }, h("button", { onclick: create }, "New network …")),
       card("", table(["Network", "Namespace", "Subnet", num("Nodes"), num("Workloads"), num("MTU"), num("Age"), ""],
         list.map(row), "There is no network yet. Containers that name one under networks reach each other on every node.")),
+    ];
+  });
+}
+
+/** Encodes a text as the API wants bytes. @param {string} text */
+function base64(text) {
+  return btoa(new TextEncoder().encode(text).reduce((out, b) => out + String.fromCharCode(b), ""));
+}
+
+// secrets shows the secrets and configs, and never a value.
+/** @param {HTMLElement} main @param {AbortSignal} signal */
+export async function secrets(main, signal) {
+  const rights = permissions(["deploy"], signal);
+  await page(main, signal, "Secrets and configs", async (act) => {
+    const [[may], ...lists] = await Promise.all([
+      rights("default"), get("/objects/secret", signal), get("/objects/config", signal),
+    ]);
+    const list = lists.flatMap((l) => l.objects || []);
+    const at = (o) => path("objects", o.kind, o.name);
+    const said = (o, r) => [
+      `${o.name} has version ${r.version}.`, r.workload_ids?.length && `It goes to ${r.workload_ids.join(", ")}.`,
+      ...(r.warnings || []),
+    ].filter(Boolean).join(" ");
+    /** @param {string} kind @param {any} o the object; null for a new one */
+    async function put(kind, o) {
+      /** @type {Field[]} */
+      const fields = [
+        ...(o ? [] : [
+          { id: "object-name", label: "Name" }, { id: "object-namespace", label: "Namespace", optional: true, hint: "default" },
+        ]),
+        { id: "object-value", label: "Value", type: "textarea" },
+      ];
+      const v = await form(o ? `New version of ${kind} ${o.name}` : `New ${kind}`, fields, o ? "Put" : "Create");
+      if (!v) return;
+      const to = { kind, name: o?.name || v["object-name"] };
+      const namespace = o?.namespace || v["object-namespace"];
+      await change(() => call("PUT", at(to), { namespace, data: base64(v["object-value"]) }), to);
+    }
+    /** @param {any} o */
+    async function back(o) {
+      const v = await form(`Roll back ${o.kind} ${o.name}`, [
+        { id: "object-version", label: "To version", type: "number", optional: true, hint: "the one before" },
+      ], "Roll back");
+      if (!v) return;
+      await change(() => call("POST", at(o) + "/rollback", { namespace: o.namespace, number: v["object-version"] || 0 }), o);
+    }
+    /** @param {() => Promise<any>} fn @param {any} o */
+    async function change(fn, o) {
+      let text = "";
+      const done = async () => {
+        const r = await fn();
+        text = r.unchanged ? `${o.name} has this value already.` : said(o, r);
+      };
+      await act(() => text, done);
+    }
+    /** @param {any} o */
+    async function remove(o) {
+      if (!await typed(o.kind, o.name, "All versions are lost. It is refused while a workload uses it.")) return;
+      await act(`${o.name} is deleted.`, () => del(at(o) + query({ namespace: o.namespace })));
+    }
+    const version = (v) => h("li", {}, `${v.number}: ${v.size} bytes, ${v.by || "unknown"}, `, age(v.at),
+      v.from > 0 && `, the value of version ${v.from}`);
+    const used = (u) => h("div", {}, workloadLink(u.workload_id),
+      h("span", { class: "quiet" }, int(u.version) ? ` version ${u.version}` : " the present version"));
+    const row = (o) => [
+      h("span", { class: "id", title: o.name }, o.name), o.kind, o.namespace,
+      h("details", {}, h("summary", {}, `version ${o.versions[0].number}`), h("ul", {}, o.versions.map(version))),
+      age(o.versions[0].at), (o.users || []).map(used),
+      may && [h("button", { onclick: () => put(o.kind, o) }, "New version …"), " ",
+      o.versions.length > 1 && [h("button", { onclick: () => back(o) }, "Roll back …"), " "],
+      h("button", { class: "danger", onclick: () => remove(o) }, "Delete …")],
+    ];
+    return [
+      may && h("div", { class: "actions" }, h("button", { onclick: () => put("secret", null) }, "New secret …"), " ",
+        h("button", { onclick: () => put("config", null) }, "New config …")),
+      card("", table(["Name", "Kind", "Namespace", "Versions", num("Age"), "Used by", ""], list.map(row),
+        "There is no secret and no config yet. Workloads name those that they use under secrets and configs.")),
+      h("p", { class: "quiet" }, "A new version is an update of the workloads that use it, unless their on_change says "
+        + "otherwise. Values are not shown here."),
     ];
   });
 }
