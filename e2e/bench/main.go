@@ -130,6 +130,7 @@ func benches() []bench {
 		{name: "gateway-hop", what: "time that the gateway adds to a call, at the median; peer: none", run: gatewayHop},
 		{name: "console-first-view", what: "bytes until the console's list of 10,000 workloads can be used, in Chromium with an empty cache; peer: none", run: consoleFirstView, need: chromium},
 		{name: "list-10k", what: "persysctl list of 10,000 workloads: start to first line; peer: none", run: list10k},
+		{name: "secret-rotate", what: "a new version of a secret until 1,000 workloads on 100 simulated nodes have it, with on_change: signal; peer: none", run: secretRotate},
 		{name: "drift-1k", what: "a round of drift detection over 1,000 nodes of 50 workloads, over gRPC; peer: none", run: drift1k},
 		{name: "containers-50", what: "fifty containers from apply to Running on one node; peer: the API of Docker, the best of 8, 16, 32 and 50 at a time", run: containers50, need: engine},
 		{name: "containers-50-swarm", what: "fifty containers from apply to Running on one node; peer: a Docker Swarm service of fifty replicas on the same engine", run: containers50Swarm, need: engine},
