@@ -95,7 +95,7 @@ func seconds(ns int64) int32 { return int32((ns + int64(time.Second) - 1) / int6
 func usageOf(u *controlv1.NodeUsage) sched.NodeUsage {
 	within := func(v, most int64) int64 { return max(0, min(v, most)) }
 	cpu, memory, disk := within(u.GetCpuUsedMillicores(), bounds.MaxCPU), within(u.GetMemoryUsedMb(), bounds.MaxMemory), within(u.GetDiskUsedGb(), bounds.MaxDisk)
-	return sched.NodeUsage{CPU: cpu, Memory: memory, Disk: disk, NetReceived: max(0, u.GetNetRxBytes()), NetSent: max(0, u.GetNetTxBytes())}
+	return sched.NodeUsage{CPU: cpu, Memory: memory, Disk: disk, NetReceived: max(0, u.GetNetRxBytes()), NetSent: max(0, u.GetNetTxBytes()), NamesAge: u.GetNetworkNamesAgeSeconds()}
 }
 
 // poolsUsed returns the used GB of each storage pool that the node has registered; nil if the heartbeat names

@@ -64,6 +64,7 @@ type method struct {
 var methods = map[string]method{
 	controlv1.AgentControl_RegisterNode_FullMethodName:               {leader, access.Fence, agents, idempotent, clusterWide, "register node"},
 	controlv1.AgentControl_Heartbeat_FullMethodName:                  {leader, access.Fence, agents, idempotent, clusterWide, "heartbeat"},
+	controlv1.AgentControl_WatchNetworkNames_FullMethodName:          {local, access.Fence, agents, repeatable, clusterWide, "watch network names"},
 	controlv1.AgentControl_ApplyWorkload_FullMethodName:              {leader, access.Deploy, gateways, receipted, namespaced, "apply workload"},
 	controlv1.AgentControl_DeleteWorkload_FullMethodName:             {leader, access.Deploy, gateways, receipted, namespaced, "delete workload"},
 	controlv1.AgentControl_RetryWorkload_FullMethodName:              {leader, access.Deploy, gateways, receipted, namespaced, "retry workload"},

@@ -168,7 +168,9 @@ func (s *Server) GetNetwork(ctx context.Context, req *clusterv1.GetNetworkReques
 	if !ok {
 		return nil, errorf(KindNotFound, "network %q not found in namespace %s; `persysctl network list` shows them", clip(req.GetName(), 128), clip(namespace, 128))
 	}
-	return &clusterv1.GetNetworkResponse{Network: networkView(r, n, networkUsers(r), true), Index: r.index}, nil
+	out := networkView(r, n, networkUsers(r), true)
+	out.Members = namesOf(r).members[n.ID]
+	return &clusterv1.GetNetworkResponse{Network: out, Index: r.index}, nil
 }
 
 // networkID is the namespace and the name of a network.

@@ -82,7 +82,7 @@ func (s *Server) nodeView(v fsm.View, n *fsm.Node) *controlv1.NodeView {
 		out.Usage = &controlv1.NodeUsage{
 			CpuAllocatedMillicores: out.GetReservedCpuMillicores(), CpuUsedMillicores: used.CPU,
 			MemoryAllocatedMb: out.GetReservedMemoryMb(), MemoryUsedMb: used.Memory, DiskUsedGb: used.Disk,
-			NetRxBytes: used.NetReceived, NetTxBytes: used.NetSent,
+			NetRxBytes: used.NetReceived, NetTxBytes: used.NetSent, NetworkNamesAgeSeconds: used.NamesAge,
 		}
 		held := s.leader.PoolsUsedOf(n.ID)
 		for _, p := range out.GetStoragePools() {

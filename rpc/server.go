@@ -147,6 +147,7 @@ type Server struct {
 	grpc    *grpc.Server
 	started time.Time
 	bundle  atomic.Pointer[bundle]
+	names   nameCache
 	// joins counts the joins from each network, and refusals the refused calls. Both limit the log entries
 	// that callers without rights can cause.
 	joins    *limits.Peers

@@ -139,6 +139,9 @@ type Heartbeat struct {
 type NodeUsage struct {
 	CPU, Memory, Disk    int64 // millicores, MiB, GB
 	NetReceived, NetSent int64 // bytes since the machine started
+	// NamesAge is for how many seconds no scheduler has confirmed the names of networks that the node's resolver has; 0
+	// if they are current.
+	NamesAge uint32
 }
 
 // WorkloadUsage is the measured resource usage of one workload. It is shown to users, and the autoscaler reads

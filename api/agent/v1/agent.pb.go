@@ -690,6 +690,239 @@ func (x *NetworkView) GetNetworks() []*Network {
 	return nil
 }
 
+// NetworkNames holds the names of the members of networks, for the resolver of one node. Newer names replace all older
+// ones.
+type NetworkNames struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Cluster and incarnation; there is no term, because any replica makes the names.
+	Epoch *Epoch `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Log index of the state from which the names were made.
+	Index uint64 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	// Hash of namespaces and members.
+	Digest uint64 `protobuf:"varint,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	// DNS labels of the namespaces that have networks, sorted.
+	Namespaces []string `protobuf:"bytes,4,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	// Members of the networks of which the node has a slice, sorted by network and name.
+	Members       []*NetworkMember `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkNames) Reset() {
+	*x = NetworkNames{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkNames) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkNames) ProtoMessage() {}
+
+func (x *NetworkNames) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkNames.ProtoReflect.Descriptor instead.
+func (*NetworkNames) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *NetworkNames) GetEpoch() *Epoch {
+	if x != nil {
+		return x.Epoch
+	}
+	return nil
+}
+
+func (x *NetworkNames) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *NetworkNames) GetDigest() uint64 {
+	if x != nil {
+		return x.Digest
+	}
+	return 0
+}
+
+func (x *NetworkNames) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *NetworkNames) GetMembers() []*NetworkMember {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+type NetworkMember struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the network.
+	Network uint32 `protobuf:"varint,1,opt,name=network,proto3" json:"network,omitempty"`
+	// DNS labels of the namespace, of the workload, and of its group; group is empty if it has none.
+	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Group     string `protobuf:"bytes,4,opt,name=group,proto3" json:"group,omitempty"`
+	// Address on the network. Empty while the workload does not run, or does not pass its health check.
+	Address       string        `protobuf:"bytes,5,opt,name=address,proto3" json:"address,omitempty"`
+	Ports         []*MemberPort `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkMember) Reset() {
+	*x = NetworkMember{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkMember) ProtoMessage() {}
+
+func (x *NetworkMember) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkMember.ProtoReflect.Descriptor instead.
+func (*NetworkMember) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *NetworkMember) GetNetwork() uint32 {
+	if x != nil {
+		return x.Network
+	}
+	return 0
+}
+
+func (x *NetworkMember) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *NetworkMember) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NetworkMember) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *NetworkMember) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *NetworkMember) GetPorts() []*MemberPort {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+type MemberPort struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The port's name, or its number in the container.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// tcp, udp or sctp.
+	Protocol string `protobuf:"bytes,2,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// Port in the container.
+	Port          uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemberPort) Reset() {
+	*x = MemberPort{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemberPort) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemberPort) ProtoMessage() {}
+
+func (x *MemberPort) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemberPort.ProtoReflect.Descriptor instead.
+func (*MemberPort) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *MemberPort) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MemberPort) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *MemberPort) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
 // Another node that takes part in a network.
 type NetworkPeer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -702,7 +935,7 @@ type NetworkPeer struct {
 
 func (x *NetworkPeer) Reset() {
 	*x = NetworkPeer{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[5]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -714,7 +947,7 @@ func (x *NetworkPeer) String() string {
 func (*NetworkPeer) ProtoMessage() {}
 
 func (x *NetworkPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[5]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -727,7 +960,7 @@ func (x *NetworkPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkPeer.ProtoReflect.Descriptor instead.
 func (*NetworkPeer) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *NetworkPeer) GetNode() string {
@@ -765,7 +998,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -777,7 +1010,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -790,7 +1023,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Network) GetId() uint32 {
@@ -853,7 +1086,7 @@ type NetworkSlice struct {
 
 func (x *NetworkSlice) Reset() {
 	*x = NetworkSlice{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -865,7 +1098,7 @@ func (x *NetworkSlice) String() string {
 func (*NetworkSlice) ProtoMessage() {}
 
 func (x *NetworkSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -878,7 +1111,7 @@ func (x *NetworkSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkSlice.ProtoReflect.Descriptor instead.
 func (*NetworkSlice) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *NetworkSlice) GetNode() string {
@@ -909,7 +1142,7 @@ type NetworkAttachment struct {
 
 func (x *NetworkAttachment) Reset() {
 	*x = NetworkAttachment{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -921,7 +1154,7 @@ func (x *NetworkAttachment) String() string {
 func (*NetworkAttachment) ProtoMessage() {}
 
 func (x *NetworkAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -934,7 +1167,7 @@ func (x *NetworkAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkAttachment.ProtoReflect.Descriptor instead.
 func (*NetworkAttachment) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *NetworkAttachment) GetId() uint32 {
@@ -977,7 +1210,7 @@ type ApplyWorkloadResponse struct {
 
 func (x *ApplyWorkloadResponse) Reset() {
 	*x = ApplyWorkloadResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +1222,7 @@ func (x *ApplyWorkloadResponse) String() string {
 func (*ApplyWorkloadResponse) ProtoMessage() {}
 
 func (x *ApplyWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1235,7 @@ func (x *ApplyWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ApplyWorkloadResponse) GetApplied() bool {
@@ -1068,7 +1301,7 @@ type DeleteWorkloadRequest struct {
 
 func (x *DeleteWorkloadRequest) Reset() {
 	*x = DeleteWorkloadRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1080,7 +1313,7 @@ func (x *DeleteWorkloadRequest) String() string {
 func (*DeleteWorkloadRequest) ProtoMessage() {}
 
 func (x *DeleteWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1093,7 +1326,7 @@ func (x *DeleteWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeleteWorkloadRequest) GetId() string {
@@ -1162,7 +1395,7 @@ type DeleteWorkloadResponse struct {
 
 func (x *DeleteWorkloadResponse) Reset() {
 	*x = DeleteWorkloadResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1174,7 +1407,7 @@ func (x *DeleteWorkloadResponse) String() string {
 func (*DeleteWorkloadResponse) ProtoMessage() {}
 
 func (x *DeleteWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1187,7 +1420,7 @@ func (x *DeleteWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeleteWorkloadResponse) GetSuccess() bool {
@@ -1236,7 +1469,7 @@ type GetWorkloadStatusRequest struct {
 
 func (x *GetWorkloadStatusRequest) Reset() {
 	*x = GetWorkloadStatusRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1248,7 +1481,7 @@ func (x *GetWorkloadStatusRequest) String() string {
 func (*GetWorkloadStatusRequest) ProtoMessage() {}
 
 func (x *GetWorkloadStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1261,7 +1494,7 @@ func (x *GetWorkloadStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadStatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetWorkloadStatusRequest) GetId() string {
@@ -1287,7 +1520,7 @@ type GetWorkloadStatusResponse struct {
 
 func (x *GetWorkloadStatusResponse) Reset() {
 	*x = GetWorkloadStatusResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1299,7 +1532,7 @@ func (x *GetWorkloadStatusResponse) String() string {
 func (*GetWorkloadStatusResponse) ProtoMessage() {}
 
 func (x *GetWorkloadStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1312,7 +1545,7 @@ func (x *GetWorkloadStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadStatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetWorkloadStatusResponse) GetStatus() *WorkloadStatus {
@@ -1334,7 +1567,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1346,7 +1579,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1359,7 +1592,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListWorkloadsRequest) GetType() WorkloadType {
@@ -1385,7 +1618,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1397,7 +1630,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1410,7 +1643,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*WorkloadStatus {
@@ -1428,7 +1661,7 @@ type HealthCheckRequest struct {
 
 func (x *HealthCheckRequest) Reset() {
 	*x = HealthCheckRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1440,7 +1673,7 @@ func (x *HealthCheckRequest) String() string {
 func (*HealthCheckRequest) ProtoMessage() {}
 
 func (x *HealthCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1453,7 +1686,7 @@ func (x *HealthCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheckRequest.ProtoReflect.Descriptor instead.
 func (*HealthCheckRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 type HealthCheckResponse struct {
@@ -1478,7 +1711,7 @@ type HealthCheckResponse struct {
 
 func (x *HealthCheckResponse) Reset() {
 	*x = HealthCheckResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1490,7 +1723,7 @@ func (x *HealthCheckResponse) String() string {
 func (*HealthCheckResponse) ProtoMessage() {}
 
 func (x *HealthCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1503,7 +1736,7 @@ func (x *HealthCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheckResponse.ProtoReflect.Descriptor instead.
 func (*HealthCheckResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *HealthCheckResponse) GetHealthy() bool {
@@ -1587,7 +1820,7 @@ type ListActionsRequest struct {
 
 func (x *ListActionsRequest) Reset() {
 	*x = ListActionsRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1599,7 +1832,7 @@ func (x *ListActionsRequest) String() string {
 func (*ListActionsRequest) ProtoMessage() {}
 
 func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1612,7 +1845,7 @@ func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsRequest.ProtoReflect.Descriptor instead.
 func (*ListActionsRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListActionsRequest) GetWorkloadId() string {
@@ -1668,7 +1901,7 @@ type AgentAction struct {
 
 func (x *AgentAction) Reset() {
 	*x = AgentAction{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1680,7 +1913,7 @@ func (x *AgentAction) String() string {
 func (*AgentAction) ProtoMessage() {}
 
 func (x *AgentAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1693,7 +1926,7 @@ func (x *AgentAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentAction.ProtoReflect.Descriptor instead.
 func (*AgentAction) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AgentAction) GetTaskId() string {
@@ -1761,7 +1994,7 @@ type ListActionsResponse struct {
 
 func (x *ListActionsResponse) Reset() {
 	*x = ListActionsResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1773,7 +2006,7 @@ func (x *ListActionsResponse) String() string {
 func (*ListActionsResponse) ProtoMessage() {}
 
 func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1786,7 +2019,7 @@ func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsResponse.ProtoReflect.Descriptor instead.
 func (*ListActionsResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListActionsResponse) GetActions() []*AgentAction {
@@ -1818,7 +2051,7 @@ type WorkloadSpec struct {
 
 func (x *WorkloadSpec) Reset() {
 	*x = WorkloadSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1830,7 +2063,7 @@ func (x *WorkloadSpec) String() string {
 func (*WorkloadSpec) ProtoMessage() {}
 
 func (x *WorkloadSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1843,7 +2076,7 @@ func (x *WorkloadSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadSpec.ProtoReflect.Descriptor instead.
 func (*WorkloadSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WorkloadSpec) GetSpec() isWorkloadSpec_Spec {
@@ -1938,7 +2171,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1950,7 +2183,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1963,7 +2196,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Exit) GetCode() int32 {
@@ -2022,7 +2255,7 @@ type HealthCheck struct {
 
 func (x *HealthCheck) Reset() {
 	*x = HealthCheck{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2034,7 +2267,7 @@ func (x *HealthCheck) String() string {
 func (*HealthCheck) ProtoMessage() {}
 
 func (x *HealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2047,7 +2280,7 @@ func (x *HealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
 func (*HealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *HealthCheck) GetHttp() string {
@@ -2217,7 +2450,7 @@ type ContainerSpec struct {
 
 func (x *ContainerSpec) Reset() {
 	*x = ContainerSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2229,7 +2462,7 @@ func (x *ContainerSpec) String() string {
 func (*ContainerSpec) ProtoMessage() {}
 
 func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2242,7 +2475,7 @@ func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerSpec.ProtoReflect.Descriptor instead.
 func (*ContainerSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ContainerSpec) GetCountedDevices() map[string]int64 {
@@ -2676,7 +2909,7 @@ type MemoryFile struct {
 
 func (x *MemoryFile) Reset() {
 	*x = MemoryFile{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2688,7 +2921,7 @@ func (x *MemoryFile) String() string {
 func (*MemoryFile) ProtoMessage() {}
 
 func (x *MemoryFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2701,7 +2934,7 @@ func (x *MemoryFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryFile.ProtoReflect.Descriptor instead.
 func (*MemoryFile) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MemoryFile) GetTarget() string {
@@ -2771,7 +3004,7 @@ type Ulimit struct {
 
 func (x *Ulimit) Reset() {
 	*x = Ulimit{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2783,7 +3016,7 @@ func (x *Ulimit) String() string {
 func (*Ulimit) ProtoMessage() {}
 
 func (x *Ulimit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2796,7 +3029,7 @@ func (x *Ulimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
 func (*Ulimit) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Ulimit) GetSoft() int64 {
@@ -2828,7 +3061,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2840,7 +3073,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2853,7 +3086,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Device) GetSource() string {
@@ -2892,7 +3125,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2904,7 +3137,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2917,7 +3150,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DeviceRequest) GetDriver() string {
@@ -2966,7 +3199,7 @@ type Logging struct {
 
 func (x *Logging) Reset() {
 	*x = Logging{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2978,7 +3211,7 @@ func (x *Logging) String() string {
 func (*Logging) ProtoMessage() {}
 
 func (x *Logging) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2991,7 +3224,7 @@ func (x *Logging) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Logging.ProtoReflect.Descriptor instead.
 func (*Logging) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Logging) GetDriver() string {
@@ -3025,7 +3258,7 @@ type EngineHealthCheck struct {
 
 func (x *EngineHealthCheck) Reset() {
 	*x = EngineHealthCheck{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3037,7 +3270,7 @@ func (x *EngineHealthCheck) String() string {
 func (*EngineHealthCheck) ProtoMessage() {}
 
 func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3050,7 +3283,7 @@ func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineHealthCheck.ProtoReflect.Descriptor instead.
 func (*EngineHealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *EngineHealthCheck) GetTest() []string {
@@ -3130,7 +3363,7 @@ type ComposeSpec struct {
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3142,7 +3375,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3155,7 +3388,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ComposeSpec) GetProjectName() string {
@@ -3283,7 +3516,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3295,7 +3528,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3308,7 +3541,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *VMSpec) GetName() string {
@@ -3408,7 +3641,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3420,7 +3653,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3433,7 +3666,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -3472,7 +3705,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3484,7 +3717,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3497,7 +3730,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -3553,7 +3786,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3565,7 +3798,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3578,7 +3811,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -3657,7 +3890,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3669,7 +3902,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3682,7 +3915,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -3723,7 +3956,7 @@ type PortMapping struct {
 
 func (x *PortMapping) Reset() {
 	*x = PortMapping{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3735,7 +3968,7 @@ func (x *PortMapping) String() string {
 func (*PortMapping) ProtoMessage() {}
 
 func (x *PortMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3748,7 +3981,7 @@ func (x *PortMapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortMapping.ProtoReflect.Descriptor instead.
 func (*PortMapping) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PortMapping) GetHostPort() int32 {
@@ -3796,7 +4029,7 @@ type ResourceLimits struct {
 
 func (x *ResourceLimits) Reset() {
 	*x = ResourceLimits{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3808,7 +4041,7 @@ func (x *ResourceLimits) String() string {
 func (*ResourceLimits) ProtoMessage() {}
 
 func (x *ResourceLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3821,7 +4054,7 @@ func (x *ResourceLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceLimits.ProtoReflect.Descriptor instead.
 func (*ResourceLimits) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ResourceLimits) GetCpuShares() int64 {
@@ -3864,7 +4097,7 @@ type RestartPolicy struct {
 
 func (x *RestartPolicy) Reset() {
 	*x = RestartPolicy{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3876,7 +4109,7 @@ func (x *RestartPolicy) String() string {
 func (*RestartPolicy) ProtoMessage() {}
 
 func (x *RestartPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3889,7 +4122,7 @@ func (x *RestartPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPolicy.ProtoReflect.Descriptor instead.
 func (*RestartPolicy) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RestartPolicy) GetPolicy() string {
@@ -3928,7 +4161,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3940,7 +4173,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3953,7 +4186,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DiskConfig) GetPath() string {
@@ -4017,7 +4250,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4029,7 +4262,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4042,7 +4275,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *NetworkConfig) GetNetwork() string {
@@ -4100,7 +4333,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4112,7 +4345,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4125,7 +4358,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *WorkloadStatus) GetId() string {
@@ -4267,7 +4500,7 @@ type WorkloadUsageSnapshot struct {
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4279,7 +4512,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4292,7 +4525,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -4381,7 +4614,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4393,7 +4626,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4406,7 +4639,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -4448,7 +4681,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4460,7 +4693,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4473,7 +4706,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -4510,7 +4743,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4522,7 +4755,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4535,7 +4768,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *LogsRequest) GetId() string {
@@ -4595,7 +4828,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4607,7 +4840,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4620,7 +4853,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -4660,7 +4893,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4672,7 +4905,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4685,7 +4918,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -4802,7 +5035,7 @@ type ExecOpen struct {
 
 func (x *ExecOpen) Reset() {
 	*x = ExecOpen{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4814,7 +5047,7 @@ func (x *ExecOpen) String() string {
 func (*ExecOpen) ProtoMessage() {}
 
 func (x *ExecOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4827,7 +5060,7 @@ func (x *ExecOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOpen.ProtoReflect.Descriptor instead.
 func (*ExecOpen) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ExecOpen) GetWorkloadId() string {
@@ -4911,7 +5144,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4923,7 +5156,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4936,7 +5169,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *TerminalSize) GetRows() uint32 {
@@ -4967,7 +5200,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4979,7 +5212,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4992,7 +5225,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -5064,7 +5297,7 @@ type ExecOpened struct {
 
 func (x *ExecOpened) Reset() {
 	*x = ExecOpened{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5076,7 +5309,7 @@ func (x *ExecOpened) String() string {
 func (*ExecOpened) ProtoMessage() {}
 
 func (x *ExecOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5089,7 +5322,7 @@ func (x *ExecOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOpened.ProtoReflect.Descriptor instead.
 func (*ExecOpened) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ExecOpened) GetIdleSeconds() int64 {
@@ -5109,7 +5342,7 @@ type ExecExit struct {
 
 func (x *ExecExit) Reset() {
 	*x = ExecExit{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[53]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5121,7 +5354,7 @@ func (x *ExecExit) String() string {
 func (*ExecExit) ProtoMessage() {}
 
 func (x *ExecExit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[53]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5134,7 +5367,7 @@ func (x *ExecExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
 func (*ExecExit) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ExecExit) GetCode() int32 {
@@ -5160,7 +5393,7 @@ type CollectGarbageRequest struct {
 
 func (x *CollectGarbageRequest) Reset() {
 	*x = CollectGarbageRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[54]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5172,7 +5405,7 @@ func (x *CollectGarbageRequest) String() string {
 func (*CollectGarbageRequest) ProtoMessage() {}
 
 func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[54]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5185,7 +5418,7 @@ func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageRequest.ProtoReflect.Descriptor instead.
 func (*CollectGarbageRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CollectGarbageRequest) GetEpoch() *Epoch {
@@ -5234,7 +5467,7 @@ type CollectGarbageResponse struct {
 
 func (x *CollectGarbageResponse) Reset() {
 	*x = CollectGarbageResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[55]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5246,7 +5479,7 @@ func (x *CollectGarbageResponse) String() string {
 func (*CollectGarbageResponse) ProtoMessage() {}
 
 func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[55]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5259,7 +5492,7 @@ func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageResponse.ProtoReflect.Descriptor instead.
 func (*CollectGarbageResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CollectGarbageResponse) GetItems() []*Garbage {
@@ -5297,7 +5530,7 @@ type Garbage struct {
 
 func (x *Garbage) Reset() {
 	*x = Garbage{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[56]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5309,7 +5542,7 @@ func (x *Garbage) String() string {
 func (*Garbage) ProtoMessage() {}
 
 func (x *Garbage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[56]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5322,7 +5555,7 @@ func (x *Garbage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Garbage.ProtoReflect.Descriptor instead.
 func (*Garbage) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Garbage) GetKind() string {
@@ -5390,7 +5623,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[57]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5402,7 +5635,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[57]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5415,7 +5648,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListVolumesRequest) GetEpoch() *Epoch {
@@ -5436,7 +5669,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[58]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5448,7 +5681,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[58]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5461,7 +5694,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeInfo {
@@ -5507,7 +5740,7 @@ type VolumeInfo struct {
 
 func (x *VolumeInfo) Reset() {
 	*x = VolumeInfo{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[59]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5519,7 +5752,7 @@ func (x *VolumeInfo) String() string {
 func (*VolumeInfo) ProtoMessage() {}
 
 func (x *VolumeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[59]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5532,7 +5765,7 @@ func (x *VolumeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeInfo.ProtoReflect.Descriptor instead.
 func (*VolumeInfo) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{59}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *VolumeInfo) GetId() string {
@@ -5639,7 +5872,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[60]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5651,7 +5884,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[60]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5664,7 +5897,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{60}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DeleteVolumeRequest) GetEpoch() *Epoch {
@@ -5703,7 +5936,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[61]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5715,7 +5948,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[61]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5728,7 +5961,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{61}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{64}
 }
 
 var File_api_agent_v1_agent_proto protoreflect.FileDescriptor
@@ -5786,7 +6019,27 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x03vni\x18\x04 \x01(\rR\x03vni\x12\x18\n" +
 	"\aaddress\x18\x05 \x01(\tR\aaddress\x122\n" +
 	"\x05peers\x18\x06 \x03(\v2\x1c.persys.agent.v1.NetworkPeerR\x05peers\x124\n" +
-	"\bnetworks\x18\a \x03(\v2\x18.persys.agent.v1.NetworkR\bnetworks\";\n" +
+	"\bnetworks\x18\a \x03(\v2\x18.persys.agent.v1.NetworkR\bnetworks\"\xc4\x01\n" +
+	"\fNetworkNames\x12,\n" +
+	"\x05epoch\x18\x01 \x01(\v2\x16.persys.agent.v1.EpochR\x05epoch\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\x04R\x06digest\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x04 \x03(\tR\n" +
+	"namespaces\x128\n" +
+	"\amembers\x18\x05 \x03(\v2\x1e.persys.agent.v1.NetworkMemberR\amembers\"\xbe\x01\n" +
+	"\rNetworkMember\x12\x18\n" +
+	"\anetwork\x18\x01 \x01(\rR\anetwork\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x14\n" +
+	"\x05group\x18\x04 \x01(\tR\x05group\x12\x18\n" +
+	"\aaddress\x18\x05 \x01(\tR\aaddress\x121\n" +
+	"\x05ports\x18\x06 \x03(\v2\x1b.persys.agent.v1.MemberPortR\x05ports\"P\n" +
+	"\n" +
+	"MemberPort\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\";\n" +
 	"\vNetworkPeer\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xbc\x01\n" +
@@ -6356,7 +6609,7 @@ func file_api_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_api_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
+var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
 var file_api_agent_v1_agent_proto_goTypes = []any{
 	(WorkloadType)(0),                 // 0: persys.agent.v1.WorkloadType
 	(DesiredState)(0),                 // 1: persys.agent.v1.DesiredState
@@ -6366,191 +6619,197 @@ var file_api_agent_v1_agent_proto_goTypes = []any{
 	(*UsageSample)(nil),               // 5: persys.agent.v1.UsageSample
 	(*ApplyWorkloadRequest)(nil),      // 6: persys.agent.v1.ApplyWorkloadRequest
 	(*NetworkView)(nil),               // 7: persys.agent.v1.NetworkView
-	(*NetworkPeer)(nil),               // 8: persys.agent.v1.NetworkPeer
-	(*Network)(nil),                   // 9: persys.agent.v1.Network
-	(*NetworkSlice)(nil),              // 10: persys.agent.v1.NetworkSlice
-	(*NetworkAttachment)(nil),         // 11: persys.agent.v1.NetworkAttachment
-	(*ApplyWorkloadResponse)(nil),     // 12: persys.agent.v1.ApplyWorkloadResponse
-	(*DeleteWorkloadRequest)(nil),     // 13: persys.agent.v1.DeleteWorkloadRequest
-	(*DeleteWorkloadResponse)(nil),    // 14: persys.agent.v1.DeleteWorkloadResponse
-	(*GetWorkloadStatusRequest)(nil),  // 15: persys.agent.v1.GetWorkloadStatusRequest
-	(*GetWorkloadStatusResponse)(nil), // 16: persys.agent.v1.GetWorkloadStatusResponse
-	(*ListWorkloadsRequest)(nil),      // 17: persys.agent.v1.ListWorkloadsRequest
-	(*ListWorkloadsResponse)(nil),     // 18: persys.agent.v1.ListWorkloadsResponse
-	(*HealthCheckRequest)(nil),        // 19: persys.agent.v1.HealthCheckRequest
-	(*HealthCheckResponse)(nil),       // 20: persys.agent.v1.HealthCheckResponse
-	(*ListActionsRequest)(nil),        // 21: persys.agent.v1.ListActionsRequest
-	(*AgentAction)(nil),               // 22: persys.agent.v1.AgentAction
-	(*ListActionsResponse)(nil),       // 23: persys.agent.v1.ListActionsResponse
-	(*WorkloadSpec)(nil),              // 24: persys.agent.v1.WorkloadSpec
-	(*Exit)(nil),                      // 25: persys.agent.v1.Exit
-	(*HealthCheck)(nil),               // 26: persys.agent.v1.HealthCheck
-	(*ContainerSpec)(nil),             // 27: persys.agent.v1.ContainerSpec
-	(*MemoryFile)(nil),                // 28: persys.agent.v1.MemoryFile
-	(*Ulimit)(nil),                    // 29: persys.agent.v1.Ulimit
-	(*Device)(nil),                    // 30: persys.agent.v1.Device
-	(*DeviceRequest)(nil),             // 31: persys.agent.v1.DeviceRequest
-	(*Logging)(nil),                   // 32: persys.agent.v1.Logging
-	(*EngineHealthCheck)(nil),         // 33: persys.agent.v1.EngineHealthCheck
-	(*ComposeSpec)(nil),               // 34: persys.agent.v1.ComposeSpec
-	(*VMSpec)(nil),                    // 35: persys.agent.v1.VMSpec
-	(*VMLogin)(nil),                   // 36: persys.agent.v1.VMLogin
-	(*CloudInitConfig)(nil),           // 37: persys.agent.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),         // 38: persys.agent.v1.ManagedVolumeSpec
-	(*VolumeMount)(nil),               // 39: persys.agent.v1.VolumeMount
-	(*PortMapping)(nil),               // 40: persys.agent.v1.PortMapping
-	(*ResourceLimits)(nil),            // 41: persys.agent.v1.ResourceLimits
-	(*RestartPolicy)(nil),             // 42: persys.agent.v1.RestartPolicy
-	(*DiskConfig)(nil),                // 43: persys.agent.v1.DiskConfig
-	(*NetworkConfig)(nil),             // 44: persys.agent.v1.NetworkConfig
-	(*WorkloadStatus)(nil),            // 45: persys.agent.v1.WorkloadStatus
-	(*WorkloadUsageSnapshot)(nil),     // 46: persys.agent.v1.WorkloadUsageSnapshot
-	(*Epoch)(nil),                     // 47: persys.agent.v1.Epoch
-	(*Generation)(nil),                // 48: persys.agent.v1.Generation
-	(*LogsRequest)(nil),               // 49: persys.agent.v1.LogsRequest
-	(*LogChunk)(nil),                  // 50: persys.agent.v1.LogChunk
-	(*ExecRequest)(nil),               // 51: persys.agent.v1.ExecRequest
-	(*ExecOpen)(nil),                  // 52: persys.agent.v1.ExecOpen
-	(*TerminalSize)(nil),              // 53: persys.agent.v1.TerminalSize
-	(*ExecResponse)(nil),              // 54: persys.agent.v1.ExecResponse
-	(*ExecOpened)(nil),                // 55: persys.agent.v1.ExecOpened
-	(*ExecExit)(nil),                  // 56: persys.agent.v1.ExecExit
-	(*CollectGarbageRequest)(nil),     // 57: persys.agent.v1.CollectGarbageRequest
-	(*CollectGarbageResponse)(nil),    // 58: persys.agent.v1.CollectGarbageResponse
-	(*Garbage)(nil),                   // 59: persys.agent.v1.Garbage
-	(*ListVolumesRequest)(nil),        // 60: persys.agent.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),       // 61: persys.agent.v1.ListVolumesResponse
-	(*VolumeInfo)(nil),                // 62: persys.agent.v1.VolumeInfo
-	(*DeleteVolumeRequest)(nil),       // 63: persys.agent.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),      // 64: persys.agent.v1.DeleteVolumeResponse
-	nil,                               // 65: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
-	nil,                               // 66: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
-	nil,                               // 67: persys.agent.v1.ContainerSpec.CountedDevicesEntry
-	nil,                               // 68: persys.agent.v1.ContainerSpec.EnvEntry
-	nil,                               // 69: persys.agent.v1.ContainerSpec.LabelsEntry
-	nil,                               // 70: persys.agent.v1.ContainerSpec.UlimitsEntry
-	nil,                               // 71: persys.agent.v1.ContainerSpec.SysctlsEntry
-	nil,                               // 72: persys.agent.v1.ContainerSpec.AnnotationsEntry
-	nil,                               // 73: persys.agent.v1.DeviceRequest.OptionsEntry
-	nil,                               // 74: persys.agent.v1.Logging.OptionsEntry
-	nil,                               // 75: persys.agent.v1.ComposeSpec.EnvEntry
-	nil,                               // 76: persys.agent.v1.VMSpec.MetadataEntry
-	nil,                               // 77: persys.agent.v1.WorkloadStatus.MetadataEntry
-	nil,                               // 78: persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	(*durationpb.Duration)(nil),       // 79: google.protobuf.Duration
+	(*NetworkNames)(nil),              // 8: persys.agent.v1.NetworkNames
+	(*NetworkMember)(nil),             // 9: persys.agent.v1.NetworkMember
+	(*MemberPort)(nil),                // 10: persys.agent.v1.MemberPort
+	(*NetworkPeer)(nil),               // 11: persys.agent.v1.NetworkPeer
+	(*Network)(nil),                   // 12: persys.agent.v1.Network
+	(*NetworkSlice)(nil),              // 13: persys.agent.v1.NetworkSlice
+	(*NetworkAttachment)(nil),         // 14: persys.agent.v1.NetworkAttachment
+	(*ApplyWorkloadResponse)(nil),     // 15: persys.agent.v1.ApplyWorkloadResponse
+	(*DeleteWorkloadRequest)(nil),     // 16: persys.agent.v1.DeleteWorkloadRequest
+	(*DeleteWorkloadResponse)(nil),    // 17: persys.agent.v1.DeleteWorkloadResponse
+	(*GetWorkloadStatusRequest)(nil),  // 18: persys.agent.v1.GetWorkloadStatusRequest
+	(*GetWorkloadStatusResponse)(nil), // 19: persys.agent.v1.GetWorkloadStatusResponse
+	(*ListWorkloadsRequest)(nil),      // 20: persys.agent.v1.ListWorkloadsRequest
+	(*ListWorkloadsResponse)(nil),     // 21: persys.agent.v1.ListWorkloadsResponse
+	(*HealthCheckRequest)(nil),        // 22: persys.agent.v1.HealthCheckRequest
+	(*HealthCheckResponse)(nil),       // 23: persys.agent.v1.HealthCheckResponse
+	(*ListActionsRequest)(nil),        // 24: persys.agent.v1.ListActionsRequest
+	(*AgentAction)(nil),               // 25: persys.agent.v1.AgentAction
+	(*ListActionsResponse)(nil),       // 26: persys.agent.v1.ListActionsResponse
+	(*WorkloadSpec)(nil),              // 27: persys.agent.v1.WorkloadSpec
+	(*Exit)(nil),                      // 28: persys.agent.v1.Exit
+	(*HealthCheck)(nil),               // 29: persys.agent.v1.HealthCheck
+	(*ContainerSpec)(nil),             // 30: persys.agent.v1.ContainerSpec
+	(*MemoryFile)(nil),                // 31: persys.agent.v1.MemoryFile
+	(*Ulimit)(nil),                    // 32: persys.agent.v1.Ulimit
+	(*Device)(nil),                    // 33: persys.agent.v1.Device
+	(*DeviceRequest)(nil),             // 34: persys.agent.v1.DeviceRequest
+	(*Logging)(nil),                   // 35: persys.agent.v1.Logging
+	(*EngineHealthCheck)(nil),         // 36: persys.agent.v1.EngineHealthCheck
+	(*ComposeSpec)(nil),               // 37: persys.agent.v1.ComposeSpec
+	(*VMSpec)(nil),                    // 38: persys.agent.v1.VMSpec
+	(*VMLogin)(nil),                   // 39: persys.agent.v1.VMLogin
+	(*CloudInitConfig)(nil),           // 40: persys.agent.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),         // 41: persys.agent.v1.ManagedVolumeSpec
+	(*VolumeMount)(nil),               // 42: persys.agent.v1.VolumeMount
+	(*PortMapping)(nil),               // 43: persys.agent.v1.PortMapping
+	(*ResourceLimits)(nil),            // 44: persys.agent.v1.ResourceLimits
+	(*RestartPolicy)(nil),             // 45: persys.agent.v1.RestartPolicy
+	(*DiskConfig)(nil),                // 46: persys.agent.v1.DiskConfig
+	(*NetworkConfig)(nil),             // 47: persys.agent.v1.NetworkConfig
+	(*WorkloadStatus)(nil),            // 48: persys.agent.v1.WorkloadStatus
+	(*WorkloadUsageSnapshot)(nil),     // 49: persys.agent.v1.WorkloadUsageSnapshot
+	(*Epoch)(nil),                     // 50: persys.agent.v1.Epoch
+	(*Generation)(nil),                // 51: persys.agent.v1.Generation
+	(*LogsRequest)(nil),               // 52: persys.agent.v1.LogsRequest
+	(*LogChunk)(nil),                  // 53: persys.agent.v1.LogChunk
+	(*ExecRequest)(nil),               // 54: persys.agent.v1.ExecRequest
+	(*ExecOpen)(nil),                  // 55: persys.agent.v1.ExecOpen
+	(*TerminalSize)(nil),              // 56: persys.agent.v1.TerminalSize
+	(*ExecResponse)(nil),              // 57: persys.agent.v1.ExecResponse
+	(*ExecOpened)(nil),                // 58: persys.agent.v1.ExecOpened
+	(*ExecExit)(nil),                  // 59: persys.agent.v1.ExecExit
+	(*CollectGarbageRequest)(nil),     // 60: persys.agent.v1.CollectGarbageRequest
+	(*CollectGarbageResponse)(nil),    // 61: persys.agent.v1.CollectGarbageResponse
+	(*Garbage)(nil),                   // 62: persys.agent.v1.Garbage
+	(*ListVolumesRequest)(nil),        // 63: persys.agent.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 64: persys.agent.v1.ListVolumesResponse
+	(*VolumeInfo)(nil),                // 65: persys.agent.v1.VolumeInfo
+	(*DeleteVolumeRequest)(nil),       // 66: persys.agent.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),      // 67: persys.agent.v1.DeleteVolumeResponse
+	nil,                               // 68: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
+	nil,                               // 69: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	nil,                               // 70: persys.agent.v1.ContainerSpec.CountedDevicesEntry
+	nil,                               // 71: persys.agent.v1.ContainerSpec.EnvEntry
+	nil,                               // 72: persys.agent.v1.ContainerSpec.LabelsEntry
+	nil,                               // 73: persys.agent.v1.ContainerSpec.UlimitsEntry
+	nil,                               // 74: persys.agent.v1.ContainerSpec.SysctlsEntry
+	nil,                               // 75: persys.agent.v1.ContainerSpec.AnnotationsEntry
+	nil,                               // 76: persys.agent.v1.DeviceRequest.OptionsEntry
+	nil,                               // 77: persys.agent.v1.Logging.OptionsEntry
+	nil,                               // 78: persys.agent.v1.ComposeSpec.EnvEntry
+	nil,                               // 79: persys.agent.v1.VMSpec.MetadataEntry
+	nil,                               // 80: persys.agent.v1.WorkloadStatus.MetadataEntry
+	nil,                               // 81: persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	(*durationpb.Duration)(nil),       // 82: google.protobuf.Duration
 }
 var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	5,  // 0: persys.agent.v1.ListUsageResponse.samples:type_name -> persys.agent.v1.UsageSample
 	0,  // 1: persys.agent.v1.ApplyWorkloadRequest.type:type_name -> persys.agent.v1.WorkloadType
 	1,  // 2: persys.agent.v1.ApplyWorkloadRequest.desired_state:type_name -> persys.agent.v1.DesiredState
-	24, // 3: persys.agent.v1.ApplyWorkloadRequest.spec:type_name -> persys.agent.v1.WorkloadSpec
-	47, // 4: persys.agent.v1.ApplyWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
-	48, // 5: persys.agent.v1.ApplyWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
-	65, // 6: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
+	27, // 3: persys.agent.v1.ApplyWorkloadRequest.spec:type_name -> persys.agent.v1.WorkloadSpec
+	50, // 4: persys.agent.v1.ApplyWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
+	51, // 5: persys.agent.v1.ApplyWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
+	68, // 6: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
 	7,  // 7: persys.agent.v1.ApplyWorkloadRequest.networks:type_name -> persys.agent.v1.NetworkView
-	47, // 8: persys.agent.v1.NetworkView.epoch:type_name -> persys.agent.v1.Epoch
-	8,  // 9: persys.agent.v1.NetworkView.peers:type_name -> persys.agent.v1.NetworkPeer
-	9,  // 10: persys.agent.v1.NetworkView.networks:type_name -> persys.agent.v1.Network
-	10, // 11: persys.agent.v1.Network.peers:type_name -> persys.agent.v1.NetworkSlice
-	45, // 12: persys.agent.v1.ApplyWorkloadResponse.status:type_name -> persys.agent.v1.WorkloadStatus
-	47, // 13: persys.agent.v1.ApplyWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
-	47, // 14: persys.agent.v1.DeleteWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
-	48, // 15: persys.agent.v1.DeleteWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
-	47, // 16: persys.agent.v1.DeleteWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
-	47, // 17: persys.agent.v1.GetWorkloadStatusRequest.epoch:type_name -> persys.agent.v1.Epoch
-	45, // 18: persys.agent.v1.GetWorkloadStatusResponse.status:type_name -> persys.agent.v1.WorkloadStatus
-	0,  // 19: persys.agent.v1.ListWorkloadsRequest.type:type_name -> persys.agent.v1.WorkloadType
-	47, // 20: persys.agent.v1.ListWorkloadsRequest.epoch:type_name -> persys.agent.v1.Epoch
-	45, // 21: persys.agent.v1.ListWorkloadsResponse.workloads:type_name -> persys.agent.v1.WorkloadStatus
-	66, // 22: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
-	22, // 23: persys.agent.v1.ListActionsResponse.actions:type_name -> persys.agent.v1.AgentAction
-	27, // 24: persys.agent.v1.WorkloadSpec.container:type_name -> persys.agent.v1.ContainerSpec
-	34, // 25: persys.agent.v1.WorkloadSpec.compose:type_name -> persys.agent.v1.ComposeSpec
-	35, // 26: persys.agent.v1.WorkloadSpec.vm:type_name -> persys.agent.v1.VMSpec
-	26, // 27: persys.agent.v1.WorkloadSpec.health_check:type_name -> persys.agent.v1.HealthCheck
-	67, // 28: persys.agent.v1.ContainerSpec.counted_devices:type_name -> persys.agent.v1.ContainerSpec.CountedDevicesEntry
-	68, // 29: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
-	39, // 30: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
-	40, // 31: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
-	41, // 32: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
-	42, // 33: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
-	69, // 34: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
-	38, // 35: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	70, // 36: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
-	71, // 37: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
-	30, // 38: persys.agent.v1.ContainerSpec.devices:type_name -> persys.agent.v1.Device
-	31, // 39: persys.agent.v1.ContainerSpec.gpus:type_name -> persys.agent.v1.DeviceRequest
-	32, // 40: persys.agent.v1.ContainerSpec.logging:type_name -> persys.agent.v1.Logging
-	72, // 41: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
-	33, // 42: persys.agent.v1.ContainerSpec.healthcheck:type_name -> persys.agent.v1.EngineHealthCheck
-	11, // 43: persys.agent.v1.ContainerSpec.networks:type_name -> persys.agent.v1.NetworkAttachment
-	28, // 44: persys.agent.v1.ContainerSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
-	73, // 45: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
-	74, // 46: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
-	79, // 47: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	79, // 48: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	79, // 49: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	79, // 50: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	75, // 51: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
-	38, // 52: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	28, // 53: persys.agent.v1.ComposeSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
-	43, // 54: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
-	44, // 55: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
-	76, // 56: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
-	37, // 57: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
-	38, // 58: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	36, // 59: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
-	0,  // 60: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
-	1,  // 61: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
-	2,  // 62: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
-	77, // 63: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
-	46, // 64: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
-	48, // 65: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
-	40, // 66: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
-	25, // 67: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
-	0,  // 68: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
-	52, // 69: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
-	53, // 70: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
-	53, // 71: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
-	55, // 72: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
-	50, // 73: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
-	56, // 74: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
-	47, // 75: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
-	59, // 76: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
-	47, // 77: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
-	62, // 78: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
-	78, // 79: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	47, // 80: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
-	29, // 81: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
-	6,  // 82: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
-	13, // 83: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
-	15, // 84: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
-	17, // 85: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
-	19, // 86: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
-	21, // 87: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
-	49, // 88: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
-	51, // 89: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
-	57, // 90: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
-	60, // 91: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
-	63, // 92: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
-	3,  // 93: persys.agent.v1.AgentService.ListUsage:input_type -> persys.agent.v1.ListUsageRequest
-	12, // 94: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
-	14, // 95: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
-	16, // 96: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
-	18, // 97: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
-	20, // 98: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
-	23, // 99: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
-	50, // 100: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
-	54, // 101: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
-	58, // 102: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
-	61, // 103: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
-	64, // 104: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
-	4,  // 105: persys.agent.v1.AgentService.ListUsage:output_type -> persys.agent.v1.ListUsageResponse
-	94, // [94:106] is the sub-list for method output_type
-	82, // [82:94] is the sub-list for method input_type
-	82, // [82:82] is the sub-list for extension type_name
-	82, // [82:82] is the sub-list for extension extendee
-	0,  // [0:82] is the sub-list for field type_name
+	50, // 8: persys.agent.v1.NetworkView.epoch:type_name -> persys.agent.v1.Epoch
+	11, // 9: persys.agent.v1.NetworkView.peers:type_name -> persys.agent.v1.NetworkPeer
+	12, // 10: persys.agent.v1.NetworkView.networks:type_name -> persys.agent.v1.Network
+	50, // 11: persys.agent.v1.NetworkNames.epoch:type_name -> persys.agent.v1.Epoch
+	9,  // 12: persys.agent.v1.NetworkNames.members:type_name -> persys.agent.v1.NetworkMember
+	10, // 13: persys.agent.v1.NetworkMember.ports:type_name -> persys.agent.v1.MemberPort
+	13, // 14: persys.agent.v1.Network.peers:type_name -> persys.agent.v1.NetworkSlice
+	48, // 15: persys.agent.v1.ApplyWorkloadResponse.status:type_name -> persys.agent.v1.WorkloadStatus
+	50, // 16: persys.agent.v1.ApplyWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
+	50, // 17: persys.agent.v1.DeleteWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
+	51, // 18: persys.agent.v1.DeleteWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
+	50, // 19: persys.agent.v1.DeleteWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
+	50, // 20: persys.agent.v1.GetWorkloadStatusRequest.epoch:type_name -> persys.agent.v1.Epoch
+	48, // 21: persys.agent.v1.GetWorkloadStatusResponse.status:type_name -> persys.agent.v1.WorkloadStatus
+	0,  // 22: persys.agent.v1.ListWorkloadsRequest.type:type_name -> persys.agent.v1.WorkloadType
+	50, // 23: persys.agent.v1.ListWorkloadsRequest.epoch:type_name -> persys.agent.v1.Epoch
+	48, // 24: persys.agent.v1.ListWorkloadsResponse.workloads:type_name -> persys.agent.v1.WorkloadStatus
+	69, // 25: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	25, // 26: persys.agent.v1.ListActionsResponse.actions:type_name -> persys.agent.v1.AgentAction
+	30, // 27: persys.agent.v1.WorkloadSpec.container:type_name -> persys.agent.v1.ContainerSpec
+	37, // 28: persys.agent.v1.WorkloadSpec.compose:type_name -> persys.agent.v1.ComposeSpec
+	38, // 29: persys.agent.v1.WorkloadSpec.vm:type_name -> persys.agent.v1.VMSpec
+	29, // 30: persys.agent.v1.WorkloadSpec.health_check:type_name -> persys.agent.v1.HealthCheck
+	70, // 31: persys.agent.v1.ContainerSpec.counted_devices:type_name -> persys.agent.v1.ContainerSpec.CountedDevicesEntry
+	71, // 32: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
+	42, // 33: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
+	43, // 34: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
+	44, // 35: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
+	45, // 36: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
+	72, // 37: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
+	41, // 38: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	73, // 39: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
+	74, // 40: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
+	33, // 41: persys.agent.v1.ContainerSpec.devices:type_name -> persys.agent.v1.Device
+	34, // 42: persys.agent.v1.ContainerSpec.gpus:type_name -> persys.agent.v1.DeviceRequest
+	35, // 43: persys.agent.v1.ContainerSpec.logging:type_name -> persys.agent.v1.Logging
+	75, // 44: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
+	36, // 45: persys.agent.v1.ContainerSpec.healthcheck:type_name -> persys.agent.v1.EngineHealthCheck
+	14, // 46: persys.agent.v1.ContainerSpec.networks:type_name -> persys.agent.v1.NetworkAttachment
+	31, // 47: persys.agent.v1.ContainerSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
+	76, // 48: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
+	77, // 49: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
+	82, // 50: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	82, // 51: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	82, // 52: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	82, // 53: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	78, // 54: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
+	41, // 55: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	31, // 56: persys.agent.v1.ComposeSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
+	46, // 57: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
+	47, // 58: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
+	79, // 59: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
+	40, // 60: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
+	41, // 61: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	39, // 62: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
+	0,  // 63: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
+	1,  // 64: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
+	2,  // 65: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
+	80, // 66: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
+	49, // 67: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
+	51, // 68: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
+	43, // 69: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
+	28, // 70: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
+	0,  // 71: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
+	55, // 72: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
+	56, // 73: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
+	56, // 74: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
+	58, // 75: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
+	53, // 76: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
+	59, // 77: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
+	50, // 78: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
+	62, // 79: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
+	50, // 80: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
+	65, // 81: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
+	81, // 82: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	50, // 83: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
+	32, // 84: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
+	6,  // 85: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
+	16, // 86: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
+	18, // 87: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
+	20, // 88: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
+	22, // 89: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
+	24, // 90: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
+	52, // 91: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
+	54, // 92: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
+	60, // 93: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
+	63, // 94: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
+	66, // 95: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
+	3,  // 96: persys.agent.v1.AgentService.ListUsage:input_type -> persys.agent.v1.ListUsageRequest
+	15, // 97: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
+	17, // 98: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
+	19, // 99: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
+	21, // 100: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
+	23, // 101: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
+	26, // 102: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
+	53, // 103: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
+	57, // 104: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
+	61, // 105: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
+	64, // 106: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
+	67, // 107: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
+	4,  // 108: persys.agent.v1.AgentService.ListUsage:output_type -> persys.agent.v1.ListUsageResponse
+	97, // [97:109] is the sub-list for method output_type
+	85, // [85:97] is the sub-list for method input_type
+	85, // [85:85] is the sub-list for extension type_name
+	85, // [85:85] is the sub-list for extension extendee
+	0,  // [0:85] is the sub-list for field type_name
 }
 
 func init() { file_api_agent_v1_agent_proto_init() }
@@ -6558,20 +6817,20 @@ func file_api_agent_v1_agent_proto_init() {
 	if File_api_agent_v1_agent_proto != nil {
 		return
 	}
-	file_api_agent_v1_agent_proto_msgTypes[21].OneofWrappers = []any{
+	file_api_agent_v1_agent_proto_msgTypes[24].OneofWrappers = []any{
 		(*WorkloadSpec_Container)(nil),
 		(*WorkloadSpec_Compose)(nil),
 		(*WorkloadSpec_Vm)(nil),
 	}
-	file_api_agent_v1_agent_proto_msgTypes[24].OneofWrappers = []any{}
-	file_api_agent_v1_agent_proto_msgTypes[48].OneofWrappers = []any{
+	file_api_agent_v1_agent_proto_msgTypes[27].OneofWrappers = []any{}
+	file_api_agent_v1_agent_proto_msgTypes[51].OneofWrappers = []any{
 		(*ExecRequest_Open)(nil),
 		(*ExecRequest_Input)(nil),
 		(*ExecRequest_EndInput)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_api_agent_v1_agent_proto_msgTypes[51].OneofWrappers = []any{
+	file_api_agent_v1_agent_proto_msgTypes[54].OneofWrappers = []any{
 		(*ExecResponse_Opened)(nil),
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
@@ -6582,7 +6841,7 @@ func file_api_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_agent_v1_agent_proto_rawDesc), len(file_api_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   76,
+			NumMessages:   79,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

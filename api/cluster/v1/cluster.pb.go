@@ -10,6 +10,7 @@
 package clusterv1
 
 import (
+	v11 "github.com/persys/compute/api/agent/v1"
 	v1 "github.com/persys/compute/api/control/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -13062,7 +13063,9 @@ type Network struct {
 	// Number of nodes that have a slice.
 	Nodes int32 `protobuf:"varint,10,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	// The slices of the nodes, by address. Only in the answer of GetNetwork.
-	Slices        []*NetworkSlice `protobuf:"bytes,11,rep,name=slices,proto3" json:"slices,omitempty"`
+	Slices []*NetworkSlice `protobuf:"bytes,11,rep,name=slices,proto3" json:"slices,omitempty"`
+	// The members with their names, by name. Only in the answer of GetNetwork.
+	Members       []*v11.NetworkMember `protobuf:"bytes,1510,rep,name=members,proto3" json:"members,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -13170,6 +13173,13 @@ func (x *Network) GetNodes() int32 {
 func (x *Network) GetSlices() []*NetworkSlice {
 	if x != nil {
 		return x.Slices
+	}
+	return nil
+}
+
+func (x *Network) GetMembers() []*v11.NetworkMember {
+	if x != nil {
+		return x.Members
 	}
 	return nil
 }
@@ -14046,7 +14056,7 @@ var File_api_cluster_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
-	"\x1capi/cluster/v1/cluster.proto\x12\x11persys.cluster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1capi/control/v1/control.proto\"4\n" +
+	"\x1capi/cluster/v1/cluster.proto\x12\x11persys.cluster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18api/agent/v1/agent.proto\x1a\x1capi/control/v1/control.proto\"4\n" +
 	"\x13RotateGossipRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\"-\n" +
@@ -15179,7 +15189,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x0fhighest_percent\x18\x03 \x01(\x01R\x0ehighestPercent\"J\n" +
 	"\x12ImmovableWorkloads\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x1c\n" +
-	"\tworkloads\x18\x02 \x01(\rR\tworkloads\"\xd4\x02\n" +
+	"\tworkloads\x18\x02 \x01(\rR\tworkloads\"\x8f\x03\n" +
 	"\aNetwork\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
@@ -15194,7 +15204,8 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\bcapacity\x18\t \x01(\x05R\bcapacity\x12\x14\n" +
 	"\x05nodes\x18\n" +
 	" \x01(\x05R\x05nodes\x127\n" +
-	"\x06slices\x18\v \x03(\v2\x1f.persys.cluster.v1.NetworkSliceR\x06slices\"\x96\x01\n" +
+	"\x06slices\x18\v \x03(\v2\x1f.persys.cluster.v1.NetworkSliceR\x06slices\x129\n" +
+	"\amembers\x18\xe6\v \x03(\v2\x1e.persys.agent.v1.NetworkMemberR\amembers\"\x96\x01\n" +
 	"\fNetworkSlice\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04cidr\x18\x02 \x01(\tR\x04cidr\x12\x1c\n" +
@@ -15596,6 +15607,7 @@ var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*v1.WorkloadSpec)(nil),            // 220: persys.control.v1.WorkloadSpec
 	(*v1.Generation)(nil),              // 221: persys.control.v1.Generation
 	(*v1.UpdateStrategy)(nil),          // 222: persys.control.v1.UpdateStrategy
+	(*v11.NetworkMember)(nil),          // 223: persys.agent.v1.NetworkMember
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	8,   // 0: persys.cluster.v1.BundleResponse.revocations:type_name -> persys.cluster.v1.Revocation
@@ -15716,195 +15728,196 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	183, // 115: persys.cluster.v1.ApplyRebalanceResponse.dropped:type_name -> persys.cluster.v1.RebalanceMove
 	211, // 116: persys.cluster.v1.Network.created_at:type_name -> google.protobuf.Timestamp
 	187, // 117: persys.cluster.v1.Network.slices:type_name -> persys.cluster.v1.NetworkSlice
-	211, // 118: persys.cluster.v1.NetworkSlice.empty_since:type_name -> google.protobuf.Timestamp
-	190, // 119: persys.cluster.v1.ListUsageResponse.samples:type_name -> persys.cluster.v1.UsageSample
-	211, // 120: persys.cluster.v1.UsageSample.start:type_name -> google.protobuf.Timestamp
-	193, // 121: persys.cluster.v1.ListScrapeTargetsResponse.groups:type_name -> persys.cluster.v1.ScrapeGroup
-	210, // 122: persys.cluster.v1.ScrapeGroup.labels:type_name -> persys.cluster.v1.ScrapeGroup.LabelsEntry
-	186, // 123: persys.cluster.v1.ListNetworksResponse.networks:type_name -> persys.cluster.v1.Network
-	186, // 124: persys.cluster.v1.GetNetworkResponse.network:type_name -> persys.cluster.v1.Network
-	186, // 125: persys.cluster.v1.CreateNetworkResponse.network:type_name -> persys.cluster.v1.Network
-	30,  // 126: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	34,  // 127: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	35,  // 128: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
-	38,  // 129: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	40,  // 130: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	44,  // 131: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	46,  // 132: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	50,  // 133: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	52,  // 134: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	53,  // 135: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	54,  // 136: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	55,  // 137: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	56,  // 138: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
-	57,  // 139: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
-	179, // 140: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
-	181, // 141: persys.cluster.v1.Cluster.ApplyRebalance:input_type -> persys.cluster.v1.ApplyRebalanceRequest
-	60,  // 142: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	62,  // 143: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
-	68,  // 144: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
-	70,  // 145: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	73,  // 146: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
-	76,  // 147: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
-	77,  // 148: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	79,  // 149: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	81,  // 150: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	83,  // 151: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	86,  // 152: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	28,  // 153: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	90,  // 154: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
-	92,  // 155: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
-	105, // 156: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
-	95,  // 157: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
-	97,  // 158: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
-	99,  // 159: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
-	103, // 160: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
-	101, // 161: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
-	107, // 162: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
-	110, // 163: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
-	111, // 164: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
-	113, // 165: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
-	116, // 166: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
-	120, // 167: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
-	124, // 168: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
-	126, // 169: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
-	128, // 170: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
-	130, // 171: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
-	132, // 172: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
-	133, // 173: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
-	134, // 174: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
-	137, // 175: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
-	139, // 176: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
-	140, // 177: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
-	143, // 178: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
-	145, // 179: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
-	147, // 180: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
-	149, // 181: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
-	150, // 182: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
-	152, // 183: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
-	156, // 184: persys.cluster.v1.Cluster.ListObjects:input_type -> persys.cluster.v1.ListObjectsRequest
-	158, // 185: persys.cluster.v1.Cluster.PutObject:input_type -> persys.cluster.v1.PutObjectRequest
-	159, // 186: persys.cluster.v1.Cluster.RollBackObject:input_type -> persys.cluster.v1.RollBackObjectRequest
-	160, // 187: persys.cluster.v1.Cluster.DeleteObject:input_type -> persys.cluster.v1.DeleteObjectRequest
-	162, // 188: persys.cluster.v1.Cluster.ShowSecret:input_type -> persys.cluster.v1.GetObjectValueRequest
-	162, // 189: persys.cluster.v1.Cluster.GetConfig:input_type -> persys.cluster.v1.GetObjectValueRequest
-	164, // 190: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
-	167, // 191: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
-	170, // 192: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
-	173, // 193: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
-	175, // 194: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
-	177, // 195: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
-	194, // 196: persys.cluster.v1.Cluster.ListNetworks:input_type -> persys.cluster.v1.ListNetworksRequest
-	196, // 197: persys.cluster.v1.Cluster.GetNetwork:input_type -> persys.cluster.v1.GetNetworkRequest
-	198, // 198: persys.cluster.v1.Cluster.CreateNetwork:input_type -> persys.cluster.v1.CreateNetworkRequest
-	200, // 199: persys.cluster.v1.Cluster.DeleteNetwork:input_type -> persys.cluster.v1.DeleteNetworkRequest
-	188, // 200: persys.cluster.v1.Cluster.ListUsage:input_type -> persys.cluster.v1.ListUsageRequest
-	191, // 201: persys.cluster.v1.Cluster.ListScrapeTargets:input_type -> persys.cluster.v1.ListScrapeTargetsRequest
-	2,   // 202: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
-	4,   // 203: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
-	6,   // 204: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
-	9,   // 205: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
-	12,  // 206: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
-	14,  // 207: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
-	16,  // 208: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
-	19,  // 209: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
-	21,  // 210: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
-	24,  // 211: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
-	26,  // 212: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
-	0,   // 213: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
-	32,  // 214: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	33,  // 215: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	36,  // 216: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
-	39,  // 217: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	43,  // 218: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	45,  // 219: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	49,  // 220: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	51,  // 221: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	59,  // 222: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 223: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 224: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 225: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 226: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 227: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
-	180, // 228: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
-	182, // 229: persys.cluster.v1.Cluster.ApplyRebalance:output_type -> persys.cluster.v1.ApplyRebalanceResponse
-	61,  // 230: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	65,  // 231: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
-	69,  // 232: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
-	72,  // 233: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	75,  // 234: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
-	216, // 235: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
-	78,  // 236: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	80,  // 237: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	82,  // 238: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	85,  // 239: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	87,  // 240: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	29,  // 241: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	91,  // 242: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
-	93,  // 243: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
-	106, // 244: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
-	96,  // 245: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
-	98,  // 246: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
-	100, // 247: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
-	104, // 248: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
-	102, // 249: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
-	109, // 250: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
-	112, // 251: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	112, // 252: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	114, // 253: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
-	117, // 254: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
-	121, // 255: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
-	125, // 256: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
-	127, // 257: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
-	169, // 258: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
-	131, // 259: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
-	135, // 260: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	135, // 261: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
-	135, // 262: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	138, // 263: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
-	141, // 264: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
-	141, // 265: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
-	144, // 266: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
-	141, // 267: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
-	148, // 268: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
-	151, // 269: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	151, // 270: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	141, // 271: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
-	157, // 272: persys.cluster.v1.Cluster.ListObjects:output_type -> persys.cluster.v1.ListObjectsResponse
-	161, // 273: persys.cluster.v1.Cluster.PutObject:output_type -> persys.cluster.v1.ObjectResponse
-	161, // 274: persys.cluster.v1.Cluster.RollBackObject:output_type -> persys.cluster.v1.ObjectResponse
-	161, // 275: persys.cluster.v1.Cluster.DeleteObject:output_type -> persys.cluster.v1.ObjectResponse
-	163, // 276: persys.cluster.v1.Cluster.ShowSecret:output_type -> persys.cluster.v1.GetObjectValueResponse
-	163, // 277: persys.cluster.v1.Cluster.GetConfig:output_type -> persys.cluster.v1.GetObjectValueResponse
-	165, // 278: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
-	168, // 279: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
-	171, // 280: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
-	174, // 281: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
-	176, // 282: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
-	178, // 283: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
-	195, // 284: persys.cluster.v1.Cluster.ListNetworks:output_type -> persys.cluster.v1.ListNetworksResponse
-	197, // 285: persys.cluster.v1.Cluster.GetNetwork:output_type -> persys.cluster.v1.GetNetworkResponse
-	199, // 286: persys.cluster.v1.Cluster.CreateNetwork:output_type -> persys.cluster.v1.CreateNetworkResponse
-	201, // 287: persys.cluster.v1.Cluster.DeleteNetwork:output_type -> persys.cluster.v1.DeleteNetworkResponse
-	189, // 288: persys.cluster.v1.Cluster.ListUsage:output_type -> persys.cluster.v1.ListUsageResponse
-	192, // 289: persys.cluster.v1.Cluster.ListScrapeTargets:output_type -> persys.cluster.v1.ListScrapeTargetsResponse
-	3,   // 290: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
-	5,   // 291: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
-	7,   // 292: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
-	10,  // 293: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
-	13,  // 294: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
-	15,  // 295: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
-	18,  // 296: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
-	20,  // 297: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
-	23,  // 298: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
-	25,  // 299: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
-	27,  // 300: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
-	1,   // 301: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
-	214, // [214:302] is the sub-list for method output_type
-	126, // [126:214] is the sub-list for method input_type
-	126, // [126:126] is the sub-list for extension type_name
-	126, // [126:126] is the sub-list for extension extendee
-	0,   // [0:126] is the sub-list for field type_name
+	223, // 118: persys.cluster.v1.Network.members:type_name -> persys.agent.v1.NetworkMember
+	211, // 119: persys.cluster.v1.NetworkSlice.empty_since:type_name -> google.protobuf.Timestamp
+	190, // 120: persys.cluster.v1.ListUsageResponse.samples:type_name -> persys.cluster.v1.UsageSample
+	211, // 121: persys.cluster.v1.UsageSample.start:type_name -> google.protobuf.Timestamp
+	193, // 122: persys.cluster.v1.ListScrapeTargetsResponse.groups:type_name -> persys.cluster.v1.ScrapeGroup
+	210, // 123: persys.cluster.v1.ScrapeGroup.labels:type_name -> persys.cluster.v1.ScrapeGroup.LabelsEntry
+	186, // 124: persys.cluster.v1.ListNetworksResponse.networks:type_name -> persys.cluster.v1.Network
+	186, // 125: persys.cluster.v1.GetNetworkResponse.network:type_name -> persys.cluster.v1.Network
+	186, // 126: persys.cluster.v1.CreateNetworkResponse.network:type_name -> persys.cluster.v1.Network
+	30,  // 127: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	34,  // 128: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	35,  // 129: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
+	38,  // 130: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	40,  // 131: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	44,  // 132: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	46,  // 133: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	50,  // 134: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	52,  // 135: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	53,  // 136: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	54,  // 137: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	55,  // 138: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	56,  // 139: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
+	57,  // 140: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
+	179, // 141: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
+	181, // 142: persys.cluster.v1.Cluster.ApplyRebalance:input_type -> persys.cluster.v1.ApplyRebalanceRequest
+	60,  // 143: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	62,  // 144: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
+	68,  // 145: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
+	70,  // 146: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	73,  // 147: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
+	76,  // 148: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
+	77,  // 149: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	79,  // 150: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	81,  // 151: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	83,  // 152: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	86,  // 153: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	28,  // 154: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	90,  // 155: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	92,  // 156: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	105, // 157: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	95,  // 158: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
+	97,  // 159: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
+	99,  // 160: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
+	103, // 161: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
+	101, // 162: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
+	107, // 163: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
+	110, // 164: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
+	111, // 165: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
+	113, // 166: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
+	116, // 167: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
+	120, // 168: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
+	124, // 169: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
+	126, // 170: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
+	128, // 171: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
+	130, // 172: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
+	132, // 173: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
+	133, // 174: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
+	134, // 175: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
+	137, // 176: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
+	139, // 177: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
+	140, // 178: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
+	143, // 179: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
+	145, // 180: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
+	147, // 181: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
+	149, // 182: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
+	150, // 183: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
+	152, // 184: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
+	156, // 185: persys.cluster.v1.Cluster.ListObjects:input_type -> persys.cluster.v1.ListObjectsRequest
+	158, // 186: persys.cluster.v1.Cluster.PutObject:input_type -> persys.cluster.v1.PutObjectRequest
+	159, // 187: persys.cluster.v1.Cluster.RollBackObject:input_type -> persys.cluster.v1.RollBackObjectRequest
+	160, // 188: persys.cluster.v1.Cluster.DeleteObject:input_type -> persys.cluster.v1.DeleteObjectRequest
+	162, // 189: persys.cluster.v1.Cluster.ShowSecret:input_type -> persys.cluster.v1.GetObjectValueRequest
+	162, // 190: persys.cluster.v1.Cluster.GetConfig:input_type -> persys.cluster.v1.GetObjectValueRequest
+	164, // 191: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
+	167, // 192: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
+	170, // 193: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
+	173, // 194: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
+	175, // 195: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
+	177, // 196: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
+	194, // 197: persys.cluster.v1.Cluster.ListNetworks:input_type -> persys.cluster.v1.ListNetworksRequest
+	196, // 198: persys.cluster.v1.Cluster.GetNetwork:input_type -> persys.cluster.v1.GetNetworkRequest
+	198, // 199: persys.cluster.v1.Cluster.CreateNetwork:input_type -> persys.cluster.v1.CreateNetworkRequest
+	200, // 200: persys.cluster.v1.Cluster.DeleteNetwork:input_type -> persys.cluster.v1.DeleteNetworkRequest
+	188, // 201: persys.cluster.v1.Cluster.ListUsage:input_type -> persys.cluster.v1.ListUsageRequest
+	191, // 202: persys.cluster.v1.Cluster.ListScrapeTargets:input_type -> persys.cluster.v1.ListScrapeTargetsRequest
+	2,   // 203: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
+	4,   // 204: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
+	6,   // 205: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
+	9,   // 206: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
+	12,  // 207: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
+	14,  // 208: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
+	16,  // 209: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
+	19,  // 210: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
+	21,  // 211: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
+	24,  // 212: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
+	26,  // 213: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
+	0,   // 214: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
+	32,  // 215: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	33,  // 216: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	36,  // 217: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
+	39,  // 218: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	43,  // 219: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	45,  // 220: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	49,  // 221: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	51,  // 222: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	59,  // 223: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 224: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 225: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 226: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 227: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 228: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
+	180, // 229: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
+	182, // 230: persys.cluster.v1.Cluster.ApplyRebalance:output_type -> persys.cluster.v1.ApplyRebalanceResponse
+	61,  // 231: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	65,  // 232: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
+	69,  // 233: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
+	72,  // 234: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	75,  // 235: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
+	216, // 236: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
+	78,  // 237: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	80,  // 238: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	82,  // 239: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	85,  // 240: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	87,  // 241: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	29,  // 242: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	91,  // 243: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	93,  // 244: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	106, // 245: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	96,  // 246: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
+	98,  // 247: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
+	100, // 248: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
+	104, // 249: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
+	102, // 250: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
+	109, // 251: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
+	112, // 252: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	112, // 253: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	114, // 254: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
+	117, // 255: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
+	121, // 256: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
+	125, // 257: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
+	127, // 258: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
+	169, // 259: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
+	131, // 260: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
+	135, // 261: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	135, // 262: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
+	135, // 263: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	138, // 264: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
+	141, // 265: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
+	141, // 266: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
+	144, // 267: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
+	141, // 268: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
+	148, // 269: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
+	151, // 270: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	151, // 271: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	141, // 272: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
+	157, // 273: persys.cluster.v1.Cluster.ListObjects:output_type -> persys.cluster.v1.ListObjectsResponse
+	161, // 274: persys.cluster.v1.Cluster.PutObject:output_type -> persys.cluster.v1.ObjectResponse
+	161, // 275: persys.cluster.v1.Cluster.RollBackObject:output_type -> persys.cluster.v1.ObjectResponse
+	161, // 276: persys.cluster.v1.Cluster.DeleteObject:output_type -> persys.cluster.v1.ObjectResponse
+	163, // 277: persys.cluster.v1.Cluster.ShowSecret:output_type -> persys.cluster.v1.GetObjectValueResponse
+	163, // 278: persys.cluster.v1.Cluster.GetConfig:output_type -> persys.cluster.v1.GetObjectValueResponse
+	165, // 279: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
+	168, // 280: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
+	171, // 281: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
+	174, // 282: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
+	176, // 283: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
+	178, // 284: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
+	195, // 285: persys.cluster.v1.Cluster.ListNetworks:output_type -> persys.cluster.v1.ListNetworksResponse
+	197, // 286: persys.cluster.v1.Cluster.GetNetwork:output_type -> persys.cluster.v1.GetNetworkResponse
+	199, // 287: persys.cluster.v1.Cluster.CreateNetwork:output_type -> persys.cluster.v1.CreateNetworkResponse
+	201, // 288: persys.cluster.v1.Cluster.DeleteNetwork:output_type -> persys.cluster.v1.DeleteNetworkResponse
+	189, // 289: persys.cluster.v1.Cluster.ListUsage:output_type -> persys.cluster.v1.ListUsageResponse
+	192, // 290: persys.cluster.v1.Cluster.ListScrapeTargets:output_type -> persys.cluster.v1.ListScrapeTargetsResponse
+	3,   // 291: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
+	5,   // 292: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
+	7,   // 293: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
+	10,  // 294: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
+	13,  // 295: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
+	15,  // 296: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
+	18,  // 297: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
+	20,  // 298: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
+	23,  // 299: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
+	25,  // 300: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
+	27,  // 301: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
+	1,   // 302: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
+	215, // [215:303] is the sub-list for method output_type
+	127, // [127:215] is the sub-list for method input_type
+	127, // [127:127] is the sub-list for extension type_name
+	127, // [127:127] is the sub-list for extension extendee
+	0,   // [0:127] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }

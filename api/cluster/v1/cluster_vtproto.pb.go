@@ -7,6 +7,7 @@ package clusterv1
 import (
 	binary "encoding/binary"
 	fmt "fmt"
+	v11 "github.com/persys/compute/api/agent/v1"
 	v1 "github.com/persys/compute/api/control/v1"
 	protohelpers "github.com/planetscale/vtprotobuf/protohelpers"
 	timestamppb1 "github.com/planetscale/vtprotobuf/types/known/timestamppb"
@@ -4419,6 +4420,13 @@ func (m *Network) CloneVT() *Network {
 			tmpContainer[k] = v.CloneVT()
 		}
 		r.Slices = tmpContainer
+	}
+	if rhs := m.Members; rhs != nil {
+		tmpContainer := make([]*v11.NetworkMember, len(rhs))
+		for k, v := range rhs {
+			tmpContainer[k] = v.CloneVT()
+		}
+		r.Members = tmpContainer
 	}
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
@@ -16788,6 +16796,20 @@ func (m *Network) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if len(m.Members) > 0 {
+		for iNdEx := len(m.Members) - 1; iNdEx >= 0; iNdEx-- {
+			size, err := m.Members[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+			i--
+			dAtA[i] = 0x5e
+			i--
+			dAtA[i] = 0xb2
+		}
+	}
 	if len(m.Slices) > 0 {
 		for iNdEx := len(m.Slices) - 1; iNdEx >= 0; iNdEx-- {
 			size, err := m.Slices[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
@@ -22575,6 +22597,12 @@ func (m *Network) SizeVT() (n int) {
 		for _, e := range m.Slices {
 			l = e.SizeVT()
 			n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+		}
+	}
+	if len(m.Members) > 0 {
+		for _, e := range m.Members {
+			l = e.SizeVT()
+			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
 	}
 	n += len(m.unknownFields)
@@ -54705,6 +54733,40 @@ func (m *Network) UnmarshalVT(dAtA []byte) error {
 			}
 			m.Slices = append(m.Slices, &NetworkSlice{})
 			if err := m.Slices[len(m.Slices)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 1510:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Members", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Members = append(m.Members, &v11.NetworkMember{})
+			if err := m.Members[len(m.Members)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
 				return err
 			}
 			iNdEx = postIndex

@@ -1036,6 +1036,129 @@ func (x *RegisterNodeResponse) GetLeaderAddr() string {
 	return ""
 }
 
+type WatchNetworkNamesRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// As in HeartbeatRequest.
+	ClusterId string `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	// Of the names that the agent has; 0 means none.
+	Index         uint64 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
+	Incarnation   uint64 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Digest        uint64 `protobuf:"varint,5,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchNetworkNamesRequest) Reset() {
+	*x = WatchNetworkNamesRequest{}
+	mi := &file_api_control_v1_control_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchNetworkNamesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchNetworkNamesRequest) ProtoMessage() {}
+
+func (x *WatchNetworkNamesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchNetworkNamesRequest.ProtoReflect.Descriptor instead.
+func (*WatchNetworkNamesRequest) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *WatchNetworkNamesRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *WatchNetworkNamesRequest) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *WatchNetworkNamesRequest) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *WatchNetworkNamesRequest) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *WatchNetworkNamesRequest) GetDigest() uint64 {
+	if x != nil {
+		return x.Digest
+	}
+	return 0
+}
+
+type WatchNetworkNamesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absent if the agent has the newest names.
+	Names         *v1.NetworkNames `protobuf:"bytes,1,opt,name=names,proto3" json:"names,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchNetworkNamesResponse) Reset() {
+	*x = WatchNetworkNamesResponse{}
+	mi := &file_api_control_v1_control_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchNetworkNamesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchNetworkNamesResponse) ProtoMessage() {}
+
+func (x *WatchNetworkNamesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchNetworkNamesResponse.ProtoReflect.Descriptor instead.
+func (*WatchNetworkNamesResponse) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *WatchNetworkNamesResponse) GetNames() *v1.NetworkNames {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
 type HeartbeatRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
@@ -1066,7 +1189,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[8]
+	mi := &file_api_control_v1_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1078,7 +1201,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[8]
+	mi := &file_api_control_v1_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1091,7 +1214,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{8}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *HeartbeatRequest) GetNodeId() string {
@@ -1177,7 +1300,7 @@ type StoragePoolUsage struct {
 
 func (x *StoragePoolUsage) Reset() {
 	*x = StoragePoolUsage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[9]
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1189,7 +1312,7 @@ func (x *StoragePoolUsage) String() string {
 func (*StoragePoolUsage) ProtoMessage() {}
 
 func (x *StoragePoolUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[9]
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1202,7 +1325,7 @@ func (x *StoragePoolUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolUsage.ProtoReflect.Descriptor instead.
 func (*StoragePoolUsage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{9}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *StoragePoolUsage) GetName() string {
@@ -1240,15 +1363,18 @@ type NodeUsage struct {
 	DiskUsedGb      int64               `protobuf:"varint,6,opt,name=disk_used_gb,json=diskUsedGb,proto3" json:"disk_used_gb,omitempty"`
 	StoragePools    []*StoragePoolUsage `protobuf:"bytes,1010,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
 	// Bytes since the machine started, summed over its physical network cards.
-	NetRxBytes    int64 `protobuf:"varint,1011,opt,name=net_rx_bytes,json=netRxBytes,proto3" json:"net_rx_bytes,omitempty"`
-	NetTxBytes    int64 `protobuf:"varint,1012,opt,name=net_tx_bytes,json=netTxBytes,proto3" json:"net_tx_bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	NetRxBytes int64 `protobuf:"varint,1011,opt,name=net_rx_bytes,json=netRxBytes,proto3" json:"net_rx_bytes,omitempty"`
+	NetTxBytes int64 `protobuf:"varint,1012,opt,name=net_tx_bytes,json=netTxBytes,proto3" json:"net_tx_bytes,omitempty"`
+	// Seconds since a scheduler last confirmed the names of networks that the node's resolver has. 0: within the last
+	// 30 s, or the node has no networks.
+	NetworkNamesAgeSeconds uint32 `protobuf:"varint,1490,opt,name=network_names_age_seconds,json=networkNamesAgeSeconds,proto3" json:"network_names_age_seconds,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
 }
 
 func (x *NodeUsage) Reset() {
 	*x = NodeUsage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[10]
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1260,7 +1386,7 @@ func (x *NodeUsage) String() string {
 func (*NodeUsage) ProtoMessage() {}
 
 func (x *NodeUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[10]
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1273,7 +1399,7 @@ func (x *NodeUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUsage.ProtoReflect.Descriptor instead.
 func (*NodeUsage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NodeUsage) GetCpuAllocatedMillicores() int64 {
@@ -1339,6 +1465,13 @@ func (x *NodeUsage) GetNetTxBytes() int64 {
 	return 0
 }
 
+func (x *NodeUsage) GetNetworkNamesAgeSeconds() uint32 {
+	if x != nil {
+		return x.NetworkNamesAgeSeconds
+	}
+	return 0
+}
+
 type HeartbeatResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The node is draining, or the cluster is frozen.
@@ -1370,7 +1503,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1382,7 +1515,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1395,7 +1528,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *HeartbeatResponse) GetAcknowledged() bool {
@@ -1499,7 +1632,7 @@ type ApplyWorkloadRequest struct {
 
 func (x *ApplyWorkloadRequest) Reset() {
 	*x = ApplyWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1511,7 +1644,7 @@ func (x *ApplyWorkloadRequest) String() string {
 func (*ApplyWorkloadRequest) ProtoMessage() {}
 
 func (x *ApplyWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1524,7 +1657,7 @@ func (x *ApplyWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ApplyWorkloadRequest) GetWorkloadId() string {
@@ -1615,7 +1748,7 @@ type ApplyWorkloadResponse struct {
 
 func (x *ApplyWorkloadResponse) Reset() {
 	*x = ApplyWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1627,7 +1760,7 @@ func (x *ApplyWorkloadResponse) String() string {
 func (*ApplyWorkloadResponse) ProtoMessage() {}
 
 func (x *ApplyWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1640,7 +1773,7 @@ func (x *ApplyWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ApplyWorkloadResponse) GetSuccess() bool {
@@ -1746,7 +1879,7 @@ type TakenBack struct {
 
 func (x *TakenBack) Reset() {
 	*x = TakenBack{}
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1758,7 +1891,7 @@ func (x *TakenBack) String() string {
 func (*TakenBack) ProtoMessage() {}
 
 func (x *TakenBack) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1771,7 +1904,7 @@ func (x *TakenBack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakenBack.ProtoReflect.Descriptor instead.
 func (*TakenBack) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TakenBack) GetField() string {
@@ -1834,7 +1967,7 @@ type DeleteWorkloadRequest struct {
 
 func (x *DeleteWorkloadRequest) Reset() {
 	*x = DeleteWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1846,7 +1979,7 @@ func (x *DeleteWorkloadRequest) String() string {
 func (*DeleteWorkloadRequest) ProtoMessage() {}
 
 func (x *DeleteWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1859,7 +1992,7 @@ func (x *DeleteWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeleteWorkloadRequest) GetWorkloadId() string {
@@ -1903,7 +2036,7 @@ type DeleteWorkloadResponse struct {
 
 func (x *DeleteWorkloadResponse) Reset() {
 	*x = DeleteWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1915,7 +2048,7 @@ func (x *DeleteWorkloadResponse) String() string {
 func (*DeleteWorkloadResponse) ProtoMessage() {}
 
 func (x *DeleteWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1928,7 +2061,7 @@ func (x *DeleteWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DeleteWorkloadResponse) GetSuccess() bool {
@@ -2024,7 +2157,7 @@ type WorkloadSpec struct {
 
 func (x *WorkloadSpec) Reset() {
 	*x = WorkloadSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2036,7 +2169,7 @@ func (x *WorkloadSpec) String() string {
 func (*WorkloadSpec) ProtoMessage() {}
 
 func (x *WorkloadSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2049,7 +2182,7 @@ func (x *WorkloadSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadSpec.ProtoReflect.Descriptor instead.
 func (*WorkloadSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WorkloadSpec) GetType() string {
@@ -2298,7 +2431,7 @@ type Autoscale struct {
 
 func (x *Autoscale) Reset() {
 	*x = Autoscale{}
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2310,7 +2443,7 @@ func (x *Autoscale) String() string {
 func (*Autoscale) ProtoMessage() {}
 
 func (x *Autoscale) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2323,7 +2456,7 @@ func (x *Autoscale) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Autoscale.ProtoReflect.Descriptor instead.
 func (*Autoscale) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Autoscale) GetMin() int32 {
@@ -2369,7 +2502,7 @@ type AutoscaleStatus struct {
 
 func (x *AutoscaleStatus) Reset() {
 	*x = AutoscaleStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2381,7 +2514,7 @@ func (x *AutoscaleStatus) String() string {
 func (*AutoscaleStatus) ProtoMessage() {}
 
 func (x *AutoscaleStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2394,7 +2527,7 @@ func (x *AutoscaleStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AutoscaleStatus.ProtoReflect.Descriptor instead.
 func (*AutoscaleStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AutoscaleStatus) GetSettings() *Autoscale {
@@ -2467,7 +2600,7 @@ type RescheduleSpec struct {
 
 func (x *RescheduleSpec) Reset() {
 	*x = RescheduleSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2479,7 +2612,7 @@ func (x *RescheduleSpec) String() string {
 func (*RescheduleSpec) ProtoMessage() {}
 
 func (x *RescheduleSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2492,7 +2625,7 @@ func (x *RescheduleSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RescheduleSpec.ProtoReflect.Descriptor instead.
 func (*RescheduleSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RescheduleSpec) GetAttempts() int32 {
@@ -2524,7 +2657,7 @@ type SpreadRule struct {
 
 func (x *SpreadRule) Reset() {
 	*x = SpreadRule{}
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2536,7 +2669,7 @@ func (x *SpreadRule) String() string {
 func (*SpreadRule) ProtoMessage() {}
 
 func (x *SpreadRule) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2549,7 +2682,7 @@ func (x *SpreadRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpreadRule.ProtoReflect.Descriptor instead.
 func (*SpreadRule) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SpreadRule) GetBy() string {
@@ -2596,7 +2729,7 @@ type AffinityRule struct {
 
 func (x *AffinityRule) Reset() {
 	*x = AffinityRule{}
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2608,7 +2741,7 @@ func (x *AffinityRule) String() string {
 func (*AffinityRule) ProtoMessage() {}
 
 func (x *AffinityRule) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2621,7 +2754,7 @@ func (x *AffinityRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AffinityRule.ProtoReflect.Descriptor instead.
 func (*AffinityRule) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AffinityRule) GetNode() *Constraint {
@@ -2699,7 +2832,7 @@ type JobSpec struct {
 
 func (x *JobSpec) Reset() {
 	*x = JobSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2711,7 +2844,7 @@ func (x *JobSpec) String() string {
 func (*JobSpec) ProtoMessage() {}
 
 func (x *JobSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2724,7 +2857,7 @@ func (x *JobSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSpec.ProtoReflect.Descriptor instead.
 func (*JobSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *JobSpec) GetCompletions() int32 {
@@ -2795,7 +2928,7 @@ type ParameterizedSpec struct {
 
 func (x *ParameterizedSpec) Reset() {
 	*x = ParameterizedSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2807,7 +2940,7 @@ func (x *ParameterizedSpec) String() string {
 func (*ParameterizedSpec) ProtoMessage() {}
 
 func (x *ParameterizedSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2820,7 +2953,7 @@ func (x *ParameterizedSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParameterizedSpec.ProtoReflect.Descriptor instead.
 func (*ParameterizedSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ParameterizedSpec) GetParameters() []*ParameterSpec {
@@ -2850,7 +2983,7 @@ type ParameterSpec struct {
 
 func (x *ParameterSpec) Reset() {
 	*x = ParameterSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2862,7 +2995,7 @@ func (x *ParameterSpec) String() string {
 func (*ParameterSpec) ProtoMessage() {}
 
 func (x *ParameterSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2875,7 +3008,7 @@ func (x *ParameterSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParameterSpec.ProtoReflect.Descriptor instead.
 func (*ParameterSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ParameterSpec) GetName() string {
@@ -2921,7 +3054,7 @@ type CronSpec struct {
 
 func (x *CronSpec) Reset() {
 	*x = CronSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2933,7 +3066,7 @@ func (x *CronSpec) String() string {
 func (*CronSpec) ProtoMessage() {}
 
 func (x *CronSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2946,7 +3079,7 @@ func (x *CronSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CronSpec.ProtoReflect.Descriptor instead.
 func (*CronSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CronSpec) GetSchedule() string {
@@ -3017,7 +3150,7 @@ type TemplateView struct {
 
 func (x *TemplateView) Reset() {
 	*x = TemplateView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3029,7 +3162,7 @@ func (x *TemplateView) String() string {
 func (*TemplateView) ProtoMessage() {}
 
 func (x *TemplateView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3042,7 +3175,7 @@ func (x *TemplateView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateView.ProtoReflect.Descriptor instead.
 func (*TemplateView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *TemplateView) GetCron() *CronSpec {
@@ -3101,7 +3234,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3113,7 +3246,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3126,7 +3259,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Exit) GetCode() int32 {
@@ -3174,7 +3307,7 @@ type JobResult struct {
 
 func (x *JobResult) Reset() {
 	*x = JobResult{}
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3186,7 +3319,7 @@ func (x *JobResult) String() string {
 func (*JobResult) ProtoMessage() {}
 
 func (x *JobResult) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3199,7 +3332,7 @@ func (x *JobResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobResult.ProtoReflect.Descriptor instead.
 func (*JobResult) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *JobResult) GetSucceeded() bool {
@@ -3262,7 +3395,7 @@ type UpdateStrategy struct {
 
 func (x *UpdateStrategy) Reset() {
 	*x = UpdateStrategy{}
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3274,7 +3407,7 @@ func (x *UpdateStrategy) String() string {
 func (*UpdateStrategy) ProtoMessage() {}
 
 func (x *UpdateStrategy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3287,7 +3420,7 @@ func (x *UpdateStrategy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStrategy.ProtoReflect.Descriptor instead.
 func (*UpdateStrategy) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *UpdateStrategy) GetMaxParallel() int32 {
@@ -3360,7 +3493,7 @@ type HealthCheck struct {
 
 func (x *HealthCheck) Reset() {
 	*x = HealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3372,7 +3505,7 @@ func (x *HealthCheck) String() string {
 func (*HealthCheck) ProtoMessage() {}
 
 func (x *HealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3385,7 +3518,7 @@ func (x *HealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
 func (*HealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *HealthCheck) GetHttp() string {
@@ -3470,7 +3603,7 @@ type ResourceRequirements struct {
 
 func (x *ResourceRequirements) Reset() {
 	*x = ResourceRequirements{}
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3482,7 +3615,7 @@ func (x *ResourceRequirements) String() string {
 func (*ResourceRequirements) ProtoMessage() {}
 
 func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3495,7 +3628,7 @@ func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceRequirements.ProtoReflect.Descriptor instead.
 func (*ResourceRequirements) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ResourceRequirements) GetCpuMillicores() int64 {
@@ -3642,7 +3775,7 @@ type ContainerSpec struct {
 
 func (x *ContainerSpec) Reset() {
 	*x = ContainerSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3654,7 +3787,7 @@ func (x *ContainerSpec) String() string {
 func (*ContainerSpec) ProtoMessage() {}
 
 func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3667,7 +3800,7 @@ func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerSpec.ProtoReflect.Descriptor instead.
 func (*ContainerSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ContainerSpec) GetImage() string {
@@ -4098,7 +4231,7 @@ type ObjectFile struct {
 
 func (x *ObjectFile) Reset() {
 	*x = ObjectFile{}
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4110,7 +4243,7 @@ func (x *ObjectFile) String() string {
 func (*ObjectFile) ProtoMessage() {}
 
 func (x *ObjectFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4123,7 +4256,7 @@ func (x *ObjectFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFile.ProtoReflect.Descriptor instead.
 func (*ObjectFile) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ObjectFile) GetSource() string {
@@ -4180,7 +4313,7 @@ type ContainerNetwork struct {
 
 func (x *ContainerNetwork) Reset() {
 	*x = ContainerNetwork{}
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4192,7 +4325,7 @@ func (x *ContainerNetwork) String() string {
 func (*ContainerNetwork) ProtoMessage() {}
 
 func (x *ContainerNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4205,7 +4338,7 @@ func (x *ContainerNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerNetwork.ProtoReflect.Descriptor instead.
 func (*ContainerNetwork) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ContainerNetwork) GetName() string {
@@ -4233,7 +4366,7 @@ type Ulimit struct {
 
 func (x *Ulimit) Reset() {
 	*x = Ulimit{}
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4245,7 +4378,7 @@ func (x *Ulimit) String() string {
 func (*Ulimit) ProtoMessage() {}
 
 func (x *Ulimit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4258,7 +4391,7 @@ func (x *Ulimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
 func (*Ulimit) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Ulimit) GetSoft() int64 {
@@ -4290,7 +4423,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4302,7 +4435,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4315,7 +4448,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Device) GetSource() string {
@@ -4354,7 +4487,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4366,7 +4499,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4379,7 +4512,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeviceRequest) GetDriver() string {
@@ -4428,7 +4561,7 @@ type Logging struct {
 
 func (x *Logging) Reset() {
 	*x = Logging{}
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4440,7 +4573,7 @@ func (x *Logging) String() string {
 func (*Logging) ProtoMessage() {}
 
 func (x *Logging) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4453,7 +4586,7 @@ func (x *Logging) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Logging.ProtoReflect.Descriptor instead.
 func (*Logging) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Logging) GetDriver() string {
@@ -4487,7 +4620,7 @@ type EngineHealthCheck struct {
 
 func (x *EngineHealthCheck) Reset() {
 	*x = EngineHealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4499,7 +4632,7 @@ func (x *EngineHealthCheck) String() string {
 func (*EngineHealthCheck) ProtoMessage() {}
 
 func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4512,7 +4645,7 @@ func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineHealthCheck.ProtoReflect.Descriptor instead.
 func (*EngineHealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *EngineHealthCheck) GetTest() []string {
@@ -4570,7 +4703,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4582,7 +4715,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4595,7 +4728,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -4639,7 +4772,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4651,7 +4784,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4664,7 +4797,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Port) GetHostPort() int32 {
@@ -4734,7 +4867,7 @@ type ComposeSpec struct {
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4746,7 +4879,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4759,7 +4892,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ComposeSpec) GetSourceType() string {
@@ -4852,7 +4985,7 @@ type StackObject struct {
 
 func (x *StackObject) Reset() {
 	*x = StackObject{}
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4864,7 +4997,7 @@ func (x *StackObject) String() string {
 func (*StackObject) ProtoMessage() {}
 
 func (x *StackObject) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4877,7 +5010,7 @@ func (x *StackObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackObject.ProtoReflect.Descriptor instead.
 func (*StackObject) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StackObject) GetService() string {
@@ -4917,7 +5050,7 @@ type StackFile struct {
 
 func (x *StackFile) Reset() {
 	*x = StackFile{}
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4929,7 +5062,7 @@ func (x *StackFile) String() string {
 func (*StackFile) ProtoMessage() {}
 
 func (x *StackFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4942,7 +5075,7 @@ func (x *StackFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackFile.ProtoReflect.Descriptor instead.
 func (*StackFile) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *StackFile) GetPath() string {
@@ -4993,7 +5126,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5005,7 +5138,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5018,7 +5151,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *VMSpec) GetVcpus() int32 {
@@ -5090,7 +5223,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5102,7 +5235,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5115,7 +5248,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -5152,7 +5285,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5164,7 +5297,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5177,7 +5310,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DiskConfig) GetPoolName() string {
@@ -5215,7 +5348,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5227,7 +5360,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5240,7 +5373,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *NetworkConfig) GetBridge() string {
@@ -5286,7 +5419,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5298,7 +5431,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5311,7 +5444,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -5364,7 +5497,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5376,7 +5509,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5389,7 +5522,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -5481,7 +5614,7 @@ type WorkloadUsageSnapshot struct {
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5493,7 +5626,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5506,7 +5639,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -5629,7 +5762,7 @@ type ReasonDetail struct {
 
 func (x *ReasonDetail) Reset() {
 	*x = ReasonDetail{}
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5641,7 +5774,7 @@ func (x *ReasonDetail) String() string {
 func (*ReasonDetail) ProtoMessage() {}
 
 func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5654,7 +5787,7 @@ func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonDetail.ProtoReflect.Descriptor instead.
 func (*ReasonDetail) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ReasonDetail) GetCode() string {
@@ -5735,7 +5868,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5747,7 +5880,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5760,7 +5893,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *WorkloadStatus) GetWorkloadId() string {
@@ -5915,7 +6048,7 @@ type RetryWorkloadRequest struct {
 
 func (x *RetryWorkloadRequest) Reset() {
 	*x = RetryWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5927,7 +6060,7 @@ func (x *RetryWorkloadRequest) String() string {
 func (*RetryWorkloadRequest) ProtoMessage() {}
 
 func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5940,7 +6073,7 @@ func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RetryWorkloadRequest) GetWorkloadId() string {
@@ -5986,7 +6119,7 @@ type RetryWorkloadResponse struct {
 
 func (x *RetryWorkloadResponse) Reset() {
 	*x = RetryWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5998,7 +6131,7 @@ func (x *RetryWorkloadResponse) String() string {
 func (*RetryWorkloadResponse) ProtoMessage() {}
 
 func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6011,7 +6144,7 @@ func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RetryWorkloadResponse) GetAccepted() bool {
@@ -6060,7 +6193,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6072,7 +6205,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6085,7 +6218,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListNodesRequest) GetStatus() string {
@@ -6136,7 +6269,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6148,7 +6281,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6161,7 +6294,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -6202,7 +6335,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6214,7 +6347,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6227,7 +6360,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListNodesResponse) GetNodes() []*NodeView {
@@ -6280,7 +6413,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6292,7 +6425,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6305,7 +6438,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GetNodeResponse) GetNode() *NodeView {
@@ -6391,7 +6524,7 @@ type NodeView struct {
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6403,7 +6536,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6416,7 +6549,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *NodeView) GetNodeId() string {
@@ -6642,7 +6775,7 @@ type DeviceView struct {
 
 func (x *DeviceView) Reset() {
 	*x = DeviceView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6654,7 +6787,7 @@ func (x *DeviceView) String() string {
 func (*DeviceView) ProtoMessage() {}
 
 func (x *DeviceView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6667,7 +6800,7 @@ func (x *DeviceView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceView.ProtoReflect.Descriptor instead.
 func (*DeviceView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DeviceView) GetName() string {
@@ -6719,7 +6852,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6731,7 +6864,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6744,7 +6877,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListWorkloadsRequest) GetNodeId() string {
@@ -6830,7 +6963,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6842,7 +6975,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6855,7 +6988,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetWorkloadRequest) GetWorkloadId() string {
@@ -6896,7 +7029,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6908,7 +7041,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6921,7 +7054,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*WorkloadView {
@@ -6974,7 +7107,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6986,7 +7119,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6999,7 +7132,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *WorkloadView {
@@ -7108,7 +7241,7 @@ type WorkloadView struct {
 
 func (x *WorkloadView) Reset() {
 	*x = WorkloadView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7120,7 +7253,7 @@ func (x *WorkloadView) String() string {
 func (*WorkloadView) ProtoMessage() {}
 
 func (x *WorkloadView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7133,7 +7266,7 @@ func (x *WorkloadView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadView.ProtoReflect.Descriptor instead.
 func (*WorkloadView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *WorkloadView) GetWorkloadId() string {
@@ -7441,7 +7574,7 @@ type SystemMembers struct {
 
 func (x *SystemMembers) Reset() {
 	*x = SystemMembers{}
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7453,7 +7586,7 @@ func (x *SystemMembers) String() string {
 func (*SystemMembers) ProtoMessage() {}
 
 func (x *SystemMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7466,7 +7599,7 @@ func (x *SystemMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMembers.ProtoReflect.Descriptor instead.
 func (*SystemMembers) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *SystemMembers) GetNodes() int32 {
@@ -7514,7 +7647,7 @@ type SystemMember struct {
 
 func (x *SystemMember) Reset() {
 	*x = SystemMember{}
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7526,7 +7659,7 @@ func (x *SystemMember) String() string {
 func (*SystemMember) ProtoMessage() {}
 
 func (x *SystemMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7539,7 +7672,7 @@ func (x *SystemMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMember.ProtoReflect.Descriptor instead.
 func (*SystemMember) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *SystemMember) GetNodeId() string {
@@ -7602,7 +7735,7 @@ type WorkloadAction struct {
 
 func (x *WorkloadAction) Reset() {
 	*x = WorkloadAction{}
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7614,7 +7747,7 @@ func (x *WorkloadAction) String() string {
 func (*WorkloadAction) ProtoMessage() {}
 
 func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7627,7 +7760,7 @@ func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
 func (*WorkloadAction) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *WorkloadAction) GetTaskId() string {
@@ -7691,7 +7824,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7703,7 +7836,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7716,7 +7849,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -7782,7 +7915,7 @@ type GetClusterSummaryResponse struct {
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7794,7 +7927,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7807,7 +7940,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -8023,7 +8156,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8035,7 +8168,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8048,7 +8181,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -8218,7 +8351,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8230,7 +8363,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8243,7 +8376,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -8275,7 +8408,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8287,7 +8420,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8300,7 +8433,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -8346,7 +8479,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8358,7 +8491,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8371,7 +8504,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Constraint) GetKey() string {
@@ -8409,7 +8542,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8421,7 +8554,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8434,7 +8567,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Toleration) GetKey() string {
@@ -8476,7 +8609,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8488,7 +8621,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8501,7 +8634,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Taint) GetKey() string {
@@ -8556,7 +8689,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[79]
+	mi := &file_api_control_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8568,7 +8701,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[79]
+	mi := &file_api_control_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8581,7 +8714,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -8631,7 +8764,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[80]
+	mi := &file_api_control_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8643,7 +8776,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[80]
+	mi := &file_api_control_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8656,7 +8789,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -8763,7 +8896,16 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05epoch\x18\xea\a \x01(\v2\x18.persys.control.v1.EpochR\x05epoch\x12(\n" +
 	"\x0fscheduler_addrs\x18\xeb\a \x03(\tR\x0eschedulerAddrs\x12 \n" +
 	"\vleader_addr\x18\xec\a \x01(\tR\n" +
-	"leaderAddr\"\xe4\x03\n" +
+	"leaderAddr\"\xa2\x01\n" +
+	"\x18WatchNetworkNamesRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\x12 \n" +
+	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\x12\x16\n" +
+	"\x06digest\x18\x05 \x01(\x04R\x06digest\"P\n" +
+	"\x19WatchNetworkNamesResponse\x123\n" +
+	"\x05names\x18\x01 \x01(\v2\x1d.persys.agent.v1.NetworkNamesR\x05names\"\xe4\x03\n" +
 	"\x10HeartbeatRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x122\n" +
 	"\x05usage\x18\x02 \x01(\v2\x1c.persys.control.v1.NodeUsageR\x05usage\x12N\n" +
@@ -8779,7 +8921,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x10StoragePoolUsage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x17\n" +
 	"\aused_gb\x18\x02 \x01(\x03R\x06usedGb\x12\x19\n" +
-	"\btotal_gb\x18\x03 \x01(\x03R\atotalGb\"\xaa\x03\n" +
+	"\btotal_gb\x18\x03 \x01(\x03R\atotalGb\"\xe6\x03\n" +
 	"\tNodeUsage\x128\n" +
 	"\x18cpu_allocated_millicores\x18\x01 \x01(\x03R\x16cpuAllocatedMillicores\x12.\n" +
 	"\x13cpu_used_millicores\x18\x02 \x01(\x03R\x11cpuUsedMillicores\x12.\n" +
@@ -8792,7 +8934,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\fnet_rx_bytes\x18\xf3\a \x01(\x03R\n" +
 	"netRxBytes\x12!\n" +
 	"\fnet_tx_bytes\x18\xf4\a \x01(\x03R\n" +
-	"netTxBytes\"\xd7\x03\n" +
+	"netTxBytes\x12:\n" +
+	"\x19network_names_age_seconds\x18\xd2\v \x01(\rR\x16networkNamesAgeSeconds\"\xd7\x03\n" +
 	"\x11HeartbeatResponse\x12\"\n" +
 	"\facknowledged\x18\x01 \x01(\bR\facknowledged\x12\x1d\n" +
 	"\n" +
@@ -9647,10 +9790,12 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x16READ_LEVEL_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17READ_LEVEL_LINEARIZABLE\x10\x01\x12\x16\n" +
 	"\x12READ_LEVEL_SESSION\x10\x02\x12\x14\n" +
-	"\x10READ_LEVEL_STALE\x10\x032\xb9\t\n" +
+	"\x10READ_LEVEL_STALE\x10\x032\xa9\n" +
+	"\n" +
 	"\fAgentControl\x12_\n" +
 	"\fRegisterNode\x12&.persys.control.v1.RegisterNodeRequest\x1a'.persys.control.v1.RegisterNodeResponse\x12V\n" +
-	"\tHeartbeat\x12#.persys.control.v1.HeartbeatRequest\x1a$.persys.control.v1.HeartbeatResponse\x12b\n" +
+	"\tHeartbeat\x12#.persys.control.v1.HeartbeatRequest\x1a$.persys.control.v1.HeartbeatResponse\x12n\n" +
+	"\x11WatchNetworkNames\x12+.persys.control.v1.WatchNetworkNamesRequest\x1a,.persys.control.v1.WatchNetworkNamesResponse\x12b\n" +
 	"\rApplyWorkload\x12'.persys.control.v1.ApplyWorkloadRequest\x1a(.persys.control.v1.ApplyWorkloadResponse\x12e\n" +
 	"\x0eDeleteWorkload\x12(.persys.control.v1.DeleteWorkloadRequest\x1a).persys.control.v1.DeleteWorkloadResponse\x12b\n" +
 	"\rRetryWorkload\x12'.persys.control.v1.RetryWorkloadRequest\x1a(.persys.control.v1.RetryWorkloadResponse\x12\x89\x01\n" +
@@ -9675,7 +9820,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 101)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -9688,284 +9833,290 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*NodeNetworking)(nil),                     // 8: persys.control.v1.NodeNetworking
 	(*StoragePool)(nil),                        // 9: persys.control.v1.StoragePool
 	(*RegisterNodeResponse)(nil),               // 10: persys.control.v1.RegisterNodeResponse
-	(*HeartbeatRequest)(nil),                   // 11: persys.control.v1.HeartbeatRequest
-	(*StoragePoolUsage)(nil),                   // 12: persys.control.v1.StoragePoolUsage
-	(*NodeUsage)(nil),                          // 13: persys.control.v1.NodeUsage
-	(*HeartbeatResponse)(nil),                  // 14: persys.control.v1.HeartbeatResponse
-	(*ApplyWorkloadRequest)(nil),               // 15: persys.control.v1.ApplyWorkloadRequest
-	(*ApplyWorkloadResponse)(nil),              // 16: persys.control.v1.ApplyWorkloadResponse
-	(*TakenBack)(nil),                          // 17: persys.control.v1.TakenBack
-	(*DeleteWorkloadRequest)(nil),              // 18: persys.control.v1.DeleteWorkloadRequest
-	(*DeleteWorkloadResponse)(nil),             // 19: persys.control.v1.DeleteWorkloadResponse
-	(*WorkloadSpec)(nil),                       // 20: persys.control.v1.WorkloadSpec
-	(*Autoscale)(nil),                          // 21: persys.control.v1.Autoscale
-	(*AutoscaleStatus)(nil),                    // 22: persys.control.v1.AutoscaleStatus
-	(*RescheduleSpec)(nil),                     // 23: persys.control.v1.RescheduleSpec
-	(*SpreadRule)(nil),                         // 24: persys.control.v1.SpreadRule
-	(*AffinityRule)(nil),                       // 25: persys.control.v1.AffinityRule
-	(*JobSpec)(nil),                            // 26: persys.control.v1.JobSpec
-	(*ParameterizedSpec)(nil),                  // 27: persys.control.v1.ParameterizedSpec
-	(*ParameterSpec)(nil),                      // 28: persys.control.v1.ParameterSpec
-	(*CronSpec)(nil),                           // 29: persys.control.v1.CronSpec
-	(*TemplateView)(nil),                       // 30: persys.control.v1.TemplateView
-	(*Exit)(nil),                               // 31: persys.control.v1.Exit
-	(*JobResult)(nil),                          // 32: persys.control.v1.JobResult
-	(*UpdateStrategy)(nil),                     // 33: persys.control.v1.UpdateStrategy
-	(*HealthCheck)(nil),                        // 34: persys.control.v1.HealthCheck
-	(*ResourceRequirements)(nil),               // 35: persys.control.v1.ResourceRequirements
-	(*ContainerSpec)(nil),                      // 36: persys.control.v1.ContainerSpec
-	(*ObjectFile)(nil),                         // 37: persys.control.v1.ObjectFile
-	(*ContainerNetwork)(nil),                   // 38: persys.control.v1.ContainerNetwork
-	(*Ulimit)(nil),                             // 39: persys.control.v1.Ulimit
-	(*Device)(nil),                             // 40: persys.control.v1.Device
-	(*DeviceRequest)(nil),                      // 41: persys.control.v1.DeviceRequest
-	(*Logging)(nil),                            // 42: persys.control.v1.Logging
-	(*EngineHealthCheck)(nil),                  // 43: persys.control.v1.EngineHealthCheck
-	(*VolumeMount)(nil),                        // 44: persys.control.v1.VolumeMount
-	(*Port)(nil),                               // 45: persys.control.v1.Port
-	(*ComposeSpec)(nil),                        // 46: persys.control.v1.ComposeSpec
-	(*StackObject)(nil),                        // 47: persys.control.v1.StackObject
-	(*StackFile)(nil),                          // 48: persys.control.v1.StackFile
-	(*VMSpec)(nil),                             // 49: persys.control.v1.VMSpec
-	(*VMLogin)(nil),                            // 50: persys.control.v1.VMLogin
-	(*DiskConfig)(nil),                         // 51: persys.control.v1.DiskConfig
-	(*NetworkConfig)(nil),                      // 52: persys.control.v1.NetworkConfig
-	(*CloudInitConfig)(nil),                    // 53: persys.control.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),                  // 54: persys.control.v1.ManagedVolumeSpec
-	(*WorkloadUsageSnapshot)(nil),              // 55: persys.control.v1.WorkloadUsageSnapshot
-	(*ReasonDetail)(nil),                       // 56: persys.control.v1.ReasonDetail
-	(*WorkloadStatus)(nil),                     // 57: persys.control.v1.WorkloadStatus
-	(*RetryWorkloadRequest)(nil),               // 58: persys.control.v1.RetryWorkloadRequest
-	(*RetryWorkloadResponse)(nil),              // 59: persys.control.v1.RetryWorkloadResponse
-	(*ListNodesRequest)(nil),                   // 60: persys.control.v1.ListNodesRequest
-	(*GetNodeRequest)(nil),                     // 61: persys.control.v1.GetNodeRequest
-	(*ListNodesResponse)(nil),                  // 62: persys.control.v1.ListNodesResponse
-	(*GetNodeResponse)(nil),                    // 63: persys.control.v1.GetNodeResponse
-	(*NodeView)(nil),                           // 64: persys.control.v1.NodeView
-	(*DeviceView)(nil),                         // 65: persys.control.v1.DeviceView
-	(*ListWorkloadsRequest)(nil),               // 66: persys.control.v1.ListWorkloadsRequest
-	(*GetWorkloadRequest)(nil),                 // 67: persys.control.v1.GetWorkloadRequest
-	(*ListWorkloadsResponse)(nil),              // 68: persys.control.v1.ListWorkloadsResponse
-	(*GetWorkloadResponse)(nil),                // 69: persys.control.v1.GetWorkloadResponse
-	(*WorkloadView)(nil),                       // 70: persys.control.v1.WorkloadView
-	(*SystemMembers)(nil),                      // 71: persys.control.v1.SystemMembers
-	(*SystemMember)(nil),                       // 72: persys.control.v1.SystemMember
-	(*WorkloadAction)(nil),                     // 73: persys.control.v1.WorkloadAction
-	(*GetClusterSummaryRequest)(nil),           // 74: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 75: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 76: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 77: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 78: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 79: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 80: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 81: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 82: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 83: persys.control.v1.StreamError
-	nil,                                        // 84: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 85: persys.control.v1.NodeCapabilities.DevicesEntry
-	nil,                                        // 86: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 87: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 88: persys.control.v1.WorkloadSpec.TagsEntry
-	nil,                                        // 89: persys.control.v1.ResourceRequirements.DevicesEntry
-	nil,                                        // 90: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 91: persys.control.v1.ContainerSpec.UlimitsEntry
-	nil,                                        // 92: persys.control.v1.ContainerSpec.SysctlsEntry
-	nil,                                        // 93: persys.control.v1.ContainerSpec.LabelsEntry
-	nil,                                        // 94: persys.control.v1.ContainerSpec.AnnotationsEntry
-	nil,                                        // 95: persys.control.v1.ContainerSpec.EnvSecretsEntry
-	nil,                                        // 96: persys.control.v1.ContainerSpec.EnvConfigsEntry
-	nil,                                        // 97: persys.control.v1.DeviceRequest.OptionsEntry
-	nil,                                        // 98: persys.control.v1.Logging.OptionsEntry
-	nil,                                        // 99: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 100: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 101: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 102: google.protobuf.Timestamp
-	(*v1.NetworkView)(nil),                     // 103: persys.agent.v1.NetworkView
-	(*durationpb.Duration)(nil),                // 104: google.protobuf.Duration
+	(*WatchNetworkNamesRequest)(nil),           // 11: persys.control.v1.WatchNetworkNamesRequest
+	(*WatchNetworkNamesResponse)(nil),          // 12: persys.control.v1.WatchNetworkNamesResponse
+	(*HeartbeatRequest)(nil),                   // 13: persys.control.v1.HeartbeatRequest
+	(*StoragePoolUsage)(nil),                   // 14: persys.control.v1.StoragePoolUsage
+	(*NodeUsage)(nil),                          // 15: persys.control.v1.NodeUsage
+	(*HeartbeatResponse)(nil),                  // 16: persys.control.v1.HeartbeatResponse
+	(*ApplyWorkloadRequest)(nil),               // 17: persys.control.v1.ApplyWorkloadRequest
+	(*ApplyWorkloadResponse)(nil),              // 18: persys.control.v1.ApplyWorkloadResponse
+	(*TakenBack)(nil),                          // 19: persys.control.v1.TakenBack
+	(*DeleteWorkloadRequest)(nil),              // 20: persys.control.v1.DeleteWorkloadRequest
+	(*DeleteWorkloadResponse)(nil),             // 21: persys.control.v1.DeleteWorkloadResponse
+	(*WorkloadSpec)(nil),                       // 22: persys.control.v1.WorkloadSpec
+	(*Autoscale)(nil),                          // 23: persys.control.v1.Autoscale
+	(*AutoscaleStatus)(nil),                    // 24: persys.control.v1.AutoscaleStatus
+	(*RescheduleSpec)(nil),                     // 25: persys.control.v1.RescheduleSpec
+	(*SpreadRule)(nil),                         // 26: persys.control.v1.SpreadRule
+	(*AffinityRule)(nil),                       // 27: persys.control.v1.AffinityRule
+	(*JobSpec)(nil),                            // 28: persys.control.v1.JobSpec
+	(*ParameterizedSpec)(nil),                  // 29: persys.control.v1.ParameterizedSpec
+	(*ParameterSpec)(nil),                      // 30: persys.control.v1.ParameterSpec
+	(*CronSpec)(nil),                           // 31: persys.control.v1.CronSpec
+	(*TemplateView)(nil),                       // 32: persys.control.v1.TemplateView
+	(*Exit)(nil),                               // 33: persys.control.v1.Exit
+	(*JobResult)(nil),                          // 34: persys.control.v1.JobResult
+	(*UpdateStrategy)(nil),                     // 35: persys.control.v1.UpdateStrategy
+	(*HealthCheck)(nil),                        // 36: persys.control.v1.HealthCheck
+	(*ResourceRequirements)(nil),               // 37: persys.control.v1.ResourceRequirements
+	(*ContainerSpec)(nil),                      // 38: persys.control.v1.ContainerSpec
+	(*ObjectFile)(nil),                         // 39: persys.control.v1.ObjectFile
+	(*ContainerNetwork)(nil),                   // 40: persys.control.v1.ContainerNetwork
+	(*Ulimit)(nil),                             // 41: persys.control.v1.Ulimit
+	(*Device)(nil),                             // 42: persys.control.v1.Device
+	(*DeviceRequest)(nil),                      // 43: persys.control.v1.DeviceRequest
+	(*Logging)(nil),                            // 44: persys.control.v1.Logging
+	(*EngineHealthCheck)(nil),                  // 45: persys.control.v1.EngineHealthCheck
+	(*VolumeMount)(nil),                        // 46: persys.control.v1.VolumeMount
+	(*Port)(nil),                               // 47: persys.control.v1.Port
+	(*ComposeSpec)(nil),                        // 48: persys.control.v1.ComposeSpec
+	(*StackObject)(nil),                        // 49: persys.control.v1.StackObject
+	(*StackFile)(nil),                          // 50: persys.control.v1.StackFile
+	(*VMSpec)(nil),                             // 51: persys.control.v1.VMSpec
+	(*VMLogin)(nil),                            // 52: persys.control.v1.VMLogin
+	(*DiskConfig)(nil),                         // 53: persys.control.v1.DiskConfig
+	(*NetworkConfig)(nil),                      // 54: persys.control.v1.NetworkConfig
+	(*CloudInitConfig)(nil),                    // 55: persys.control.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),                  // 56: persys.control.v1.ManagedVolumeSpec
+	(*WorkloadUsageSnapshot)(nil),              // 57: persys.control.v1.WorkloadUsageSnapshot
+	(*ReasonDetail)(nil),                       // 58: persys.control.v1.ReasonDetail
+	(*WorkloadStatus)(nil),                     // 59: persys.control.v1.WorkloadStatus
+	(*RetryWorkloadRequest)(nil),               // 60: persys.control.v1.RetryWorkloadRequest
+	(*RetryWorkloadResponse)(nil),              // 61: persys.control.v1.RetryWorkloadResponse
+	(*ListNodesRequest)(nil),                   // 62: persys.control.v1.ListNodesRequest
+	(*GetNodeRequest)(nil),                     // 63: persys.control.v1.GetNodeRequest
+	(*ListNodesResponse)(nil),                  // 64: persys.control.v1.ListNodesResponse
+	(*GetNodeResponse)(nil),                    // 65: persys.control.v1.GetNodeResponse
+	(*NodeView)(nil),                           // 66: persys.control.v1.NodeView
+	(*DeviceView)(nil),                         // 67: persys.control.v1.DeviceView
+	(*ListWorkloadsRequest)(nil),               // 68: persys.control.v1.ListWorkloadsRequest
+	(*GetWorkloadRequest)(nil),                 // 69: persys.control.v1.GetWorkloadRequest
+	(*ListWorkloadsResponse)(nil),              // 70: persys.control.v1.ListWorkloadsResponse
+	(*GetWorkloadResponse)(nil),                // 71: persys.control.v1.GetWorkloadResponse
+	(*WorkloadView)(nil),                       // 72: persys.control.v1.WorkloadView
+	(*SystemMembers)(nil),                      // 73: persys.control.v1.SystemMembers
+	(*SystemMember)(nil),                       // 74: persys.control.v1.SystemMember
+	(*WorkloadAction)(nil),                     // 75: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 76: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 77: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 78: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 79: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 80: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 81: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 82: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 83: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 84: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 85: persys.control.v1.StreamError
+	nil,                                        // 86: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 87: persys.control.v1.NodeCapabilities.DevicesEntry
+	nil,                                        // 88: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 89: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 90: persys.control.v1.WorkloadSpec.TagsEntry
+	nil,                                        // 91: persys.control.v1.ResourceRequirements.DevicesEntry
+	nil,                                        // 92: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 93: persys.control.v1.ContainerSpec.UlimitsEntry
+	nil,                                        // 94: persys.control.v1.ContainerSpec.SysctlsEntry
+	nil,                                        // 95: persys.control.v1.ContainerSpec.LabelsEntry
+	nil,                                        // 96: persys.control.v1.ContainerSpec.AnnotationsEntry
+	nil,                                        // 97: persys.control.v1.ContainerSpec.EnvSecretsEntry
+	nil,                                        // 98: persys.control.v1.ContainerSpec.EnvConfigsEntry
+	nil,                                        // 99: persys.control.v1.DeviceRequest.OptionsEntry
+	nil,                                        // 100: persys.control.v1.Logging.OptionsEntry
+	nil,                                        // 101: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 102: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 103: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 104: google.protobuf.Timestamp
+	(*v1.NetworkNames)(nil),                    // 105: persys.agent.v1.NetworkNames
+	(*v1.NetworkView)(nil),                     // 106: persys.agent.v1.NetworkView
+	(*durationpb.Duration)(nil),                // 107: google.protobuf.Duration
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	102, // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	104, // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
 	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	102, // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	104, // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
 	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	84,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	102, // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	86,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	104, // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
 	9,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	81,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
-	85,  // 9: persys.control.v1.NodeCapabilities.devices:type_name -> persys.control.v1.NodeCapabilities.DevicesEntry
+	83,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	87,  // 9: persys.control.v1.NodeCapabilities.devices:type_name -> persys.control.v1.NodeCapabilities.DevicesEntry
 	8,   // 10: persys.control.v1.NodeCapabilities.networking:type_name -> persys.control.v1.NodeNetworking
-	102, // 11: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	78,  // 12: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
-	13,  // 13: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
-	57,  // 14: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	102, // 15: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
-	55,  // 16: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	12,  // 17: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	102, // 18: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	78,  // 19: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
-	103, // 20: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
-	20,  // 21: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
-	0,   // 22: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	77,  // 23: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	77,  // 24: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
-	17,  // 25: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
-	102, // 26: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
-	35,  // 27: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
-	36,  // 28: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
-	46,  // 29: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
-	49,  // 30: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	86,  // 31: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	79,  // 32: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	87,  // 33: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	80,  // 34: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
-	34,  // 35: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
-	33,  // 36: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
-	26,  // 37: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
-	29,  // 38: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
-	23,  // 39: persys.control.v1.WorkloadSpec.reschedule:type_name -> persys.control.v1.RescheduleSpec
-	24,  // 40: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
-	25,  // 41: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
-	25,  // 42: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
-	88,  // 43: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
-	21,  // 44: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
-	21,  // 45: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
-	102, // 46: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
-	102, // 47: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
-	79,  // 48: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
-	27,  // 49: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
-	28,  // 50: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
-	29,  // 51: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
-	102, // 52: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
-	102, // 53: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
-	102, // 54: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
-	102, // 55: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
-	102, // 56: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
-	102, // 57: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
-	102, // 58: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
-	31,  // 59: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
-	89,  // 60: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
-	90,  // 61: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
-	44,  // 62: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
-	45,  // 63: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
-	54,  // 64: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	91,  // 65: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
-	92,  // 66: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
-	40,  // 67: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
-	41,  // 68: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
-	42,  // 69: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
-	93,  // 70: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
-	94,  // 71: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
-	43,  // 72: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
-	38,  // 73: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
-	37,  // 74: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
-	37,  // 75: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
-	95,  // 76: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
-	96,  // 77: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
-	97,  // 78: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
-	98,  // 79: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
-	104, // 80: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	104, // 81: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	104, // 82: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	104, // 83: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	99,  // 84: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
-	54,  // 85: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	48,  // 86: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
-	47,  // 87: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
-	37,  // 88: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
-	51,  // 89: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
-	52,  // 90: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
-	53,  // 91: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
-	54,  // 92: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	50,  // 93: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	102, // 94: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	102, // 95: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	102, // 96: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
-	0,   // 97: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	102, // 98: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
-	56,  // 99: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
-	55,  // 100: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	77,  // 101: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	102, // 102: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
-	45,  // 103: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
-	31,  // 104: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
-	2,   // 105: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 106: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
-	64,  // 107: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
-	64,  // 108: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	102, // 109: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	102, // 110: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	100, // 111: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	102, // 112: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	81,  // 113: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	82,  // 114: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	13,  // 115: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	65,  // 116: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
-	2,   // 117: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 118: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	70,  // 119: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	70,  // 120: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	102, // 121: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	102, // 122: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	56,  // 123: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	55,  // 124: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	77,  // 125: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	102, // 126: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	101, // 127: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	45,  // 128: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	20,  // 129: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	73,  // 130: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	32,  // 131: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
-	30,  // 132: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
-	102, // 133: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
-	22,  // 134: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	71,  // 135: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
-	72,  // 136: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
-	102, // 137: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	102, // 138: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	102, // 139: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 140: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	102, // 141: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 142: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	11,  // 143: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	15,  // 144: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	18,  // 145: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	10,  // 146: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	14,  // 147: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	16,  // 148: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	19,  // 149: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	83,  // 150: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	102, // 151: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
-	39,  // 152: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
-	6,   // 153: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	11,  // 154: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	15,  // 155: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	18,  // 156: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	58,  // 157: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 158: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	60,  // 159: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	61,  // 160: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	66,  // 161: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	67,  // 162: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	74,  // 163: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	76,  // 164: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	10,  // 165: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	14,  // 166: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	16,  // 167: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	19,  // 168: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	59,  // 169: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 170: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	62,  // 171: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	63,  // 172: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	68,  // 173: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	69,  // 174: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	75,  // 175: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	76,  // 176: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	165, // [165:177] is the sub-list for method output_type
-	153, // [153:165] is the sub-list for method input_type
-	153, // [153:153] is the sub-list for extension type_name
-	153, // [153:153] is the sub-list for extension extendee
-	0,   // [0:153] is the sub-list for field type_name
+	104, // 11: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	80,  // 12: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	105, // 13: persys.control.v1.WatchNetworkNamesResponse.names:type_name -> persys.agent.v1.NetworkNames
+	15,  // 14: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
+	59,  // 15: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
+	104, // 16: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	57,  // 17: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	14,  // 18: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
+	104, // 19: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	80,  // 20: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	106, // 21: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
+	22,  // 22: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
+	0,   // 23: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
+	79,  // 24: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	79,  // 25: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
+	19,  // 26: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
+	104, // 27: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
+	37,  // 28: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
+	38,  // 29: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
+	48,  // 30: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
+	51,  // 31: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
+	88,  // 32: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	81,  // 33: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	89,  // 34: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	82,  // 35: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	36,  // 36: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
+	35,  // 37: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
+	28,  // 38: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
+	31,  // 39: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
+	25,  // 40: persys.control.v1.WorkloadSpec.reschedule:type_name -> persys.control.v1.RescheduleSpec
+	26,  // 41: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
+	27,  // 42: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
+	27,  // 43: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
+	90,  // 44: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
+	23,  // 45: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
+	23,  // 46: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
+	104, // 47: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
+	104, // 48: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
+	81,  // 49: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
+	29,  // 50: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
+	30,  // 51: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
+	31,  // 52: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
+	104, // 53: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
+	104, // 54: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
+	104, // 55: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
+	104, // 56: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
+	104, // 57: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
+	104, // 58: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
+	104, // 59: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
+	33,  // 60: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
+	91,  // 61: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
+	92,  // 62: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	46,  // 63: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
+	47,  // 64: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
+	56,  // 65: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	93,  // 66: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
+	94,  // 67: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
+	42,  // 68: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
+	43,  // 69: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
+	44,  // 70: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
+	95,  // 71: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
+	96,  // 72: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
+	45,  // 73: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
+	40,  // 74: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
+	39,  // 75: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
+	39,  // 76: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
+	97,  // 77: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
+	98,  // 78: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
+	99,  // 79: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
+	100, // 80: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
+	107, // 81: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	107, // 82: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	107, // 83: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	107, // 84: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	101, // 85: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	56,  // 86: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	50,  // 87: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
+	49,  // 88: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
+	39,  // 89: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
+	53,  // 90: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
+	54,  // 91: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
+	55,  // 92: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
+	56,  // 93: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	52,  // 94: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
+	104, // 95: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	104, // 96: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	104, // 97: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	0,   // 98: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
+	104, // 99: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	58,  // 100: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
+	57,  // 101: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	79,  // 102: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	104, // 103: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	47,  // 104: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
+	33,  // 105: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
+	2,   // 106: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 107: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
+	66,  // 108: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
+	66,  // 109: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
+	104, // 110: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	104, // 111: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	102, // 112: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	104, // 113: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	83,  // 114: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	84,  // 115: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	15,  // 116: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	67,  // 117: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
+	2,   // 118: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 119: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	72,  // 120: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	72,  // 121: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	104, // 122: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	104, // 123: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	58,  // 124: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	57,  // 125: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	79,  // 126: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	104, // 127: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	103, // 128: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	47,  // 129: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	22,  // 130: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	75,  // 131: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	34,  // 132: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
+	32,  // 133: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
+	104, // 134: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	24,  // 135: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	73,  // 136: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
+	74,  // 137: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
+	104, // 138: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	104, // 139: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	104, // 140: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 141: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	104, // 142: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 143: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	13,  // 144: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	17,  // 145: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	20,  // 146: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	10,  // 147: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	16,  // 148: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	18,  // 149: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	21,  // 150: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	85,  // 151: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	104, // 152: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	41,  // 153: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 154: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	13,  // 155: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	11,  // 156: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
+	17,  // 157: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	20,  // 158: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	60,  // 159: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 160: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	62,  // 161: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	63,  // 162: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	68,  // 163: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	69,  // 164: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	76,  // 165: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	78,  // 166: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	10,  // 167: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	16,  // 168: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	12,  // 169: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
+	18,  // 170: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	21,  // 171: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	61,  // 172: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 173: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	64,  // 174: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	65,  // 175: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	70,  // 176: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	71,  // 177: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	77,  // 178: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	78,  // 179: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	167, // [167:180] is the sub-list for method output_type
+	154, // [154:167] is the sub-list for method input_type
+	154, // [154:154] is the sub-list for extension type_name
+	154, // [154:154] is the sub-list for extension extendee
+	0,   // [0:154] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -9973,18 +10124,18 @@ func file_api_control_v1_control_proto_init() {
 	if File_api_control_v1_control_proto != nil {
 		return
 	}
-	file_api_control_v1_control_proto_msgTypes[17].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[19].OneofWrappers = []any{
 		(*WorkloadSpec_Container)(nil),
 		(*WorkloadSpec_Compose)(nil),
 		(*WorkloadSpec_Vm)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[19].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[20].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[23].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[26].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[33].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[34].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[73].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[21].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[22].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[25].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[28].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[35].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[36].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[75].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -10001,7 +10152,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   99,
+			NumMessages:   101,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -30,6 +30,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	AgentControl_RegisterNode_FullMethodName               = "/persys.control.v1.AgentControl/RegisterNode"
 	AgentControl_Heartbeat_FullMethodName                  = "/persys.control.v1.AgentControl/Heartbeat"
+	AgentControl_WatchNetworkNames_FullMethodName          = "/persys.control.v1.AgentControl/WatchNetworkNames"
 	AgentControl_ApplyWorkload_FullMethodName              = "/persys.control.v1.AgentControl/ApplyWorkload"
 	AgentControl_DeleteWorkload_FullMethodName             = "/persys.control.v1.AgentControl/DeleteWorkload"
 	AgentControl_RetryWorkload_FullMethodName              = "/persys.control.v1.AgentControl/RetryWorkload"
@@ -59,6 +60,9 @@ type AgentControlClient interface {
 	// Reports liveness, usage and workload statuses, and extends the lease. NotFound for an unknown
 	// node, which must register again.
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatResponse, error)
+	// Returns the names of the members of the node's networks, for its resolver. Waits up to 5 s for others than those
+	// with the digest that the agent has. Any replica that knows a leader answers; otherwise Unavailable.
+	WatchNetworkNames(ctx context.Context, in *WatchNetworkNamesRequest, opts ...grpc.CallOption) (*WatchNetworkNamesResponse, error)
 	// Creates or changes one workload, or, without a spec, only its desired state. InvalidArgument
 	// without a workload id; every other refusal has success = false. Success means that a majority
 	// of the replicas has committed the change.
@@ -107,6 +111,16 @@ func (c *agentControlClient) Heartbeat(ctx context.Context, in *HeartbeatRequest
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(HeartbeatResponse)
 	err := c.cc.Invoke(ctx, AgentControl_Heartbeat_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *agentControlClient) WatchNetworkNames(ctx context.Context, in *WatchNetworkNamesRequest, opts ...grpc.CallOption) (*WatchNetworkNamesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WatchNetworkNamesResponse)
+	err := c.cc.Invoke(ctx, AgentControl_WatchNetworkNames_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -233,6 +247,9 @@ type AgentControlServer interface {
 	// Reports liveness, usage and workload statuses, and extends the lease. NotFound for an unknown
 	// node, which must register again.
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatResponse, error)
+	// Returns the names of the members of the node's networks, for its resolver. Waits up to 5 s for others than those
+	// with the digest that the agent has. Any replica that knows a leader answers; otherwise Unavailable.
+	WatchNetworkNames(context.Context, *WatchNetworkNamesRequest) (*WatchNetworkNamesResponse, error)
 	// Creates or changes one workload, or, without a spec, only its desired state. InvalidArgument
 	// without a workload id; every other refusal has success = false. Success means that a majority
 	// of the replicas has committed the change.
@@ -272,6 +289,9 @@ func (UnimplementedAgentControlServer) RegisterNode(context.Context, *RegisterNo
 }
 func (UnimplementedAgentControlServer) Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Heartbeat not implemented")
+}
+func (UnimplementedAgentControlServer) WatchNetworkNames(context.Context, *WatchNetworkNamesRequest) (*WatchNetworkNamesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method WatchNetworkNames not implemented")
 }
 func (UnimplementedAgentControlServer) ApplyWorkload(context.Context, *ApplyWorkloadRequest) (*ApplyWorkloadResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ApplyWorkload not implemented")
@@ -356,6 +376,24 @@ func _AgentControl_Heartbeat_Handler(srv interface{}, ctx context.Context, dec f
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(AgentControlServer).Heartbeat(ctx, req.(*HeartbeatRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AgentControl_WatchNetworkNames_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WatchNetworkNamesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentControlServer).WatchNetworkNames(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AgentControl_WatchNetworkNames_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentControlServer).WatchNetworkNames(ctx, req.(*WatchNetworkNamesRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -543,6 +581,10 @@ var AgentControl_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Heartbeat",
 			Handler:    _AgentControl_Heartbeat_Handler,
+		},
+		{
+			MethodName: "WatchNetworkNames",
+			Handler:    _AgentControl_WatchNetworkNames_Handler,
 		},
 		{
 			MethodName: "ApplyWorkload",
