@@ -19,6 +19,7 @@ import (
 	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/memfile"
 	"github.com/persys/compute/agent/metrics"
+	"github.com/persys/compute/agent/names"
 	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/runner"
 	"github.com/persys/compute/agent/server"
@@ -95,6 +96,9 @@ func (a *Agent) wire(factory Factory) error {
 		if a.overlay, err = cfg.Overlay(Parts{a.store, a.metrics}); err == nil {
 			networks, err = network.New(a.store, a.overlay, saved.Meta.Epoch.ClusterID, a.log)
 		}
+		if err == nil && cfg.Names != nil {
+			err = cfg.Names.Open(a.store, saved.Meta.Epoch.ClusterID)
+		}
 		if err != nil {
 			return fmt.Errorf("state file %s: networks: %w", cfg.StatePath, err)
 		}
@@ -130,7 +134,7 @@ func (a *Agent) wire(factory Factory) error {
 		Discovered: cfg.Discovered, NodeID: cfg.NodeID, Version: cfg.Version, Advertise: cfg.Advertise, MetricsPort: cfg.MetricsPort,
 		Labels: cfg.Labels, Taints: cfg.Taints, Devices: cfg.Devices, FeatureLevel: cfg.FeatureLevel, Threshold: cfg.Threshold,
 		ReservedCPU: cfg.ReservedCPU, ReservedMemory: cfg.ReservedMemory, ReservedDisk: cfg.ReservedDisk,
-		Networks: networks, Networking: cfg.Networking,
+		Networks: networks, Networking: cfg.Networking, Names: cfg.Names,
 	})
 	return nil
 }
@@ -213,6 +217,12 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	a.runner.Spawn(func() { a.recordUsage(life) })
 	if a.overlay != nil {
 		a.runner.Spawn(func() { a.overlay.Run(life) })
+		if source, ok := a.cfg.Control.(names.Source); ok && a.cfg.Names != nil {
+			a.runner.Spawn(func() {
+				defer a.cfg.Names.Close()
+				a.cfg.Names.Follow(life, source, a.cfg.NodeID, func() string { return a.runner.State().Meta.Epoch.ClusterID })
+			})
+		}
 	}
 	if a.cfg.Control != nil {
 		a.runner.Spawn(func() { a.session.Run(life) })

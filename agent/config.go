@@ -21,6 +21,7 @@ import (
 	"github.com/persys/compute/agent/garbage"
 	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/metrics"
+	"github.com/persys/compute/agent/names"
 	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/runner"
 	"github.com/persys/compute/agent/session"
@@ -154,7 +155,9 @@ type Config struct {
 	// Overlay makes the part that sets up networks that span nodes. If it is nil, the node ignores the networks that
 	// schedulers send, and containers with networks are refused. Networking says what the node can do for networks;
 	// it is called for each registration with Advertise, and may be nil.
+	// Names answers the DNS queries of containers on them; it may be nil. The agent closes it.
 	Overlay    func(Parts) (network.Overlay, error)
+	Names      *names.Resolver
 	Networking func(advertise string) *controlv1.NodeNetworking
 	// Host measures the machine; default host.New("/").
 	Host host.Host

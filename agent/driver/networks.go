@@ -19,4 +19,6 @@ type Networks interface {
 type Place struct {
 	Network string // the engine's name of the network
 	Address netip.Addr
+	// Resolver is the address of this machine's DNS server on the network; invalid if it does not work there.
+	Resolver netip.Addr
 }

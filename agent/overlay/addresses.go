@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -109,6 +110,22 @@ func (a *addresses) learn(held []workload.NetworkAddress, v *workload.NetworkVie
 	return nil
 }
 
+// networksAt returns the networks of the workload that has an address; none if no workload has it.
+func (a *addresses) networksAt(at netip.Addr) (out []uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	i := slices.IndexFunc(a.all, func(r workload.NetworkAddress) bool { return r.Address == at && r.FreedAt.IsZero() })
+	if i < 0 {
+		return nil
+	}
+	for _, r := range a.all {
+		if r.Workload == a.all[i].Workload && r.FreedAt.IsZero() {
+			out = append(out, r.Network)
+		}
+	}
+	return out
+}
+
 // Join implements driver.Networks.
 func (o *Overlay) Join(ctx context.Context, id driver.ID, networks []uint32) ([]driver.Place, error) {
 	if len(networks) == 0 {
@@ -118,6 +135,9 @@ func (o *Overlay) Join(ctx context.Context, id driver.ID, networks []uint32) ([]
 	if err != nil {
 		return nil, err
 	}
+	o.mu.Lock()
+	named := o.named
+	o.mu.Unlock()
 	places := make([]driver.Place, 0, len(networks))
 	for _, n := range networks {
 		i := slices.IndexFunc(view.Networks, func(x workload.Network) bool { return x.ID == n })
@@ -125,7 +145,11 @@ func (o *Overlay) Join(ctx context.Context, id driver.ID, networks []uint32) ([]
 		if err != nil {
 			return nil, driver.Errorf(driver.InsufficientResources, "network", "network %s/%s on this node: %w", view.Networks[i].Namespace, view.Networks[i].Name, err)
 		}
-		places = append(places, driver.Place{Network: engineName(n), Address: r.Address})
+		place := driver.Place{Network: engineName(n), Address: r.Address}
+		if slices.Contains(named, n) {
+			place.Resolver = plan.Gateway(view.Networks[i].Slice)
+		}
+		places = append(places, place)
 	}
 	return places, nil
 }

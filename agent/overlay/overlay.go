@@ -24,9 +24,18 @@ type Config struct {
 	DockerHost string
 	// Store holds the addresses of containers.
 	Store AddressStore
+	// Names may be nil: then containers get no resolver of this machine.
+	Names Names
 	// Metrics may be nil.
 	Metrics Metrics
 	Logger  *slog.Logger
+}
+
+// Names answers the DNS queries of containers. *names.Resolver implements it.
+type Names interface {
+	// Listen listens at the address of each bridge, and nowhere else. It returns the networks on which containers are
+	// answered, sorted, and why they are not on others. It must not block.
+	Listen(bridges []workload.NetworkBridge) (works []uint32, problems []string)
 }
 
 // Metrics counts repairs and problems. *metrics.Metrics implements it.
@@ -64,6 +73,7 @@ type Overlay struct {
 	view     *workload.NetworkView // newest; nil before the first Set
 	stale    bool                  // the engine's networks must be listed again
 	ready    []uint32              // networks that work
+	named    []uint32              // networks on which containers are answered by the resolver, sorted
 	problems []string
 	passed   chan struct{} // closed at the end of the next pass
 }
@@ -235,6 +245,22 @@ func (o *Overlay) Address() netip.Addr {
 	return netip.Addr{}
 }
 
+// NetworksAt returns the networks of the container with an address, for the resolver. A container of another program
+// has only the network to whose slice its address belongs.
+func (o *Overlay) NetworksAt(a netip.Addr) []uint32 {
+	if list := o.addresses.networksAt(a); len(list) > 0 {
+		return list
+	}
+	if v := o.current(); v != nil {
+		for _, n := range v.Networks {
+			if n.Slice.Contains(a) {
+				return []uint32{n.ID}
+			}
+		}
+	}
+	return nil
+}
+
 // refresh makes the next pass list the engine's networks.
 func (o *Overlay) refresh() {
 	o.mu.Lock()
@@ -334,6 +360,7 @@ func (r *reconciler) reconcile(ctx context.Context) bool {
 	if ctx.Err() != nil {
 		return true
 	}
+	problems = append(problems, r.listen(v)...)
 	r.o.report(res.Ready, problems)
 	switch {
 	case foreign && len(repaired) > 0:
@@ -346,6 +373,24 @@ func (r *reconciler) reconcile(ctx context.Context) bool {
 		r.settled = v
 	}
 	return done && r.listed && len(problems) == 0
+}
+
+// listen has the resolver listen on the bridges that the engine has made. It returns why it does not on some.
+func (r *reconciler) listen(v *workload.NetworkView) []string {
+	if r.o.cfg.Names == nil {
+		return nil
+	}
+	var bridges []workload.NetworkBridge
+	for _, n := range v.Networks {
+		if slices.ContainsFunc(r.networks, func(have plan.ObservedNetwork) bool { return have.ID == n.ID && have.Slice == n.Slice }) {
+			bridges = append(bridges, workload.NetworkBridge{Network: n.ID, Address: plan.Gateway(n.Slice), Slice: n.Slice})
+		}
+	}
+	works, problems := r.o.cfg.Names.Listen(bridges)
+	r.o.mu.Lock()
+	r.o.named = works
+	r.o.mu.Unlock()
+	return problems
 }
 
 // list lists the engine's networks. If the engine does not answer, the former list stays.

@@ -190,6 +190,60 @@ func TestTwoNetworks(t *testing.T) {
 	}
 }
 
+// fakeNames listens on network 1 only.
+type fakeNames struct {
+	mu   sync.Mutex
+	last []workload.NetworkBridge
+}
+
+func (f *fakeNames) Listen(bridges []workload.NetworkBridge) (works []uint32, problems []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.last = bridges
+	return []uint32{1}, []string{"names on network 2: the port is taken"}
+}
+
+// TestResolver: the resolver learns of the bridges, and containers get its address where it works. It knows the
+// networks of each container by its address.
+func TestResolver(t *testing.T) {
+	namespaces(t)
+	a := newNode(t, fabric(t), "a", 11)
+	names := &fakeNames{}
+	a.names = names
+	a.Start(t, viewOf(a, []*node{a}, map[uint32][]*node{1: {a}, 2: {a}}))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	places, err := a.overlay.Join(ctx, "both", []uint32{1, 2})
+	must(t, err)
+	if places[0].Resolver != plan.Gateway(slice(1, 0)) || places[1].Resolver.IsValid() {
+		t.Errorf("the places have the resolvers %s and %s, want that of network 1 only", places[0].Resolver, places[1].Resolver)
+	}
+	names.mu.Lock()
+	if len(names.last) != 2 || names.last[0] != (workload.NetworkBridge{Network: 1, Address: plan.Gateway(slice(1, 0)), Slice: slice(1, 0)}) {
+		t.Errorf("the resolver got the bridges %v", names.last)
+	}
+	names.mu.Unlock()
+	if p := a.overlay.Problems(); len(p) != 1 || !strings.Contains(p[0], "the port is taken") {
+		t.Errorf("the problems are %q, want that of the resolver", p)
+	}
+	for _, c := range []struct {
+		at   netip.Addr
+		want string
+	}{
+		{places[0].Address, "[1 2]"}, {places[1].Address, "[1 2]"},
+		{slice(2, 0).Addr().Next().Next().Next(), "[2]"}, // of another program
+		{netip.MustParseAddr("10.99.0.11"), "[]"},
+	} {
+		if got := fmt.Sprint(a.overlay.NetworksAt(c.at)); got != c.want {
+			t.Errorf("the container at %s is on the networks %s, want %s", c.at, got, c.want)
+		}
+	}
+	must(t, a.overlay.Leave("both"))
+	if got := fmt.Sprint(a.overlay.NetworksAt(places[1].Address)); got != "[2]" {
+		t.Errorf("after the container has left, its address is on the networks %s, want [2]", got)
+	}
+}
+
 // TestForeignChangesAreRepaired: after each change of another program, containers reach each other again, and nothing
 // that works is touched when the agent restarts.
 func TestForeignChangesAreRepaired(t *testing.T) {

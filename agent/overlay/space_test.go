@@ -155,6 +155,7 @@ type node struct {
 	log     *lines
 	counts  counts
 	compare time.Duration // between two full compares
+	names   Names
 
 	stop    func()
 	overlay *Overlay
@@ -197,7 +198,7 @@ func firewall() error {
 // Start runs an overlay until Stop or the end of the test.
 func (n *node) Start(t *testing.T, v workload.NetworkView) {
 	t.Helper()
-	o, err := New(Config{Node: n.name, Store: &n.store, Metrics: &n.counts, Logger: slog.New(slog.NewTextHandler(n.log, nil))})
+	o, err := New(Config{Node: n.name, Store: &n.store, Names: n.names, Metrics: &n.counts, Logger: slog.New(slog.NewTextHandler(n.log, nil))})
 	must(t, err)
 	o.compare = cmp.Or(n.compare, 2*time.Second)
 	o.engine = func(string) (engine, error) { return &fakeEngine{space: n.space}, nil }

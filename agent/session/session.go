@@ -28,6 +28,7 @@ import (
 	"github.com/persys/compute/agent/fencer"
 	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/metrics"
+	"github.com/persys/compute/agent/names"
 	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/runner"
 	"github.com/persys/compute/agent/spec"
@@ -86,6 +87,8 @@ type Config struct {
 	// Networks and Networking: see agent.Config. Both may be nil.
 	Networks   *network.Keeper
 	Networking func(advertise string) *controlv1.NodeNetworking
+	// Names is the resolver of the containers on networks; it may be nil.
+	Names *names.Resolver
 	// MetricsPort: see agent.Config.
 	MetricsPort int
 }
@@ -453,7 +456,7 @@ func (c *Session) Usage() *controlv1.NodeUsage {
 	used, promised := c.cfg.Host.Usage(), c.r.State().Promised()
 	out := &controlv1.NodeUsage{
 		CpuUsedMillicores: used.CPUMillicores, MemoryUsedMb: used.MemoryMB, DiskUsedGb: used.DiskGB,
-		NetRxBytes: used.NetReceived, NetTxBytes: used.NetSent,
+		NetRxBytes: used.NetReceived, NetTxBytes: used.NetSent, NetworkNamesAgeSeconds: uint32(c.cfg.Names.Age() / time.Second),
 		CpuAllocatedMillicores: promised[0], MemoryAllocatedMb: promised[1], DiskAllocatedGb: promised[2],
 	}
 	for _, p := range c.r.Pools() {

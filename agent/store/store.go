@@ -18,6 +18,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/driver"
@@ -41,10 +42,11 @@ const (
 	bucketAddresses   = "addresses" // addresses of containers on networks that span nodes
 )
 
-// Keys of the bucket meta: of core.Meta, and of the networks that the schedulers want on this node.
+// Keys of the bucket meta: of core.Meta, of the networks that the schedulers want on this node, and of the names in them.
 const (
 	metaKey    = "agent"
 	networkKey = "networks"
+	namesKey   = "network names"
 )
 
 // Store is the agent's state file. Every write is one transaction, on disk before it returns.
@@ -283,33 +285,56 @@ func (s *Store) Images() (out []driver.PulledImage, err error) {
 }
 
 // PutNetworks stores the networks that the schedulers want on this node.
-func (s *Store) PutNetworks(m *agentv1.NetworkView) error {
-	raw, err := writeJSON.Marshal(m)
-	if err != nil {
-		return fmt.Errorf("bucket %s, key %s: %w", bucketMeta, networkKey, err)
-	}
-	return s.update(func(w write) error { return w.put(bucketMeta, networkKey, json.RawMessage(raw)) })
-}
+func (s *Store) PutNetworks(m *agentv1.NetworkView) error { return s.putMessage(networkKey, m) }
 
 // Networks returns the stored networks; nil if there are none.
 func (s *Store) Networks() (*agentv1.NetworkView, error) {
-	var m *agentv1.NetworkView
-	err := s.db.View(func(tx *bolt.Tx) error {
+	m := &agentv1.NetworkView{}
+	if found, err := s.message(networkKey, m); err != nil || !found {
+		return nil, err
+	}
+	return m, nil
+}
+
+// PutNetworkNames stores the names of the members of networks.
+func (s *Store) PutNetworkNames(m *agentv1.NetworkNames) error { return s.putMessage(namesKey, m) }
+
+// NetworkNames returns the stored names; nil if there are none.
+func (s *Store) NetworkNames() (*agentv1.NetworkNames, error) {
+	m := &agentv1.NetworkNames{}
+	if found, err := s.message(namesKey, m); err != nil || !found {
+		return nil, err
+	}
+	return m, nil
+}
+
+// putMessage stores a message in the bucket meta.
+func (s *Store) putMessage(key string, m proto.Message) error {
+	raw, err := writeJSON.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("bucket %s, key %s: %w", bucketMeta, key, err)
+	}
+	return s.update(func(w write) error { return w.put(bucketMeta, key, json.RawMessage(raw)) })
+}
+
+// message reads a message of the bucket meta into m. It reports whether there is one.
+func (s *Store) message(key string, m proto.Message) (found bool, err error) {
+	err = s.db.View(func(tx *bolt.Tx) error {
 		b := tx.Bucket([]byte(bucketMeta))
 		if b == nil {
 			return nil
 		}
-		raw := b.Get([]byte(networkKey))
+		raw := b.Get([]byte(key))
 		if raw == nil {
 			return nil
 		}
-		m = &agentv1.NetworkView{}
+		found = true
 		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(raw, m); err != nil {
-			return fmt.Errorf("bucket %s, key %s: %w", bucketMeta, networkKey, err)
+			return fmt.Errorf("bucket %s, key %s: %w", bucketMeta, key, err)
 		}
 		return nil
 	})
-	return m, err
+	return found, err
 }
 
 // PutVolume stores the record of a volume.

@@ -37,3 +37,10 @@ type NetworkSlice struct {
 	Node string
 	CIDR netip.Prefix
 }
+
+// NetworkBridge is the bridge of a network on this machine.
+type NetworkBridge struct {
+	Network uint32
+	Address netip.Addr
+	Slice   netip.Prefix // the addresses of the containers on it
+}

@@ -2,6 +2,7 @@ package docker
 
 import (
 	"context"
+	"net/netip"
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/network"
@@ -29,6 +30,10 @@ func (d *Driver) join(ctx context.Context, spec driver.Spec, want *settings) ([]
 		return nil, err
 	}
 	want.host.NetworkMode = container.NetworkMode(places[0].Network)
+	if r := places[0].Resolver; r.IsValid() && len(want.host.DNS) == 0 {
+		// Only this one: the engine's own server asks a second one too if the first says that a name does not exist.
+		want.host.DNS = []netip.Addr{r}
+	}
 	return places, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent"
+	"github.com/persys/compute/agent/names"
 	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/overlay"
 	controlv1 "github.com/persys/compute/api/control/v1"
@@ -23,8 +24,11 @@ func networks(acfg *agent.Config, cfg *Config, log *slog.Logger) {
 		return
 	}
 	var running *overlay.Overlay // set before the first registration
+	log = log.With("part", "networks")
+	resolver := names.New(func(a netip.Addr) []uint32 { return running.NetworksAt(a) }, "/etc/resolv.conf", log)
+	acfg.Names = resolver
 	acfg.Overlay = func(p agent.Parts) (o network.Overlay, err error) {
-		running, err = overlay.New(overlay.Config{Node: acfg.NodeID, DockerHost: cfg.DockerHost, Store: p.Store, Metrics: p.Metrics, Logger: log.With("part", "networks")})
+		running, err = overlay.New(overlay.Config{Node: acfg.NodeID, DockerHost: cfg.DockerHost, Store: p.Store, Names: resolver, Metrics: p.Metrics, Logger: log})
 		return running, err
 	}
 	acfg.Networking = func(advertise string) *controlv1.NodeNetworking {

@@ -1,0 +1,276 @@
+package names
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/persys/compute/agent/store"
+	"github.com/persys/compute/agent/workload"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/testbed"
+)
+
+func TestMain(m *testing.M) { testbed.Exit(m.Run()) }
+
+// scheduler answers with what it was last told to. A nil reply is an error.
+type scheduler struct {
+	mu    sync.Mutex
+	reply *controlv1.WatchNetworkNamesResponse
+	asked []*controlv1.WatchNetworkNamesRequest
+}
+
+func (s *scheduler) set(m *controlv1.WatchNetworkNamesResponse) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reply = m
+}
+
+func (s *scheduler) WatchNetworkNames(_ context.Context, req *controlv1.WatchNetworkNamesRequest, _ ...grpc.CallOption) (*controlv1.WatchNetworkNamesResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked = append(s.asked, req)
+	if s.reply == nil {
+		return nil, errors.New("no scheduler answers")
+	}
+	return s.reply, nil
+}
+
+func onNetworkOne(netip.Addr) []uint32 { return []uint32{1} }
+
+func opened(t *testing.T, path, cluster string) (*Resolver, *bytes.Buffer) {
+	t.Helper()
+	st, err := store.Open(path, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = st.Close() })
+	log := &bytes.Buffer{}
+	r := New(onNetworkOne, filepath.Join(t.TempDir(), "resolv.conf"), slog.New(slog.NewTextHandler(log, nil)))
+	if err := r.Open(st, cluster); err != nil {
+		t.Fatal(err)
+	}
+	return r, log
+}
+
+func query(name string) *dns.Msg { return new(dns.Msg).SetQuestion(name, dns.TypeA) }
+
+// TestNamesOutliveSchedulers: names are taken over, kept while no scheduler answers and over a restart, and marked as
+// old. Older names and those of another cluster are refused.
+func TestNamesOutliveSchedulers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	st, err := store.Open(path, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := &bytes.Buffer{}
+	r := New(onNetworkOne, "none", slog.New(slog.NewTextHandler(log, nil)))
+	if err := r.Open(st, "c1"); err != nil {
+		t.Fatal(err)
+	}
+	if m := r.respond(query("db."), []uint32{1}, false); m.Rcode != dns.RcodeServerFailure {
+		t.Errorf("before the first names the code is %d, want a failure of the server", m.Rcode)
+	}
+	s := &scheduler{}
+	ask := func() error { return r.ask(t.Context(), s, "n", "c1") }
+	s.set(&controlv1.WatchNetworkNamesResponse{Names: sample()})
+	if err := ask(); err != nil {
+		t.Fatal(err)
+	}
+	answers := func(what string) {
+		t.Helper()
+		if m := r.respond(query("db."), []uint32{1}, false); m.Rcode != 0 || len(m.Answer) != 2 || !m.Authoritative {
+			t.Errorf("%s: the answer is %v, want two addresses", what, m)
+		}
+	}
+	answers("after the first names")
+	changed := func(f func(*agentv1.NetworkNames)) *controlv1.WatchNetworkNamesResponse {
+		m := proto.CloneOf(sample())
+		m.Members = nil
+		f(m)
+		return &controlv1.WatchNetworkNamesResponse{Names: m}
+	}
+	for _, c := range []struct {
+		name  string
+		reply *controlv1.WatchNetworkNamesResponse
+	}{
+		{"no scheduler", nil},
+		{"a lower index", changed(func(m *agentv1.NetworkNames) { m.Index = 8 })},
+		{"a lower incarnation", changed(func(m *agentv1.NetworkNames) { m.Epoch.Incarnation = 0 })},
+		{"another cluster", changed(func(m *agentv1.NetworkNames) { m.Epoch.ClusterId = "c2" })},
+	} {
+		s.set(c.reply)
+		if err := ask(); err == nil {
+			t.Errorf("%s: taken over, want an error", c.name)
+		}
+		answers(c.name)
+	}
+	s.set(&controlv1.WatchNetworkNamesResponse{})
+	if err := ask(); err != nil {
+		t.Errorf("unchanged names: %v", err)
+	}
+	if last := s.asked[len(s.asked)-1]; last.GetIndex() != 9 || last.GetDigest() != 7 || last.GetIncarnation() != 1 || last.GetNodeId() != "n" || last.GetClusterId() != "c1" {
+		t.Errorf("the schedulers were asked with %v, want the names that the agent has", last)
+	}
+	r.listening[1] = &listener{}
+	if age := r.Age(); age != 0 {
+		t.Errorf("names that were confirmed a moment ago have the age %s, want 0", age)
+	}
+	r.confirmed = time.Now().Add(-time.Minute)
+	r.warn()
+	if age := r.Age(); age < time.Minute || !strings.Contains(log.String(), "the names of networks are old") {
+		t.Errorf("after a minute the age is %s and the log %q, want a minute and a warning", age, log)
+	}
+	answers("old names")
+	if err := ask(); err != nil {
+		t.Fatal(err)
+	}
+	r.warn()
+	if !strings.Contains(log.String(), "current again") {
+		t.Errorf("the log does not say that the names are current again: %q", log)
+	}
+	if err := st.Close(); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("restart", func(t *testing.T) {
+		r, _ = opened(t, path, "c1")
+		answers("after a restart")
+	})
+	t.Run("another cluster", func(t *testing.T) {
+		r, _ := opened(t, path, "c2")
+		if m := r.respond(query("db."), []uint32{1}, false); len(m.Answer) > 0 {
+			t.Errorf("an agent of another cluster answered %v", m)
+		}
+	})
+}
+
+// TestListen: a resolver answers on each bridge over UDP and TCP, but only containers of its slice, and names the
+// address that another program has.
+func TestListen(t *testing.T) {
+	var err error
+	if os.Geteuid() != 0 {
+		err = errors.New("port 53 needs root")
+	}
+	testbed.Need(t, "port 53", err)
+	r, _ := opened(t, filepath.Join(t.TempDir(), "state.db"), "c1")
+	if err := r.offer(sample(), "c1"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	one := workload.NetworkBridge{Network: 1, Address: netip.MustParseAddr("127.77.0.1"), Slice: netip.MustParsePrefix("127.77.0.0/26")}
+	two := workload.NetworkBridge{Network: 2, Address: netip.MustParseAddr("127.77.0.65"), Slice: netip.MustParsePrefix("127.77.0.64/26")}
+	taken, err := net.ListenPacket("udp4", "127.77.0.65:53")
+	if err != nil {
+		t.Fatal(err)
+	}
+	works, problems := r.Listen([]workload.NetworkBridge{one, two})
+	if len(works) != 1 || works[0] != 1 || len(problems) != 1 || !strings.Contains(problems[0], "names on network 2: ") {
+		t.Fatalf("it works on %v, with the problems %q; want network 1, and a problem of network 2", works, problems)
+	}
+	if err := taken.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if works, problems = r.Listen([]workload.NetworkBridge{one, two}); len(works) != 2 || len(problems) != 0 {
+		t.Fatalf("when the port is free again it works on %v, with the problems %q; want both networks", works, problems)
+	}
+	ask := func(protocol, from, to string) (*dns.Msg, error) {
+		c := &dns.Client{Net: protocol, Timeout: time.Second, Dialer: &net.Dialer{Timeout: time.Second, LocalAddr: &net.UDPAddr{IP: net.ParseIP(from)}}}
+		if protocol == "tcp" {
+			c.Dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
+		}
+		m, _, err := c.Exchange(query("db."), to+":53")
+		return m, err
+	}
+	for _, protocol := range []string{"udp", "tcp"} {
+		if m, err := ask(protocol, "127.77.0.5", "127.77.0.1"); err != nil || len(m.Answer) != 2 {
+			t.Errorf("%s: the answer is %v, error %v; want two addresses", protocol, m, err)
+		}
+	}
+	if m, err := ask("udp", "127.77.0.70", "127.77.0.1"); err == nil {
+		t.Errorf("an address outside of the slice was answered: %v", m)
+	}
+	if works, _ = r.Listen([]workload.NetworkBridge{two}); len(works) != 1 {
+		t.Errorf("it works on %v, want network 2", works)
+	}
+	if m, err := ask("udp", "127.77.0.5", "127.77.0.1"); err == nil {
+		t.Errorf("the bridge of a network that is gone was answered: %v", m)
+	}
+}
+
+// TestOtherNamesGoToTheMachinesResolvers: what is not a name of the cluster is answered by the resolvers of the
+// machine. If none answers, a name below a namespace does not exist, and the answer for others is a failure.
+func TestOtherNamesGoToTheMachinesResolvers(t *testing.T) {
+	pc, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wait sync.WaitGroup
+	server := &dns.Server{PacketConn: pc, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
+		m := new(dns.Msg).SetReply(q)
+		m.Answer = []dns.RR{&dns.A{Hdr: header(q.Question[0].Name, dns.TypeA), A: net.IPv4(192, 0, 2, 7)}}
+		_ = w.WriteMsg(m)
+	})}
+	wait.Go(func() { _ = server.ActivateAndServe() })
+	defer wait.Wait()
+	defer pc.Close()
+
+	r, _ := opened(t, filepath.Join(t.TempDir(), "state.db"), "c1")
+	if err := r.offer(sample(), "c1"); err != nil {
+		t.Fatal(err)
+	}
+	for name, code := range map[string]int{"example.org.": dns.RcodeServerFailure, "alien.team.": dns.RcodeNameError, "alien.": dns.RcodeNameError} {
+		if m := r.respond(query(name), []uint32{1}, false); m.Rcode != code {
+			t.Errorf("without resolvers the code for %s is %d, want %d", name, m.Rcode, code)
+		}
+	}
+	if err := os.WriteFile(r.upstream.path, []byte("nameserver 127.0.0.1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.upstream.current(); len(got) != 1 || got[0] != "127.0.0.1:53" {
+		t.Errorf("the machine's resolvers are %v, want 127.0.0.1:53", got)
+	}
+	r.upstream.servers = []string{pc.LocalAddr().String()} // the file names no ports
+	q := query("example.org.")
+	m := r.respond(q, []uint32{1}, false)
+	if len(m.Answer) != 1 || m.Id != q.Id || m.Rcode != 0 {
+		t.Errorf("the answer is %v, want that of the machine's resolver", m)
+	}
+	if m := r.respond(query("late.default."), []uint32{1}, false); len(m.Answer) != 0 || m.Rcode != 0 {
+		t.Errorf("the name of a member that is not ready was answered with %v, want no record", m)
+	}
+}
+
+// TestBadQueries: queries that are no questions are answered with a code.
+func TestBadQueries(t *testing.T) {
+	r, _ := opened(t, filepath.Join(t.TempDir(), "state.db"), "c1")
+	for _, c := range []struct {
+		name   string
+		change func(*dns.Msg)
+		code   int
+	}{
+		{"an update", func(m *dns.Msg) { m.Opcode = dns.OpcodeUpdate }, dns.RcodeNotImplemented},
+		{"no question", func(m *dns.Msg) { m.Question = nil }, dns.RcodeFormatError},
+		{"two questions", func(m *dns.Msg) { m.Question = append(m.Question, m.Question[0]) }, dns.RcodeFormatError},
+		{"another class", func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassCHAOS }, dns.RcodeRefused},
+	} {
+		q := query("db.")
+		c.change(q)
+		if m := r.respond(q, []uint32{1}, false); m.Rcode != c.code {
+			t.Errorf("%s: the code is %d, want %d", c.name, m.Rcode, c.code)
+		}
+	}
+}

@@ -1,0 +1,185 @@
+package names
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+
+	"github.com/persys/compute/agent/workload"
+)
+
+const (
+	port = 53
+	// ioLimit is how long a client may take to send a query over TCP, or to take its answer.
+	ioLimit = 2 * time.Second
+	// maxTCP bounds the queries on one connection.
+	maxTCP = 128
+)
+
+// listener is the pair of sockets at the bridge of one network.
+type listener struct {
+	bridge   workload.NetworkBridge
+	udp, tcp *dns.Server
+}
+
+// Listen makes the resolver listen at the addresses of bridges, and nowhere else. It returns the networks on which it
+// listens, sorted, and why it does not on others.
+func (r *Resolver) Listen(bridges []workload.NetworkBridge) (works []uint32, problems []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, nil
+	}
+	if len(r.listening) == 0 && len(bridges) > 0 {
+		r.since = time.Now()
+		select {
+		case r.wake <- struct{}{}:
+		default:
+		}
+	}
+	for id, l := range r.listening {
+		if !slices.Contains(bridges, l.bridge) {
+			l.close()
+			delete(r.listening, id)
+		}
+	}
+	for _, b := range bridges {
+		if r.listening[b.Network] == nil {
+			l, err := r.open(b)
+			if err != nil {
+				problems = append(problems, fmt.Sprintf("names on network %d: %v: if another program has that port, make it listen at other addresses only", b.Network, err))
+				continue
+			}
+			r.listening[b.Network] = l
+		}
+		works = append(works, b.Network)
+	}
+	slices.Sort(works)
+	return works, problems
+}
+
+// Close closes all sockets. Listen then opens no others.
+func (r *Resolver) Close() {
+	r.Listen(nil)
+	r.mu.Lock()
+	r.closed = true
+	r.mu.Unlock()
+}
+
+// open listens at the address of a bridge. The sockets outlive the bridge, which the engine may make again.
+func (r *Resolver) open(b workload.NetworkBridge) (*listener, error) {
+	at := netip.AddrPortFrom(b.Address, port).String()
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		return firstOf(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) }), err)
+	}}
+	packets, err := lc.ListenPacket(context.Background(), "udp4", at)
+	if err != nil {
+		return nil, err
+	}
+	stream, err := lc.Listen(context.Background(), "tcp4", at)
+	if err != nil {
+		_ = packets.Close()
+		return nil, err
+	}
+	handler := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) { r.serve(b, w, q) })
+	l := &listener{
+		bridge: b,
+		udp:    &dns.Server{PacketConn: packets, Handler: handler},
+		tcp:    &dns.Server{Listener: stream, Handler: handler, ReadTimeout: ioLimit, WriteTimeout: ioLimit, MaxTCPQueries: maxTCP},
+	}
+	for _, s := range []*dns.Server{l.udp, l.tcp} {
+		go func() {
+			// It ends when the socket is closed.
+			if err := s.ActivateAndServe(); err != nil {
+				r.log.Debug("resolver", "network", b.Network, "error", err)
+			}
+		}()
+	}
+	return l, nil
+}
+
+func firstOf(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// close closes the sockets, which ends their goroutines.
+func (l *listener) close() {
+	_ = l.udp.PacketConn.Close()
+	_ = l.tcp.Listener.Close()
+}
+
+// serve answers one query. Only containers on the bridge are answered: other machines may have routes to its address.
+func (r *Resolver) serve(b workload.NetworkBridge, w dns.ResponseWriter, q *dns.Msg) {
+	_, tcp := w.RemoteAddr().(*net.TCPAddr)
+	from, err := netip.ParseAddrPort(w.RemoteAddr().String())
+	if err != nil || !b.Slice.Contains(from.Addr().Unmap()) || q.Response {
+		return
+	}
+	if err := w.WriteMsg(r.respond(q, r.networks(from.Addr().Unmap()), tcp)); err != nil {
+		r.log.Debug("resolver", "client", from.Addr(), "error", err)
+	}
+}
+
+// respond returns the answer to a query of a container on some networks.
+func (r *Resolver) respond(q *dns.Msg, networks []uint32, tcp bool) *dns.Msg {
+	reply := new(dns.Msg)
+	reply.SetReply(q)
+	reply.RecursionAvailable = true
+	v := r.view.Load()
+	switch {
+	case q.Opcode != dns.OpcodeQuery:
+		reply.Rcode = dns.RcodeNotImplemented
+		return reply
+	case len(q.Question) != 1:
+		reply.Rcode = dns.RcodeFormatError
+		return reply
+	case q.Question[0].Qclass != dns.ClassINET:
+		reply.Rcode = dns.RcodeRefused
+		return reply
+	case v == nil:
+		v = newView(nil)
+	}
+	out := v.answer(q.Question[0], networks)
+	if out.foreign {
+		if answer := r.upstream.ask(q, tcp); answer != nil {
+			return answer
+		}
+		reply.Rcode = dns.RcodeServerFailure
+		if out.ours {
+			reply.Rcode = dns.RcodeNameError
+		}
+		return reply
+	}
+	if out.rcode == dns.RcodeNameError && r.view.Load() == nil {
+		out.rcode = dns.RcodeServerFailure // the schedulers have not told the names yet
+	}
+	rand.Shuffle(len(out.answer), func(i, j int) { out.answer[i], out.answer[j] = out.answer[j], out.answer[i] })
+	reply.Authoritative, reply.Rcode, reply.Answer, reply.Extra = true, out.rcode, out.answer, out.extra
+	size := dns.MinMsgSize
+	if o := q.IsEdns0(); o != nil {
+		reply.SetEdns0(maxUDP, false)
+		size = int(min(max(o.UDPSize(), dns.MinMsgSize), maxUDP))
+	}
+	if tcp {
+		size = dns.MaxMsgSize
+	}
+	reply.Truncate(size)
+	return reply
+}
+
+// maxUDP is the largest answer over UDP in bytes.
+const maxUDP = 1232
