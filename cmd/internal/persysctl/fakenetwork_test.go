@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	agentv1 "github.com/persys/compute/api/agent/v1"
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 )
 
@@ -30,6 +31,10 @@ func (f *fake) GetNetwork(_ context.Context, req *clusterv1.GetNetworkRequest) (
 	n.Slices = []*clusterv1.NetworkSlice{
 		{NodeId: "node-a", Cidr: "10.216.0.0/26", Workloads: 3}, {NodeId: "node-b", Cidr: "10.216.0.64/26", EmptySince: timestamppb.New(epoch.Add(-time.Hour))},
 		{Cidr: "10.216.0.128/26"},
+	}
+	n.Members = []*agentv1.NetworkMember{
+		{Network: 1, Namespace: "default", Name: "api-0", Group: "api", Address: "10.216.0.2", Ports: []*agentv1.MemberPort{{Name: "8080", Protocol: "tcp", Port: 8080}, {Name: "http", Protocol: "tcp", Port: 8080}}},
+		{Network: 1, Namespace: "default", Name: "web"},
 	}
 	return &clusterv1.GetNetworkResponse{Index: 7, Network: n}, nil
 }

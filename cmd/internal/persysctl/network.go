@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	agentv1 "github.com/persys/compute/api/agent/v1"
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/cmd/persysctl/screen"
 	"github.com/persys/compute/fsm"
@@ -33,7 +34,7 @@ Each node with a member owns a slice of the network, from which it gives the add
 		}),
 	}
 	inspect := &cobra.Command{
-		Use: "inspect NAME", Aliases: []string{"show"}, Short: "Show a network and the slices of its nodes", Args: args(1, 1, "NAME"),
+		Use: "inspect NAME", Aliases: []string{"show"}, Short: "Show a network, the slices of its nodes, and the names of its members", Args: args(1, 1, "NAME"),
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			r, err := read(ctx, c, c.cluster.GetNetwork, &clusterv1.GetNetworkRequest{Name: args[0], Namespace: c.namespace()})
 			if err != nil {
@@ -116,6 +117,32 @@ func (c *cli) showNetwork(n *clusterv1.Network) {
 			since = c.age(at)
 		}
 		t.Add(screen.Text(s.GetCidr()), screen.Text(cmp.Or(screen.Clean(s.GetNodeId()), "taken back")), screen.Text(strconv.Itoa(int(s.GetWorkloads()))), screen.Text(since))
+	}
+	c.print(t)
+	c.showMembers(n.GetMembers())
+}
+
+// showMembers prints the names that containers on a network can ask for, as the resolvers of the nodes answer them.
+func (c *cli) showMembers(list []*agentv1.NetworkMember) {
+	if len(list) == 0 {
+		return
+	}
+	writeLines(c.out, []string{""})
+	t := screen.NewTable(screen.Column{Title: "NAME", Gives: 1, Least: 12, Keeps: screen.Middle}, screen.Column{Title: "ALSO", Gives: 1, Least: 8}, screen.Column{Title: "ADDRESS"}, screen.Column{Title: "PORTS", Gives: 1, Least: 8})
+	for _, m := range list {
+		also, ports := screen.None, screen.None
+		if m.GetGroup() != "" {
+			also = screen.Clean(m.GetGroup() + "." + m.GetNamespace())
+		}
+		for i, p := range m.GetPorts() {
+			text := fmt.Sprintf("_%s._%s", screen.Clean(p.GetName()), screen.Clean(p.GetProtocol()))
+			if i == 0 {
+				ports = text
+			} else {
+				ports += " " + text
+			}
+		}
+		t.Add(screen.Text(screen.Clean(m.GetName()+"."+m.GetNamespace())), screen.Text(also), screen.Text(cmp.Or(m.GetAddress(), "not ready")), screen.Text(ports))
 	}
 	c.print(t)
 }

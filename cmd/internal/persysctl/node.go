@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -88,6 +89,9 @@ func (c *cli) showNode(n *controlv1.NodeView) {
 		devices = append(devices, fmt.Sprintf("%s: %d of %d reserved", d.GetName(), d.GetReserved(), d.GetTotal()))
 	}
 	f.Add("Devices", screen.Text(strings.Join(devices, ", ")))
+	if age := n.GetUsage().GetNetworkNamesAgeSeconds(); age > 0 {
+		f.Add("Names", screen.Styled("of networks are old: no scheduler has confirmed them for "+screen.Span(time.Duration(age)*time.Second), screen.Warn))
+	}
 	f.Add("Runs", screen.Text(strings.Join(n.GetSupportedWorkloadTypes(), ", ")))
 	f.Add("Labels", screen.Text(labelsText(n.GetLabels())))
 	f.Add("Taints", screen.Text(taintsText(n.GetTaints())))
