@@ -144,8 +144,12 @@ func services(q dns.Question, list []*agentv1.NetworkMember, service, protocol s
 				continue
 			}
 			target := instance(m)
-			out.answer = append(out.answer, &dns.SRV{Hdr: header(q.Name, dns.TypeSRV), Priority: 1, Weight: 1, Port: uint16(p.GetPort()), Target: target})
+			same := func(rr dns.RR) bool { s := rr.(*dns.SRV); return s.Target == target && s.Port == uint16(p.GetPort()) }
 			out.extra = append(out.extra, addresses(target, []*agentv1.NetworkMember{m})...)
+			if slices.ContainsFunc(out.answer, same) {
+				continue // the asker and the instance share another network too
+			}
+			out.answer = append(out.answer, &dns.SRV{Hdr: header(q.Name, dns.TypeSRV), Priority: 1, Weight: 1, Port: uint16(p.GetPort()), Target: target})
 		}
 	}
 	if !known {

@@ -62,6 +62,7 @@ func TestAnswer(t *testing.T) {
 		{".", dns.TypeNS, []uint32{1}, nil, 0, foreign},
 		{"_sql._tcp.db.", dns.TypeSRV, []uint32{1}, []string{"1 1 5432 db-0.default.", "1 1 5432 db-1.default.", "extra db-0.default. 10.216.0.2", "extra db-1.default. 10.216.0.66"}, 0, ""},
 		{"_sql._tcp.db.default.", dns.TypeSRV, []uint32{2}, []string{"1 1 5432 db-0.default.", "extra db-0.default. 10.216.16.2"}, 0, ""},
+		{"_sql._tcp.db-0.", dns.TypeSRV, []uint32{1, 2}, []string{"1 1 5432 db-0.default.", "extra db-0.default. 10.216.0.2", "extra db-0.default. 10.216.16.2"}, 0, ""},
 		{"_sql._udp.db.", dns.TypeSRV, []uint32{1}, nil, dns.RcodeNameError, ""},
 		{"_sql._tcp.db.", dns.TypeA, []uint32{1}, nil, 0, ""},
 		{"2.0.216.10.in-addr.arpa.", dns.TypePTR, []uint32{1}, []string{"db-0.default."}, 0, ""},
