@@ -493,7 +493,9 @@ func (x *nodeIndex) take(d *fsm.Demand, s int32, sign int64) {
 			p.used += sign * d.Disk
 		}
 	}
-	x.takeDevices(s, d.Devices, sign)
+	if len(d.Devices) > 0 {
+		x.takeDevices(s, d.Devices, sign)
+	}
 	x.workloads[s] += int32(sign)
 	x.weigh(s)
 	if listed {

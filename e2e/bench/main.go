@@ -112,6 +112,7 @@ func benches() []bench {
 		{name: "apply-hop", what: "applies through a follower; peer: applies to the leader", run: applyHop},
 		{name: "place-5k", what: "placements over 5,000 nodes with every filter on, one core; peer: a scan of all nodes", run: place5k},
 		{name: "place-constraints", what: "placements over 5,000 nodes in 50 zones with spread, anti-affinity and constraints, one core; peer: half the speed without rules", run: placeConstraints},
+		{name: "rebalance-5k", what: "time to find 1,000 moves of 50,000 workloads over 5,000 nodes of which 500 are new; peer: none", run: rebalance5k},
 		{name: "failover", what: "leader killed to next acknowledged write, median of 20; peer: etcd", run: failover},
 		{name: "failover-hang", what: "leader stopped with SIGSTOP to next acknowledged write, median of 5; peer: etcd", run: failoverHang},
 		{name: "disk-stall", what: "file system of the leader frozen to next acknowledged write, median of 10, and no election from stalls of 300 ms; peer: etcd", run: diskStall, need: loop},
