@@ -62,3 +62,41 @@ func TestDevicesAreBounded(t *testing.T) {
 		t.Errorf("a registration is refused with %v %q, want %q", res.Kind, res.Reason, want)
 	}
 }
+
+// TestQuotaOfDevices: a quota limits the devices of all names together.
+func TestQuotaOfDevices(t *testing.T) {
+	w := formed(t, "a")
+	w.ok(putNamespace("lab", func(p *commandv1.PutNamespace) { p.Quota = &commandv1.Quota{Devices: 3} }))
+	in := func(p *commandv1.WorkloadPut) { p.Namespace = "lab" }
+	w.ok(put("first", in, gpus(2)))
+	both := demand(func(d *commandv1.Demand) {
+		d.Devices = []*commandv1.DeviceCount{{Name: "fpga", Count: 1}, {Name: "gpu", Count: 1}}
+	})
+	res := w.do(put("second", in, both))
+	if want := "devices: 2 used, 2 more asked for, limit 3"; !strings.Contains(res.Reason, want) {
+		t.Errorf("the put was answered with %v %q, want %q", res.Kind, res.Reason, want)
+	}
+	w.ok(put("second", in, gpus(1)))
+	is(t, "used devices", w.s.UseOf("lab").Devices, 3)
+	w.ok(put("first", in, gpus(1), content("c1:less")))
+	is(t, "used devices", w.s.UseOf("lab").Devices, 2)
+}
+
+// devicesScenario counts devices on nodes, in demands and in a quota.
+func devicesScenario(w *world) {
+	w.do(register("a", withGPUs(2)))
+	w.do(register("b"))
+	w.do(putNamespace("lab", func(p *commandv1.PutNamespace) { p.Quota = &commandv1.Quota{Devices: 3} }))
+	w.do(put("first", gpus(2)))
+	w.do(w.assign("first", "a"))
+	w.do(w.says("first", "Running"))
+	w.do(put("second", gpus(1)))
+	w.do(w.assign("second", "a"))
+	w.do(w.assign("second", "b"))
+	w.do(put("over", gpus(4), func(p *commandv1.WorkloadPut) { p.Namespace = "lab" }))
+	w.do(remove("first", false))
+	w.do(w.assign("second", "a"))
+	w.do(gone("first", "a", nil))
+	w.do(w.assign("second", "a"))
+	w.do(register("a", withGPUs(1)))
+}

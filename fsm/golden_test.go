@@ -668,6 +668,7 @@ var scenarios = []struct {
 	{"100-networks", networksScenario},
 	{"95-objects", objectsScenario},
 	{"97-object-signals", objectSignalsScenario},
+	{"101-devices", devicesScenario},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -166,7 +166,11 @@ func (w *Workload) countedBytes(v bundleView) (spec, files int64) {
 }
 
 func (d *Demand) amounts() quota.Amounts {
-	return quota.Amounts{CPU: d.CPU, Memory: d.Memory, Disk: d.Disk, Workloads: 1}
+	a := quota.Amounts{CPU: d.CPU, Memory: d.Memory, Disk: d.Disk, Workloads: 1}
+	for i := range d.Devices {
+		a.Devices += d.Devices[i].Count
+	}
+	return a
 }
 
 // useOf updates the recorded quota use of the namespace when record w replaces record old. Either may be nil.
@@ -301,7 +305,7 @@ func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workl
 			continue
 		}
 		d := p.GetDemand()
-		by, bytes := (&Demand{CPU: d.GetCpuMillicores(), Memory: d.GetMemoryMib(), Disk: d.GetDiskGb()}).amounts(), int64(len(p.GetSpec()))+filesBytes(v, offered, p.GetBundle())
+		by, bytes := (&Demand{CPU: d.GetCpuMillicores(), Memory: d.GetMemoryMib(), Disk: d.GetDiskGb(), Devices: devicesOf(d.GetDevices())}).amounts(), int64(len(p.GetSpec()))+filesBytes(v, offered, p.GetBundle())
 		if d.GetTemplate() != nil {
 			by = quota.Amounts{Workloads: 1} // a template is not placed; its children count
 		}
@@ -570,7 +574,7 @@ func (n *Namespace) labels() []Label {
 	}
 	out := details(
 		Label{"allow_scaling", scaling},
-		Label{"cpu_millicores", limit(n.Quota.CPU)}, Label{"disk_gb", limit(n.Quota.Disk)}, Label{"max_priority", limit(int64(n.MaxPriority))},
+		Label{"cpu_millicores", limit(n.Quota.CPU)}, Label{"devices", limit(n.Quota.Devices)}, Label{"disk_gb", limit(n.Quota.Disk)}, Label{"max_priority", limit(int64(n.MaxPriority))},
 		Label{"memory_mib", limit(n.Quota.Memory)}, Label{"node_labels", clipTo(labelsText(n.NodeLabels), 512)},
 		Label{"users", clipTo(strings.Join(n.Users, ","), 512)}, Label{"workloads", limit(n.Quota.Workloads)},
 	)
@@ -636,14 +640,14 @@ func (t *Tx) indexUsers(n *Namespace, on bool) {
 }
 
 func amountsOf(q *commandv1.Quota) quota.Amounts {
-	return quota.Amounts{CPU: q.GetCpuMillicores(), Memory: q.GetMemoryMib(), Disk: q.GetDiskGb(), Workloads: q.GetWorkloads()}
+	return quota.Amounts{CPU: q.GetCpuMillicores(), Memory: q.GetMemoryMib(), Disk: q.GetDiskGb(), Workloads: q.GetWorkloads(), Devices: q.GetDevices()}
 }
 
 func amountsPB(a quota.Amounts) *commandv1.Quota {
 	if a == (quota.Amounts{}) {
 		return nil
 	}
-	return &commandv1.Quota{CpuMillicores: a.CPU, MemoryMib: a.Memory, DiskGb: a.Disk, Workloads: a.Workloads}
+	return &commandv1.Quota{CpuMillicores: a.CPU, MemoryMib: a.Memory, DiskGb: a.Disk, Workloads: a.Workloads, Devices: a.Devices}
 }
 
 func namespacePB(n *Namespace) *commandv1.NamespaceRecord {
@@ -685,6 +689,10 @@ func (e *encoder) namespace(n *Namespace) {
 	if len(n.NodeLabels) > 0 {
 		e.str("node labels")
 		e.labels(n.NodeLabels)
+	}
+	if n.Quota.Devices != 0 {
+		e.str("device quota")
+		e.i64(n.Quota.Devices)
 	}
 }
 

@@ -70,7 +70,7 @@ func namespaceOf(n *Namespace) *commandv1.NamespaceRecord {
 	return &commandv1.NamespaceRecord{
 		Put: &commandv1.PutNamespace{
 			Name: n.Name, Description: n.Description, Users: n.Users, MaxPriority: n.MaxPriority, AllowScaling: n.AllowScaling, NodeLabels: labelsOf(n.NodeLabels),
-			Quota: &commandv1.Quota{CpuMillicores: n.Quota.CPUMillicores, MemoryMib: n.Quota.MemoryMiB, DiskGb: n.Quota.DiskGB, Workloads: n.Quota.Workloads},
+			Quota: &commandv1.Quota{CpuMillicores: n.Quota.CPUMillicores, MemoryMib: n.Quota.MemoryMiB, DiskGb: n.Quota.DiskGB, Workloads: n.Quota.Workloads, Devices: n.Quota.Devices},
 		},
 		CreatedAt: nanos(n.CreatedAt), UpdatedAt: nanos(n.UpdatedAt), UpdatedBy: n.UpdatedBy,
 	}
@@ -208,6 +208,9 @@ func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 		StorageDrivers: d.StorageDrivers, Tolerations: taintsOf(d.Tolerations), Group: d.Group,
 		Exclusive: d.Exclusive, OnLostLease: d.OnLostLease, Priority: d.Priority, MacAddresses: d.MACAddresses,
 		Placement: placementOf(d.Placement), Tags: labelsOf(d.Tags), Surge: d.Surge,
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.Devices)) {
+		demand.Devices = append(demand.Devices, &commandv1.DeviceCount{Name: name, Count: d.Devices[name]})
 	}
 	if r := d.Reschedule; r != nil {
 		demand.Reschedule = &commandv1.Reschedule{Attempts: r.Attempts, Interval: r.Interval}

@@ -327,7 +327,7 @@ func (p *Projection) Namespace(name string, n *fsm.Namespace) KV {
 	}
 	return KV{key, encode(&Namespace{
 		Name: n.Name, Description: n.Description, Users: n.Users, MaxPriority: n.MaxPriority, AllowScaling: n.AllowScaling, NodeLabels: labelMap(n.NodeLabels),
-		Quota:     OwnQuota{CPUMillicores: n.Quota.CPU, MemoryMiB: n.Quota.Memory, DiskGB: n.Quota.Disk, Workloads: n.Quota.Workloads},
+		Quota:     OwnQuota{CPUMillicores: n.Quota.CPU, MemoryMiB: n.Quota.Memory, DiskGB: n.Quota.Disk, Workloads: n.Quota.Workloads, Devices: n.Quota.Devices},
 		CreatedAt: stamp(n.CreatedAt), UpdatedAt: stamp(n.UpdatedAt), UpdatedBy: n.UpdatedBy,
 	})}
 }
@@ -548,6 +548,12 @@ func ownDemand(d *fsm.Demand) OwnDemand {
 		Labels: labelMap(d.Labels), Tolerations: ownTaints(d.Tolerations), Group: d.Group,
 		Exclusive: d.Exclusive, OnLostLease: d.OnLostLease, Priority: d.Priority, MACAddresses: d.MACs,
 		Placement: ownPlacement(d.Placement), Tags: labelMap(d.Tags), Surge: d.Surge,
+	}
+	for _, dev := range d.Devices {
+		if out.Devices == nil {
+			out.Devices = map[string]int64{}
+		}
+		out.Devices[dev.Name] = dev.Count
 	}
 	if r := d.Reschedule; r != nil {
 		out.Reschedule = &OwnReschedule{r.Attempts, r.Interval}

@@ -361,6 +361,7 @@ type OwnQuota struct {
 	MemoryMiB     int64 `json:"memoryMib,omitempty"`
 	DiskGB        int64 `json:"diskGb,omitempty"`
 	Workloads     int64 `json:"workloads,omitempty"`
+	Devices       int64 `json:"devices,omitempty"`
 }
 
 // OwnDemand is the resource demand of a workload, in the units of its field names.
@@ -369,6 +370,7 @@ type OwnDemand struct {
 	MemoryMiB      int64             `json:"memoryMib,omitempty"`
 	DiskGB         int64             `json:"diskGb,omitempty"`
 	Pool           string            `json:"pool,omitempty"`
+	Devices        map[string]int64  `json:"devices,omitempty"`
 	StorageDrivers []string          `json:"storageDrivers,omitempty"`
 	Ports          []OwnPort         `json:"ports,omitempty"`
 	Labels         map[string]string `json:"labels,omitempty"`

@@ -221,7 +221,7 @@ func namespaceView(v fsm.View, n *fsm.Namespace) *clusterv1.Namespace {
 }
 
 func amountsView(a quota.Amounts) *clusterv1.NamespaceAmounts {
-	return &clusterv1.NamespaceAmounts{CpuMillicores: a.CPU, MemoryMib: a.Memory, DiskGb: a.Disk, Workloads: a.Workloads}
+	return &clusterv1.NamespaceAmounts{CpuMillicores: a.CPU, MemoryMib: a.Memory, DiskGb: a.Disk, Workloads: a.Workloads, Devices: a.Devices}
 }
 
 // PutNamespace implements the call of cluster.v1.
@@ -230,7 +230,7 @@ func (s *Server) PutNamespace(ctx context.Context, req *clusterv1.PutNamespaceRe
 	put := &commandv1.PutNamespace{
 		Name: req.GetName(), Description: req.GetDescription(), Users: req.GetUsers(), Release: req.GetRelease(), IfVersion: req.IfVersion,
 		MaxPriority: req.GetMaxPriority(), AllowScaling: req.GetAllowScaling(),
-		Quota: &commandv1.Quota{CpuMillicores: q.GetCpuMillicores(), MemoryMib: q.GetMemoryMib(), DiskGb: q.GetDiskGb(), Workloads: q.GetWorkloads()},
+		Quota: &commandv1.Quota{CpuMillicores: q.GetCpuMillicores(), MemoryMib: q.GetMemoryMib(), DiskGb: q.GetDiskGb(), Workloads: q.GetWorkloads(), Devices: q.GetDevices()},
 	}
 	for _, k := range slices.Sorted(maps.Keys(req.GetNodeLabels())) {
 		put.NodeLabels = append(put.NodeLabels, &commandv1.Label{Key: k, Value: req.GetNodeLabels()[k]})

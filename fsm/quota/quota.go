@@ -7,13 +7,14 @@ import (
 	"strings"
 )
 
-// Amounts holds CPU, memory, disk and a number of workloads: either what workloads reserve, or the limits of a
+// Amounts holds CPU, memory, disk, and numbers of workloads and devices: either what workloads reserve, or the limits of a
 // namespace. As a limit, 0 means unlimited.
 type Amounts struct {
 	CPU       int64 // millicores
 	Memory    int64 // MiB
 	Disk      int64 // GB
 	Workloads int64
+	Devices   int64 // of all names together
 }
 
 // Max is the largest value that a limit may have. It is far above the size of any cluster, and low enough
@@ -29,16 +30,17 @@ var kinds = [...]struct {
 	{"memory_mib", func(a *Amounts) *int64 { return &a.Memory }},
 	{"disk_gb", func(a *Amounts) *int64 { return &a.Disk }},
 	{"workloads", func(a *Amounts) *int64 { return &a.Workloads }},
+	{"devices", func(a *Amounts) *int64 { return &a.Devices }},
 }
 
 // Plus returns the sum of amounts a and b for each resource.
 func (a Amounts) Plus(b Amounts) Amounts {
-	return Amounts{CPU: a.CPU + b.CPU, Memory: a.Memory + b.Memory, Disk: a.Disk + b.Disk, Workloads: a.Workloads + b.Workloads}
+	return Amounts{CPU: a.CPU + b.CPU, Memory: a.Memory + b.Memory, Disk: a.Disk + b.Disk, Workloads: a.Workloads + b.Workloads, Devices: a.Devices + b.Devices}
 }
 
 // Minus returns the difference of amounts a and b for each resource.
 func (a Amounts) Minus(b Amounts) Amounts {
-	return Amounts{CPU: a.CPU - b.CPU, Memory: a.Memory - b.Memory, Disk: a.Disk - b.Disk, Workloads: a.Workloads - b.Workloads}
+	return Amounts{CPU: a.CPU - b.CPU, Memory: a.Memory - b.Memory, Disk: a.Disk - b.Disk, Workloads: a.Workloads - b.Workloads, Devices: a.Devices - b.Devices}
 }
 
 // Fault describes the first limit that is invalid ("quota.cpu_millicores: …"); "" if every limit is valid.

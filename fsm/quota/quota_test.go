@@ -6,11 +6,12 @@ import (
 )
 
 func TestExcessNamesExceededLimits(t *testing.T) {
-	limit := Amounts{CPU: 4000, Memory: 1024, Workloads: 3}
+	limit := Amounts{CPU: 4000, Memory: 1024, Workloads: 3, Devices: 2}
 	for name, c := range map[string]struct {
 		used, asked Amounts
 		want        string
 	}{
+		"devices count, too":                       {Amounts{Devices: 2}, Amounts{Devices: 1}, "devices: 2 used, 1 more asked for, limit 2"},
 		"a sum equal to the limit fits":            {Amounts{CPU: 3000}, Amounts{CPU: 1000}, ""},
 		"a sum above the limit does not fit":       {Amounts{CPU: 3000}, Amounts{CPU: 1001}, "cpu_millicores: 3000 used, 1001 more asked for, limit 4000"},
 		"a limit of 0 allows any amount":           {Amounts{Disk: 1 << 40}, Amounts{Disk: 1 << 40}, ""},
@@ -45,7 +46,7 @@ func TestTimesStopsAtTheFirstLimit(t *testing.T) {
 }
 
 func TestArithmeticOfAmounts(t *testing.T) {
-	a, b := Amounts{1, 2, 3, 4}, Amounts{10, 20, 30, 40}
+	a, b := Amounts{1, 2, 3, 4, 5}, Amounts{10, 20, 30, 40, 50}
 	if got := a.Plus(b).Minus(a); got != b {
 		t.Errorf("a.Plus(b).Minus(a) is %v, want b", got)
 	}

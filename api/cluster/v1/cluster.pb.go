@@ -8639,6 +8639,8 @@ type NamespaceAmounts struct {
 	MemoryMib     int64                  `protobuf:"varint,2,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
 	DiskGb        int64                  `protobuf:"varint,3,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
 	Workloads     int64                  `protobuf:"varint,4,opt,name=workloads,proto3" json:"workloads,omitempty"`
+	// Devices (resources.devices) of all names together.
+	Devices       int64 `protobuf:"varint,1551,opt,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -8697,6 +8699,13 @@ func (x *NamespaceAmounts) GetDiskGb() int64 {
 func (x *NamespaceAmounts) GetWorkloads() int64 {
 	if x != nil {
 		return x.Workloads
+	}
+	return 0
+}
+
+func (x *NamespaceAmounts) GetDevices() int64 {
+	if x != nil {
+		return x.Devices
 	}
 	return 0
 }
@@ -14782,13 +14791,14 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x13DeleteVolumeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\"\x16\n" +
-	"\x14DeleteVolumeResponse\"\x8f\x01\n" +
+	"\x14DeleteVolumeResponse\"\xaa\x01\n" +
 	"\x10NamespaceAmounts\x12%\n" +
 	"\x0ecpu_millicores\x18\x01 \x01(\x03R\rcpuMillicores\x12\x1d\n" +
 	"\n" +
 	"memory_mib\x18\x02 \x01(\x03R\tmemoryMib\x12\x17\n" +
 	"\adisk_gb\x18\x03 \x01(\x03R\x06diskGb\x12\x1c\n" +
-	"\tworkloads\x18\x04 \x01(\x03R\tworkloads\"\x9a\x05\n" +
+	"\tworkloads\x18\x04 \x01(\x03R\tworkloads\x12\x19\n" +
+	"\adevices\x18\x8f\f \x01(\x03R\adevices\"\x9a\x05\n" +
 	"\tNamespace\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x129\n" +

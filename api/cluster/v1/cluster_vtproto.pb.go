@@ -2944,6 +2944,7 @@ func (m *NamespaceAmounts) CloneVT() *NamespaceAmounts {
 	r.MemoryMib = m.MemoryMib
 	r.DiskGb = m.DiskGb
 	r.Workloads = m.Workloads
+	r.Devices = m.Devices
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -12767,6 +12768,13 @@ func (m *NamespaceAmounts) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Devices != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Devices))
+		i--
+		dAtA[i] = 0x60
+		i--
+		dAtA[i] = 0xf8
+	}
 	if m.Workloads != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Workloads))
 		i--
@@ -20940,6 +20948,9 @@ func (m *NamespaceAmounts) SizeVT() (n int) {
 	}
 	if m.Workloads != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Workloads))
+	}
+	if m.Devices != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.Devices))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -43753,6 +43764,25 @@ func (m *NamespaceAmounts) UnmarshalVT(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.Workloads |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1551:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Devices", wireType)
+			}
+			m.Devices = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Devices |= int64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}

@@ -9752,6 +9752,8 @@ type Quota struct {
 	MemoryMib     int64                  `protobuf:"varint,2,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
 	DiskGb        int64                  `protobuf:"varint,3,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
 	Workloads     int64                  `protobuf:"varint,4,opt,name=workloads,proto3" json:"workloads,omitempty"`
+	// Devices of all names together.
+	Devices       int64 `protobuf:"varint,383,opt,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -9810,6 +9812,13 @@ func (x *Quota) GetDiskGb() int64 {
 func (x *Quota) GetWorkloads() int64 {
 	if x != nil {
 		return x.Workloads
+	}
+	return 0
+}
+
+func (x *Quota) GetDevices() int64 {
+	if x != nil {
+		return x.Devices
 	}
 	return 0
 }
@@ -14484,13 +14493,14 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"DropOrphan\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
-	"\bworkload\x18\x02 \x01(\tR\bworkload\"\x84\x01\n" +
+	"\bworkload\x18\x02 \x01(\tR\bworkload\"\x9f\x01\n" +
 	"\x05Quota\x12%\n" +
 	"\x0ecpu_millicores\x18\x01 \x01(\x03R\rcpuMillicores\x12\x1d\n" +
 	"\n" +
 	"memory_mib\x18\x02 \x01(\x03R\tmemoryMib\x12\x17\n" +
 	"\adisk_gb\x18\x03 \x01(\x03R\x06diskGb\x12\x1c\n" +
-	"\tworkloads\x18\x04 \x01(\x03R\tworkloads\"\xdd\x02\n" +
+	"\tworkloads\x18\x04 \x01(\x03R\tworkloads\x12\x19\n" +
+	"\adevices\x18\xff\x02 \x01(\x03R\adevices\"\xdd\x02\n" +
 	"\fPutNamespace\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12.\n" +

@@ -97,6 +97,7 @@ are unique in the whole cluster.`,
 type namespaceOptions struct {
 	description, cpu, memory, disk string
 	workloads                      int64
+	devices                        int64
 	maxPriority                    int32
 	allowScaling                   bool
 	nodes                          []string
@@ -132,6 +133,7 @@ Taint the nodes of the pool to keep other namespaces off them.`,
 	f.StringVar(&o.memory, "memory", "", "quota of memory: 512Mi, 16Gi")
 	f.StringVar(&o.disk, "disk", "", "quota of disk: 200Gi")
 	f.Int64Var(&o.workloads, "workloads", 0, "quota of workloads")
+	f.Int64Var(&o.devices, "devices", 0, "quota of devices (resources.devices) of all names together")
 	f.Int32Var(&o.maxPriority, "max-priority", 0, "highest priority that its users may give, and that counts against other namespaces: 0 to 1000")
 	f.BoolVar(&o.allowScaling, "allow-scaling", false, "let the suggestions of automations scale groups; --allow-scaling=false ends it")
 	f.StringSliceVar(&o.nodes, "nodes", nil, "labels (KEY=VALUE) that nodes must carry to run its workloads; \"\" = any node")
@@ -200,6 +202,9 @@ func (c *cli) wanted(ctx context.Context, name string, o namespaceOptions, given
 	if given("workloads") {
 		q.Workloads = o.workloads
 	}
+	if given("devices") {
+		q.Devices = o.devices
+	}
 	if given("max-priority") {
 		req.MaxPriority = o.maxPriority
 	}
@@ -260,28 +265,41 @@ func (c *cli) oneNamespace(ctx context.Context, name string) (*clusterv1.Namespa
 	return r.GetNamespaces()[0], nil
 }
 
-// amounts are the resources that a quota limits, with their units in the output.
-var amounts = [...]struct {
+// amount is one of the resources that a quota limits.
+type amount struct {
 	title string
 	of    func(*clusterv1.NamespaceAmounts) int64
 	text  func(int64) string
-}{
+}
+
+// amounts are the resources that a quota limits, with their units in the output.
+var amounts = [...]amount{
 	{"CPU", (*clusterv1.NamespaceAmounts).GetCpuMillicores, screen.Cores},
 	{"MEMORY", (*clusterv1.NamespaceAmounts).GetMemoryMib, screen.MiB},
 	{"DISK", (*clusterv1.NamespaceAmounts).GetDiskGb, screen.GiB},
 	{"WORKLOADS", (*clusterv1.NamespaceAmounts).GetWorkloads, func(n int64) string { return fmt.Sprint(n) }},
+	{"DEVICES", (*clusterv1.NamespaceAmounts).GetDevices, func(n int64) string { return fmt.Sprint(n) }},
+}
+
+// shownAmounts returns the amounts without the devices if no namespace of a list uses or limits any.
+func shownAmounts(list ...*clusterv1.Namespace) []amount {
+	if slices.ContainsFunc(list, func(n *clusterv1.Namespace) bool { return n.GetUsed().GetDevices()+n.GetQuota().GetDevices() > 0 }) {
+		return amounts[:]
+	}
+	return amounts[:len(amounts)-1]
 }
 
 func (c *cli) showNamespaces(list []*clusterv1.Namespace) {
 	columns := []screen.Column{{Title: "NAMESPACE", Gives: 1, Least: 10, Keeps: screen.Middle}}
-	for _, a := range amounts {
+	shown := shownAmounts(list...)
+	for _, a := range shown {
 		columns = append(columns, screen.Column{Title: a.title, Right: true})
 	}
 	columns = append(columns, screen.Column{Title: "USERS", Gives: 2, Least: 10}, screen.Column{Title: "DESCRIPTION", Gives: 3, Least: 12})
 	t := screen.NewTable(columns...)
 	for _, n := range list {
 		row := []screen.Cell{screen.Text(n.GetName())}
-		for _, a := range amounts {
+		for _, a := range shown {
 			used, most := a.of(n.GetUsed()), a.of(n.GetQuota())
 			cell := screen.Text(a.text(used))
 			if most > 0 {
@@ -333,7 +351,7 @@ func (c *cli) showNamespace(n *clusterv1.Namespace) {
 	c.printFacts(f)
 	c.section("Quota")
 	t := screen.NewTable(screen.Column{Title: "OF"}, screen.Column{Title: "USED", Right: true}, screen.Column{Title: "QUOTA", Right: true}, screen.Column{Title: "LEFT", Right: true})
-	for _, a := range amounts {
+	for _, a := range shownAmounts(n) {
 		used, most := a.of(n.GetUsed()), a.of(n.GetQuota())
 		quota, left := screen.Text("none"), screen.Text("any")
 		if most > 0 {

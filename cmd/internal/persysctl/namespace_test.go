@@ -97,12 +97,12 @@ func TestNamespaceOfCommands(t *testing.T) {
 // flag.
 func TestNamespaceSetKeepsOtherFields(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
-	if code := s.run(f, "namespace", "set", "shop", "--memory", "2Gi", "--add-user", "eve", "--release", "ada"); code != 0 {
+	if code := s.run(f, "namespace", "set", "shop", "--memory", "2Gi", "--devices", "4", "--add-user", "eve", "--release", "ada"); code != 0 {
 		t.Fatal(s.stderr.String())
 	}
 	r := last[*clusterv1.PutNamespaceRequest](f)
 	q := r.GetQuota()
-	if q.GetMemoryMib() != 2048 || q.GetCpuMillicores() != 2000 || q.GetWorkloads() != 3 || r.GetDescription() != "the shop's own" ||
+	if q.GetDevices() != 4 || q.GetMemoryMib() != 2048 || q.GetCpuMillicores() != 2000 || q.GetWorkloads() != 3 || r.GetDescription() != "the shop's own" ||
 		!slices.Equal(r.GetUsers(), []string{"bob", "eve"}) || r.IfVersion == nil || r.GetIfVersion() != 41 || !slices.Equal(r.GetRelease(), []string{"ada"}) {
 		t.Errorf("put %v", r)
 	}
