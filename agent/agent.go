@@ -131,7 +131,7 @@ func (a *Agent) wire(factory Factory) error {
 	})
 	a.session = session.New(session.Config{
 		Control: cfg.Control, Runner: a.runner, Host: a.host, Storage: a.storage, Metrics: a.metrics, Logger: a.log,
-		Discovered: cfg.Discovered, NodeID: cfg.NodeID, Version: cfg.Version, Advertise: cfg.Advertise, MetricsPort: cfg.MetricsPort,
+		Discovered: cfg.Discovered, NodeID: cfg.NodeID, Version: cfg.Version, Advertise: cfg.Advertise, MetricsPort: cfg.MetricsPort, MemoryFiles: files.Root() != "",
 		Labels: cfg.Labels, Taints: cfg.Taints, Devices: cfg.Devices, FeatureLevel: cfg.FeatureLevel, Threshold: cfg.Threshold,
 		ReservedCPU: cfg.ReservedCPU, ReservedMemory: cfg.ReservedMemory, ReservedDisk: cfg.ReservedDisk,
 		Networks: networks, Networking: cfg.Networking, Names: cfg.Names,

@@ -99,6 +99,7 @@ func demandValue(d *commandv1.Demand) Demand {
 		Surge:          d.GetSurge(),
 		Networks:       convert(d.GetNetworks(), strings.Clone),
 		Devices:        devicesOf(d.GetDevices()),
+		MemoryFiles:    d.GetMemoryFiles(),
 	}
 }
 
@@ -161,6 +162,7 @@ func demandPB(d *Demand) *commandv1.Demand {
 		Surge:        d.Surge,
 		Networks:     d.Networks,
 		Devices:      devicesPB(d.Devices),
+		MemoryFiles:  d.MemoryFiles,
 	}
 }
 
@@ -175,7 +177,7 @@ func demandEqualBut(a, b *Demand) bool {
 		slices.Equal(a.LocalData, b.LocalData) && slices.Equal(a.MACs, b.MACs) && a.Job.equal(b.Job) && a.Template.equal(b.Template) &&
 		slices.EqualFunc(a.Constraints, b.Constraints, Constraint.equal) && a.Placement.equal(b.Placement) && slices.Equal(a.Tags, b.Tags) &&
 		a.Reschedule.equal(b.Reschedule) && a.Surge == b.Surge && slices.Equal(a.Networks, b.Networks) &&
-		slices.Equal(a.Devices, b.Devices)
+		slices.Equal(a.Devices, b.Devices) && a.MemoryFiles == b.MemoryFiles
 }
 
 // factsOf converts a registration without normalising it, so that a snapshot returns the facts
@@ -200,6 +202,7 @@ func factsOf(b *commandv1.RegisterNode) NodeFacts {
 		LeaseSeconds:   b.GetLeaseSeconds(),
 		Networking:     networkingOf(b.GetNetworking()),
 		MetricsPort:    metricsPortOf(b),
+		MemoryFiles:    b.GetMemoryFiles(),
 		Devices:        devicesOf(b.GetDevices()),
 	}
 }
@@ -237,6 +240,7 @@ func factsPB(id string, f *NodeFacts) *commandv1.RegisterNode {
 		LeaseSeconds: f.LeaseSeconds,
 		Networking:   networkingPB(f.Networking),
 		MetricsPort:  uint32(f.MetricsPort),
+		MemoryFiles:  f.MemoryFiles,
 		Devices:      devicesPB(f.Devices),
 	}
 }
@@ -287,7 +291,7 @@ func factsEqual(a, b *NodeFacts) bool {
 		slices.Equal(a.Taints, b.Taints) && a.EngineID == b.EngineID && a.AgentVersion == b.AgentVersion &&
 		a.InstanceID == b.InstanceID && a.Protocol == b.Protocol && a.SelfFencing == b.SelfFencing &&
 		a.FenceBound == b.FenceBound && a.Networking == b.Networking &&
-		a.MetricsPort == b.MetricsPort && slices.Equal(a.Devices, b.Devices) &&
+		a.MetricsPort == b.MetricsPort && a.MemoryFiles == b.MemoryFiles && slices.Equal(a.Devices, b.Devices) &&
 		a.LeaseSeconds == b.LeaseSeconds
 }
 

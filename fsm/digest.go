@@ -222,6 +222,9 @@ func (e *encoder) demand(d *Demand) {
 		e.strs(d.Networks)
 	}
 	e.devices(d.Devices)
+	if d.MemoryFiles {
+		e.str("memory files")
+	}
 }
 
 func (e *encoder) reason(r *Reason) {
@@ -369,6 +372,9 @@ func (e *encoder) node(n *Node) {
 	if f.MetricsPort != 0 {
 		e.str("metrics port")
 		e.u64(uint64(f.MetricsPort))
+	}
+	if f.MemoryFiles {
+		e.str("memory files")
 	}
 	e.devices(f.Devices)
 }

@@ -191,6 +191,8 @@ type Demand struct {
 	Surge      bool     // the workload is an extra member of a group, which exists only during an update with start_first
 	Networks   []string // names of the networks of its namespace that the workload joins
 	Devices    []DeviceCount
+	// MemoryFiles: the workload has secrets or configs as files in memory.
+	MemoryFiles bool
 }
 
 // Placement holds the rules of a workload about which nodes it may or should run on. Demand.Placement is nil if
@@ -506,6 +508,7 @@ type NodeFacts struct {
 	Timestamp      string // time of the registration, RFC 3339, as the agent sent it
 	LeaseSeconds   int64
 	Networking     Networking // what the node can do for networks that span nodes
+	MemoryFiles    bool       // the agent keeps secrets and configs as files in memory
 	MetricsPort    uint16     // port on which the agent serves /metrics over plain HTTP; 0 = none
 	Devices        []DeviceCount
 }

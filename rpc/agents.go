@@ -210,6 +210,10 @@ func (a *Agents) apply(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 	} else if err != nil {
 		return sched.Ack{Refused: true, Code: "INVALID_CONFIGURATION", Message: "secrets and configs: " + err.Error()}, nil
 	}
+	if files := req.GetSpec().GetContainer().GetMemoryFiles(); (len(files) > 0 || len(req.GetSpec().GetCompose().GetMemoryFiles()) > 0) && !n.Facts.MemoryFiles && (n.Facts.Protocol != 0 || len(files) == 0) {
+		return sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: "secrets and configs: node " + n.ID +
+			" has no tmpfs at /run or /dev/shm, or an agent that does not know them as files; add a constraint that selects other nodes, or update the agent"}, nil
+	}
 	if field := unknownToLegacy(req.GetSpec().GetContainer()); field != "" && n.Facts.Protocol == 0 {
 		return sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: "container." + field + ": node " + n.ID +
 			" runs a legacy v1 agent, which would ignore it; add a constraint that selects other nodes"}, nil

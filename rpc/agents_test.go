@@ -123,7 +123,7 @@ func (g *group) agent(t *testing.T, protocol uint32) *fakeAgent {
 		}
 	})
 	g.do(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: &commandv1.RegisterNode{
-		Id: "n", Endpoint: f.addr, CpuMillicores: 8000, MemoryMib: 8192, Types: []string{"container", "compose"}, Protocol: protocol, AgentVersion: "v9",
+		Id: "n", Endpoint: f.addr, CpuMillicores: 8000, MemoryMib: 8192, Types: []string{"container", "compose"}, Protocol: protocol, AgentVersion: "v9", MemoryFiles: protocol > 0,
 	}}})
 	return f
 }

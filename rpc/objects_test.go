@@ -11,6 +11,7 @@ import (
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
@@ -149,6 +150,29 @@ func TestExternalObjectsOfAStack(t *testing.T) {
 	ok(t, err)
 	is(t, "planned again", plan.GetWorkloads()[0].GetAction(), "unchanged")
 	code(t, second(k.DeleteObject(ctxFor(t), &clusterv1.DeleteObjectRequest{Kind: "secret", Name: "db"})), codes.FailedPrecondition)
+}
+
+// TestAgentWithoutMemoryFiles: a node whose agent cannot keep files in memory gets no order with secrets as files.
+func TestAgentWithoutMemoryFiles(t *testing.T) {
+	g := newGroup(t, 1)
+	f := g.agent(t, 1)
+	k := g.cluster(0)
+	for _, kind := range []string{"secret", "config"} {
+		ok(t, second(k.PutObject(ctxFor(t), &clusterv1.PutObjectRequest{Kind: kind, Name: map[string]string{"secret": "db", "config": "site"}[kind], Data: []byte("x")})))
+	}
+	g.put(t, usesSecret(), "n")
+	w, _ := g.view().Workload("web")
+	if !w.Demand.MemoryFiles {
+		t.Error("the demand of a workload with a secret as a file does not say so")
+	}
+	g.do(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: &commandv1.RegisterNode{
+		Id: "n", Endpoint: f.addr, CpuMillicores: 8000, MemoryMib: 8192, Types: []string{"container"}, Protocol: 1, AgentVersion: "v8",
+	}}})
+	ack, err := g.replicas[0].server.agents.Deliver(ctxFor(t), epoch, sched.Order{Op: sched.OpApply, Node: "n", Workload: "web", Generation: w.Generation})
+	ok(t, err)
+	if !ack.Refused || !strings.Contains(ack.Message, "tmpfs") || f.applied() != 0 {
+		t.Errorf("the order to an agent that would ignore the files returned %+v, want a refusal", ack)
+	}
 }
 
 // TestRepeatedPutOfASecret: a request id that comes again with another value is refused, and the stored hash does not

@@ -32,6 +32,7 @@ const (
 	stopping    // the previous node may still run an instance of the workload
 	failedThere // the workload left the node because it could not run there
 	noFencer
+	noMemory     // the agent of the node keeps no files in memory
 	barred       // a policy of the node does not allow the workload
 	noNetworks   // the node cannot take part in networks that span nodes
 	networkGone  // a network of the workload does not exist
@@ -46,7 +47,7 @@ const (
 
 var filterNames = [...]string{
 	"", "readiness", "readiness", "readiness", "workload type", "storage driver", "namespace", "labels", "constraints", "taints",
-	"CPU", "memory", "disk", "disk", "devices", "host ports", "former instance", "earlier failure", "fencer", "policy",
+	"CPU", "memory", "disk", "disk", "devices", "host ports", "former instance", "earlier failure", "fencer", "files in memory", "policy",
 	"networks", "networks", "networks", "networks",
 	"affinity", "spread", "affinity", "anti-affinity", "anti-affinity",
 }
@@ -100,6 +101,8 @@ func (r rejection) short() string {
 		return "earlier failure" + bracketed(r.key)
 	case noFencer:
 		return "no fencer for on_lost_lease=stop"
+	case noMemory:
+		return "keeps no secrets and configs in memory"
 	case noNetworks:
 		return "cannot take part in networks"
 	case networkGone:
@@ -149,6 +152,9 @@ func (x *nodeIndex) static(in *fsm.Namespace, d *fsm.Demand, s int32) rejection 
 	}
 	if t, ok := repels(d, n); ok {
 		return rejection{taint, t.Key, t.Value}
+	}
+	if d.MemoryFiles && !n.Facts.MemoryFiles {
+		return rejection{filter: noMemory}
 	}
 	if len(d.Networks) > 0 && n.Facts.Networking.Lacks() != "" {
 		return rejection{filter: noNetworks}
@@ -482,6 +488,8 @@ func (x *nodeIndex) sentence(v fsm.View, d *fsm.Demand, s int32, r rejection) st
 		}
 	case noFencer:
 		return "fencer: on_lost_lease is stop, and the node has no fencer that stops the workload when the lease ends (self_fencing)"
+	case noMemory:
+		return "files in memory: the agent of the node does not know secrets and configs as files, or the machine has no tmpfs at /run or /dev/shm"
 	case noNetworks:
 		return "networks: the node cannot take part in networks: " + n.Facts.Networking.Lacks()
 	case networkGone:

@@ -626,6 +626,9 @@ func (x *nodeIndex) appendClassKey(b []byte, in *fsm.Namespace, d *fsm.Demand) [
 	if len(d.Networks) > 0 {
 		b = append(b, 9)
 	}
+	if d.MemoryFiles {
+		b = append(b, 10)
+	}
 	for _, t := range d.Tolerations {
 		str(t.Key)
 		str(t.Value)

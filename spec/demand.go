@@ -37,6 +37,7 @@ func DemandOf(id string, s *controlv1.WorkloadSpec) *commandv1.Demand {
 		Autoscale:     autoscaleDemand(s),
 		Reschedule:    rescheduleDemand(s),
 		Networks:      networkNames(s),
+		MemoryFiles:   slices.ContainsFunc(refsOf(s), func(r objectRef) bool { return r.file != nil }),
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.GetDevices())) {
 		d.Devices = append(d.Devices, &commandv1.DeviceCount{Name: name, Count: r.GetDevices()[name]})

@@ -91,6 +91,8 @@ type Config struct {
 	Names *names.Resolver
 	// MetricsPort: see agent.Config.
 	MetricsPort int
+	// MemoryFiles: the machine has a place for secrets and configs as files in memory.
+	MemoryFiles bool
 }
 
 // State is the state of the agent's connection to the schedulers.
@@ -444,7 +446,7 @@ func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
 			SelfFencing: fencing, FenceBoundSeconds: uint32(math.Ceil(bound.Seconds())),
 			CpuReservedMillicores: cfg.ReservedCPU, MemoryReservedMb: cfg.ReservedMemory,
 			DiskReservedGb: cfg.ReservedDisk, ResourceThresholdPercent: uint32(cfg.Threshold),
-			Networking: networking, MetricsPort: uint32(cfg.MetricsPort), Devices: devices,
+			Networking: networking, MetricsPort: uint32(cfg.MetricsPort), MemoryFiles: cfg.MemoryFiles, Devices: devices,
 		},
 		Labels: cfg.Labels, AgentVersion: cfg.Version, GrpcEndpoint: cfg.Advertise,
 		ClusterId: state.Meta.Epoch.ClusterID, Shard: state.Meta.Epoch.Shard, InstanceId: state.Meta.InstanceID, FeatureLevel: cfg.FeatureLevel,

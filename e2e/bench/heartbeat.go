@@ -175,7 +175,7 @@ func register(ctx context.Context, c controlv1.AgentControlClient, id string, i 
 	defer cancel()
 	reg, err := c.RegisterNode(ctx, &controlv1.RegisterNodeRequest{
 		NodeId: id, GrpcEndpoint: endpoint, Timestamp: timestamppb.Now(),
-		Capabilities: &controlv1.NodeCapabilities{CpuTotalMillicores: 4000, MemoryTotalMb: 8192, Protocol: 1,
+		Capabilities: &controlv1.NodeCapabilities{CpuTotalMillicores: 4000, MemoryTotalMb: 8192, Protocol: 1, MemoryFiles: true,
 			SupportedWorkloadTypes: []string{"container"}, EngineId: fmt.Sprint("engine-", i)},
 	})
 	if err == nil && !reg.GetAccepted() {

@@ -1681,7 +1681,9 @@ type Demand struct {
 	// Names of the networks that the workload joins, in the order of the specification.
 	Networks []string `protobuf:"bytes,423,rep,name=networks,proto3" json:"networks,omitempty"`
 	// Devices that the workload reserves on its node, sorted by name.
-	Devices       []*DeviceCount `protobuf:"bytes,381,rep,name=devices,proto3" json:"devices,omitempty"`
+	Devices []*DeviceCount `protobuf:"bytes,381,rep,name=devices,proto3" json:"devices,omitempty"`
+	// The workload has secrets or configs as files in memory.
+	MemoryFiles   bool `protobuf:"varint,412,opt,name=memory_files,json=memoryFiles,proto3" json:"memory_files,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1903,6 +1905,13 @@ func (x *Demand) GetDevices() []*DeviceCount {
 		return x.Devices
 	}
 	return nil
+}
+
+func (x *Demand) GetMemoryFiles() bool {
+	if x != nil {
+		return x.MemoryFiles
+	}
+	return false
 }
 
 // DeviceCount is a number of devices of one kind, such as 2 of nvidia.com/gpu.
@@ -5081,6 +5090,8 @@ type RegisterNode struct {
 	Networking *NodeNetworking `protobuf:"bytes,424,opt,name=networking,proto3" json:"networking,omitempty"`
 	// Port on which the agent serves /metrics over plain HTTP; 0 = none.
 	MetricsPort uint32 `protobuf:"varint,440,opt,name=metrics_port,json=metricsPort,proto3" json:"metrics_port,omitempty"`
+	// The agent keeps secrets and configs as files in memory and signals containers for new versions.
+	MemoryFiles bool `protobuf:"varint,411,opt,name=memory_files,json=memoryFiles,proto3" json:"memory_files,omitempty"`
 	// Devices that workloads can reserve.
 	Devices       []*DeviceCount `protobuf:"bytes,382,rep,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -5248,6 +5259,13 @@ func (x *RegisterNode) GetMetricsPort() uint32 {
 		return x.MetricsPort
 	}
 	return 0
+}
+
+func (x *RegisterNode) GetMemoryFiles() bool {
+	if x != nil {
+		return x.MemoryFiles
+	}
+	return false
 }
 
 func (x *RegisterNode) GetDevices() []*DeviceCount {
@@ -13830,7 +13848,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04Port\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\rR\x04port\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x19\n" +
-	"\aaddress\x18\xf5\x01 \x01(\tR\aaddress\"\xac\t\n" +
+	"\aaddress\x18\xf5\x01 \x01(\tR\aaddress\"\xd0\t\n" +
 	"\x06Demand\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12%\n" +
 	"\x0ecpu_millicores\x18\x02 \x01(\x03R\rcpuMillicores\x12\x1d\n" +
@@ -13865,7 +13883,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"reschedule\x12\x15\n" +
 	"\x05surge\x18\xe9\x02 \x01(\bR\x05surge\x12\x1b\n" +
 	"\bnetworks\x18\xa7\x03 \x03(\tR\bnetworks\x129\n" +
-	"\adevices\x18\xfd\x02 \x03(\v2\x1e.persys.command.v1.DeviceCountR\adevices\"7\n" +
+	"\adevices\x18\xfd\x02 \x03(\v2\x1e.persys.command.v1.DeviceCountR\adevices\x12\"\n" +
+	"\fmemory_files\x18\x9c\x03 \x01(\bR\vmemoryFiles\"7\n" +
 	"\vDeviceCount\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x03R\x05count\"A\n" +
@@ -14116,7 +14135,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04Pool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x19\n" +
-	"\btotal_gb\x18\x03 \x01(\x03R\atotalGb\"\x8a\x06\n" +
+	"\btotal_gb\x18\x03 \x01(\x03R\atotalGb\"\xae\x06\n" +
 	"\fRegisterNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12%\n" +
@@ -14141,7 +14160,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"networking\x18\xa8\x03 \x01(\v2!.persys.command.v1.NodeNetworkingR\n" +
 	"networking\x12\"\n" +
-	"\fmetrics_port\x18\xb8\x03 \x01(\rR\vmetricsPort\x129\n" +
+	"\fmetrics_port\x18\xb8\x03 \x01(\rR\vmetricsPort\x12\"\n" +
+	"\fmemory_files\x18\x9b\x03 \x01(\bR\vmemoryFiles\x129\n" +
 	"\adevices\x18\xfe\x02 \x03(\v2\x1e.persys.command.v1.DeviceCountR\adevices\"V\n" +
 	"\x0eNodeNetworking\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x10\n" +

@@ -809,6 +809,7 @@ func (m *Demand) CloneVT() *Demand {
 	r.Autoscale = m.Autoscale.CloneVT()
 	r.Reschedule = m.Reschedule.CloneVT()
 	r.Surge = m.Surge
+	r.MemoryFiles = m.MemoryFiles
 	if rhs := m.StorageDrivers; rhs != nil {
 		tmpContainer := make([]string, len(rhs))
 		copy(tmpContainer, rhs)
@@ -1884,6 +1885,7 @@ func (m *RegisterNode) CloneVT() *RegisterNode {
 	r.FenceBoundSeconds = m.FenceBoundSeconds
 	r.Networking = m.Networking.CloneVT()
 	r.MetricsPort = m.MetricsPort
+	r.MemoryFiles = m.MemoryFiles
 	if rhs := m.Pools; rhs != nil {
 		tmpContainer := make([]*Pool, len(rhs))
 		for k, v := range rhs {
@@ -6905,6 +6907,18 @@ func (m *Demand) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 			dAtA[i] = 0xba
 		}
 	}
+	if m.MemoryFiles {
+		i--
+		if m.MemoryFiles {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x19
+		i--
+		dAtA[i] = 0xe0
+	}
 	if len(m.Devices) > 0 {
 		for iNdEx := len(m.Devices) - 1; iNdEx >= 0; iNdEx-- {
 			size, err := m.Devices[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
@@ -10011,6 +10025,18 @@ func (m *RegisterNode) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		dAtA[i] = 0x1a
 		i--
 		dAtA[i] = 0xc2
+	}
+	if m.MemoryFiles {
+		i--
+		if m.MemoryFiles {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x19
+		i--
+		dAtA[i] = 0xd8
 	}
 	if len(m.Devices) > 0 {
 		for iNdEx := len(m.Devices) - 1; iNdEx >= 0; iNdEx-- {
@@ -19344,6 +19370,9 @@ func (m *Demand) SizeVT() (n int) {
 			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
 	}
+	if m.MemoryFiles {
+		n += 3
+	}
 	if len(m.Networks) > 0 {
 		for _, s := range m.Networks {
 			l = len(s)
@@ -20553,6 +20582,9 @@ func (m *RegisterNode) SizeVT() (n int) {
 			l = e.SizeVT()
 			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
+	}
+	if m.MemoryFiles {
+		n += 3
 	}
 	if m.Networking != nil {
 		l = m.Networking.SizeVT()
@@ -28559,6 +28591,26 @@ func (m *Demand) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 412:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field MemoryFiles", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.MemoryFiles = bool(v != 0)
 		case 423:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Networks", wireType)
@@ -36431,6 +36483,26 @@ func (m *RegisterNode) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 411:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field MemoryFiles", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.MemoryFiles = bool(v != 0)
 		case 424:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Networking", wireType)
@@ -61517,6 +61589,26 @@ func (m *Demand) UnmarshalVTUnsafe(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 412:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field MemoryFiles", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.MemoryFiles = bool(v != 0)
 		case 423:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Networks", wireType)
@@ -69749,6 +69841,26 @@ func (m *RegisterNode) UnmarshalVTUnsafe(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 411:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field MemoryFiles", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.MemoryFiles = bool(v != 0)
 		case 424:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Networking", wireType)

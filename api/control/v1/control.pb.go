@@ -637,6 +637,9 @@ type NodeCapabilities struct {
 	ResourceThresholdPercent uint32 `protobuf:"varint,1008,opt,name=resource_threshold_percent,json=resourceThresholdPercent,proto3" json:"resource_threshold_percent,omitempty"`
 	// Port on which the agent serves /metrics over plain HTTP, 1 to 65535; 0 = none.
 	MetricsPort uint32 `protobuf:"varint,1570,opt,name=metrics_port,json=metricsPort,proto3" json:"metrics_port,omitempty"`
+	// The agent keeps secrets and configs as files in memory and signals containers for new versions. False for agents that
+	// do not know them, and on machines without a tmpfs.
+	MemoryFiles bool `protobuf:"varint,1542,opt,name=memory_files,json=memoryFiles,proto3" json:"memory_files,omitempty"`
 	// Numbers of devices by name, such as nvidia.com/gpu, that workloads can reserve.
 	Devices map[string]int64 `protobuf:"bytes,1551,rep,name=devices,proto3" json:"devices,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// What the node can do for networks that span nodes. Absent from agents without them.
@@ -778,6 +781,13 @@ func (x *NodeCapabilities) GetMetricsPort() uint32 {
 		return x.MetricsPort
 	}
 	return 0
+}
+
+func (x *NodeCapabilities) GetMemoryFiles() bool {
+	if x != nil {
+		return x.MemoryFiles
+	}
+	return false
 }
 
 func (x *NodeCapabilities) GetDevices() map[string]int64 {
@@ -8853,7 +8863,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05shard\x18\xf2\a \x01(\tR\x05shard\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xad\a\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd1\a\n" +
 	"\x10NodeCapabilities\x120\n" +
 	"\x14cpu_total_millicores\x18\x01 \x01(\x03R\x12cpuTotalMillicores\x12&\n" +
 	"\x0fmemory_total_mb\x18\x02 \x01(\x03R\rmemoryTotalMb\x12C\n" +
@@ -8869,7 +8879,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x13fence_bound_seconds\x18\xee\a \x01(\rR\x11fenceBoundSeconds\x12)\n" +
 	"\x10disk_reserved_gb\x18\xef\a \x01(\x03R\x0ediskReservedGb\x12=\n" +
 	"\x1aresource_threshold_percent\x18\xf0\a \x01(\rR\x18resourceThresholdPercent\x12\"\n" +
-	"\fmetrics_port\x18\xa2\f \x01(\rR\vmetricsPort\x12K\n" +
+	"\fmetrics_port\x18\xa2\f \x01(\rR\vmetricsPort\x12\"\n" +
+	"\fmemory_files\x18\x86\f \x01(\bR\vmemoryFiles\x12K\n" +
 	"\adevices\x18\x8f\f \x03(\v20.persys.control.v1.NodeCapabilities.DevicesEntryR\adevices\x12B\n" +
 	"\n" +
 	"networking\x18\xca\v \x01(\v2!.persys.control.v1.NodeNetworkingR\n" +

@@ -139,6 +139,7 @@ func (m *NodeCapabilities) CloneVT() *NodeCapabilities {
 	r.DiskReservedGb = m.DiskReservedGb
 	r.ResourceThresholdPercent = m.ResourceThresholdPercent
 	r.MetricsPort = m.MetricsPort
+	r.MemoryFiles = m.MemoryFiles
 	r.Networking = m.Networking.CloneVT()
 	if rhs := m.StoragePools; rhs != nil {
 		tmpContainer := make([]*StoragePool, len(rhs))
@@ -2968,6 +2969,18 @@ func (m *NodeCapabilities) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 			i--
 			dAtA[i] = 0xfa
 		}
+	}
+	if m.MemoryFiles {
+		i--
+		if m.MemoryFiles {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x60
+		i--
+		dAtA[i] = 0xb0
 	}
 	if m.Networking != nil {
 		size, err := m.Networking.MarshalToSizedBufferVT(dAtA[:i])
@@ -11097,6 +11110,9 @@ func (m *NodeCapabilities) SizeVT() (n int) {
 		l = m.Networking.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
+	if m.MemoryFiles {
+		n += 3
+	}
 	if len(m.Devices) > 0 {
 		for k, v := range m.Devices {
 			_ = k
@@ -15825,6 +15841,26 @@ func (m *NodeCapabilities) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 1542:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field MemoryFiles", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.MemoryFiles = bool(v != 0)
 		case 1551:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Devices", wireType)
