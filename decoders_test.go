@@ -72,6 +72,7 @@ var decoders = map[string]string{
 	"rpc/dial/discover.go":                  "rpc/dial.FuzzCacheFile",
 	"rpc/plan.go":                           "api/strict.FuzzAgainstRuntime",
 	"rpc/revisions.go":                      "api/strict.FuzzAgainstRuntime",
+	"rpc/stopping.go":                       "api/strict.FuzzAgainstRuntime",
 	"spec/autoscale.go":                     "api/strict.FuzzAgainstRuntime",
 	"spec/composefile/keys.go":              "spec.FuzzCompose",
 	"spec/cloudinit.go":                     "spec.FuzzPrepare",

@@ -12,6 +12,9 @@ import (
 // because the Compose file is in a Git repository, the agent shortens a longer time.
 const MaxStopGrace = 10 * time.Minute
 
+// StopGrace is the time between the stop signal of a container and its kill if the specification gives none.
+const StopGrace = 30 * time.Second
+
 // Signal reports whether a text names a Linux signal in a form that engines accept. That is a number from 1
 // to 64, or a name in any case, with or without SIG, such as SIGQUIT, int or RTMIN+3.
 func Signal(text string) bool {

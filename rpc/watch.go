@@ -54,7 +54,7 @@ func (s *Server) WatchWorkloads(req *clusterv1.WatchWorkloadsRequest, out cluste
 		}
 		err = s.follow(ctx, view, func(v fsm.View, changes []fsm.Change) error {
 			for i := range changes {
-				if err := sendChange(&changes[i], v.Info().Index, match, sent, out); err != nil {
+				if err := sendChange(v, &changes[i], v.Info().Index, match, sent, out); err != nil {
 					return err
 				}
 			}
@@ -77,7 +77,9 @@ func (s *Server) snapshot(view fsm.View, req *clusterv1.WatchWorkloadsRequest, m
 			return true
 		}
 		seen[w.ID], sent[w.ID] = true, true
-		err = out.Send(&clusterv1.WorkloadChange{Index: index, Workload: spec.WorkloadView(w, spec.Brief)})
+		shown := spec.WorkloadView(w, spec.Brief)
+		shown.Stopping = stopping(view, w)
+		err = out.Send(&clusterv1.WorkloadChange{Index: index, Workload: shown})
 		return err == nil
 	}
 	switch {
@@ -109,13 +111,15 @@ func (s *Server) snapshot(view fsm.View, req *clusterv1.WatchWorkloadsRequest, m
 	return out.Send(&clusterv1.WorkloadChange{Index: index, Synced: true})
 }
 
-func sendChange(c *fsm.Change, index uint64, match func(*fsm.Workload) bool, sent map[string]bool, out clusterv1.Cluster_WatchWorkloadsServer) error {
+func sendChange(view fsm.View, c *fsm.Change, index uint64, match func(*fsm.Workload) bool, sent map[string]bool, out clusterv1.Cluster_WatchWorkloadsServer) error {
 	if c.Table != fsm.TableWorkload {
 		return nil
 	}
 	if w := c.NewWorkload(); w != nil && match(w) {
 		sent[w.ID] = true
-		return out.Send(&clusterv1.WorkloadChange{Index: index, Workload: spec.WorkloadView(w, spec.Brief)})
+		shown := spec.WorkloadView(w, spec.Brief)
+		shown.Stopping = stopping(view, w)
+		return out.Send(&clusterv1.WorkloadChange{Index: index, Workload: shown})
 	}
 	// The workload was deleted, or it left the group that the caller watches.
 	w := c.OldWorkload()
@@ -123,7 +127,7 @@ func sendChange(c *fsm.Change, index uint64, match func(*fsm.Workload) bool, sen
 		return nil
 	}
 	delete(sent, w.ID)
-	view := spec.WorkloadView(w, spec.Brief)
-	view.Status = string(fsm.StatusDeleted)
-	return out.Send(&clusterv1.WorkloadChange{Index: index, Workload: view, Deleted: true})
+	shown := spec.WorkloadView(w, spec.Brief)
+	shown.Status = string(fsm.StatusDeleted)
+	return out.Send(&clusterv1.WorkloadChange{Index: index, Workload: shown, Deleted: true})
 }

@@ -43,6 +43,7 @@ func (s *Server) Why(ctx context.Context, req *clusterv1.WhyRequest) (*clusterv1
 		Index:          view.Info().Index,
 		LastActions:    spec.LastActions(w),
 		Autoscale:      s.autoscaleView(w, spec.WorkloadView(w, spec.Brief).GetAutoscale()),
+		Stopping:       stopping(view, w),
 	}
 	if w.Reason.Code == fsm.CodeUnplaced && ex.Code == fsm.CodeUnplaced {
 		out.ReasonMessage = ex.Message // this message also says how to make room for the workload

@@ -102,7 +102,7 @@ func (s *Server) GetWorkload(ctx context.Context, req *controlv1.GetWorkloadRequ
 // only the leader knows, and the node on which a stopped workload may still run.
 func (s *Server) workloadView(v fsm.View, w *fsm.Workload, detail spec.Detail) *controlv1.WorkloadView {
 	out := spec.WorkloadView(w, detail)
-	out.Autoscale = s.autoscaleView(w, out.GetAutoscale())
+	out.Autoscale, out.Stopping = s.autoscaleView(w, out.GetAutoscale()), stopping(v, w)
 	if w.Desired == fsm.DesiredStopped && w.Node == "" {
 		if left := leftOver(v, w.ID); left != "" {
 			out.Reason, out.Message = &controlv1.ReasonDetail{Code: fsm.CodeAwaitStop, Message: left, LastTransition: out.GetReason().GetLastTransition()}, left

@@ -45,6 +45,7 @@ import (
 	"github.com/persys/compute/agent/driver/cgroup"
 	"github.com/persys/compute/agent/driver/compose/gitfetch"
 	"github.com/persys/compute/agent/driver/moby"
+	"github.com/persys/compute/policy"
 	stackfile "github.com/persys/compute/stack"
 )
 
@@ -149,7 +150,7 @@ func New(opt Options) (*Driver, error) {
 		return nil, driver.Errorf(driver.InvalidConfiguration, "compose", "Loader: must be set")
 	}
 	if opt.StopGrace <= 0 {
-		opt.StopGrace = 30 * time.Second
+		opt.StopGrace = policy.StopGrace
 	}
 	if opt.GitTimeout <= 0 {
 		opt.GitTimeout = 5 * time.Minute

@@ -19,6 +19,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/cgroup"
 	"github.com/persys/compute/agent/driver/moby"
+	"github.com/persys/compute/policy"
 )
 
 // Options configure a Driver. A duration of zero selects its default.
@@ -94,7 +95,7 @@ func New(opt Options) (*Driver, error) {
 		return nil, driver.Errorf(driver.InvalidConfiguration, "docker", "NodeID: must not be empty")
 	}
 	if opt.StopGrace <= 0 {
-		opt.StopGrace = 30 * time.Second
+		opt.StopGrace = policy.StopGrace
 	}
 	if opt.Logger == nil {
 		opt.Logger = slog.Default()

@@ -1047,6 +1047,7 @@ func (m *WhyResponse) CloneVT() *WhyResponse {
 	r.Hint = m.Hint
 	r.Index = m.Index
 	r.Autoscale = m.Autoscale.CloneVT()
+	r.Stopping = m.Stopping.CloneVT()
 	if rhs := m.Counts; rhs != nil {
 		tmpContainer := make([]*ReasonCount, len(rhs))
 		for k, v := range rhs {
@@ -7528,6 +7529,18 @@ func (m *WhyResponse) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.Stopping != nil {
+		size, err := m.Stopping.MarshalToSizedBufferVT(dAtA[:i])
+		if err != nil {
+			return 0, err
+		}
+		i -= size
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+		i--
+		dAtA[i] = 0x61
+		i--
+		dAtA[i] = 0xc2
 	}
 	if m.Autoscale != nil {
 		size, err := m.Autoscale.MarshalToSizedBufferVT(dAtA[:i])
@@ -18867,6 +18880,10 @@ func (m *WhyResponse) SizeVT() (n int) {
 	}
 	if m.Autoscale != nil {
 		l = m.Autoscale.SizeVT()
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.Stopping != nil {
+		l = m.Stopping.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	n += len(m.unknownFields)
@@ -30808,6 +30825,42 @@ func (m *WhyResponse) UnmarshalVT(dAtA []byte) error {
 				m.Autoscale = &v1.AutoscaleStatus{}
 			}
 			if err := m.Autoscale.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 1560:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Stopping", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.Stopping == nil {
+				m.Stopping = &v1.Stopping{}
+			}
+			if err := m.Stopping.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
 				return err
 			}
 			iNdEx = postIndex

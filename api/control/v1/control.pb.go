@@ -7244,7 +7244,9 @@ type WorkloadView struct {
 	// The workload is an extra member of its group, which exists only during an update with order start-first.
 	Surge bool `protobuf:"varint,1412,opt,name=surge,proto3" json:"surge,omitempty"`
 	// Members of a system workload; only in answers of GetWorkload.
-	Members       *SystemMembers `protobuf:"bytes,1450,opt,name=members,proto3" json:"members,omitempty"`
+	Members *SystemMembers `protobuf:"bytes,1450,opt,name=members,proto3" json:"members,omitempty"`
+	// Set while instances are being stopped or removed.
+	Stopping      *Stopping `protobuf:"bytes,1560,opt,name=stopping,proto3" json:"stopping,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7566,6 +7568,78 @@ func (x *WorkloadView) GetMembers() *SystemMembers {
 	return nil
 }
 
+func (x *WorkloadView) GetStopping() *Stopping {
+	if x != nil {
+		return x.Stopping
+	}
+	return nil
+}
+
+// Instances that have not ended yet although they shall.
+type Stopping struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Nodes that still have one, in order of their ids.
+	NodeIds []string `protobuf:"bytes,1,rep,name=node_ids,json=nodeIds,proto3" json:"node_ids,omitempty"`
+	// Time of the order to remove it; not set for an instance that is only stopped.
+	Since *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	// Time in seconds after which a container is killed that has not ended by itself; 0 if it is not known, as for a stack, whose
+	// services have times of their own.
+	GraceSeconds  int32 `protobuf:"varint,3,opt,name=grace_seconds,json=graceSeconds,proto3" json:"grace_seconds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Stopping) Reset() {
+	*x = Stopping{}
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Stopping) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Stopping) ProtoMessage() {}
+
+func (x *Stopping) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Stopping.ProtoReflect.Descriptor instead.
+func (*Stopping) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *Stopping) GetNodeIds() []string {
+	if x != nil {
+		return x.NodeIds
+	}
+	return nil
+}
+
+func (x *Stopping) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Stopping) GetGraceSeconds() int32 {
+	if x != nil {
+		return x.GraceSeconds
+	}
+	return 0
+}
+
 // How far the members of a system workload are, on the nodes that match now.
 type SystemMembers struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -7584,7 +7658,7 @@ type SystemMembers struct {
 
 func (x *SystemMembers) Reset() {
 	*x = SystemMembers{}
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7596,7 +7670,7 @@ func (x *SystemMembers) String() string {
 func (*SystemMembers) ProtoMessage() {}
 
 func (x *SystemMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7609,7 +7683,7 @@ func (x *SystemMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMembers.ProtoReflect.Descriptor instead.
 func (*SystemMembers) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *SystemMembers) GetNodes() int32 {
@@ -7657,7 +7731,7 @@ type SystemMember struct {
 
 func (x *SystemMember) Reset() {
 	*x = SystemMember{}
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7669,7 +7743,7 @@ func (x *SystemMember) String() string {
 func (*SystemMember) ProtoMessage() {}
 
 func (x *SystemMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7682,7 +7756,7 @@ func (x *SystemMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMember.ProtoReflect.Descriptor instead.
 func (*SystemMember) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *SystemMember) GetNodeId() string {
@@ -7745,7 +7819,7 @@ type WorkloadAction struct {
 
 func (x *WorkloadAction) Reset() {
 	*x = WorkloadAction{}
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7757,7 +7831,7 @@ func (x *WorkloadAction) String() string {
 func (*WorkloadAction) ProtoMessage() {}
 
 func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7770,7 +7844,7 @@ func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
 func (*WorkloadAction) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *WorkloadAction) GetTaskId() string {
@@ -7834,7 +7908,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7846,7 +7920,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7859,7 +7933,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -7925,7 +7999,7 @@ type GetClusterSummaryResponse struct {
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7937,7 +8011,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7950,7 +8024,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -8166,7 +8240,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8178,7 +8252,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8191,7 +8265,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -8361,7 +8435,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8373,7 +8447,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8386,7 +8460,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -8418,7 +8492,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8430,7 +8504,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8443,7 +8517,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -8489,7 +8563,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8501,7 +8575,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8514,7 +8588,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Constraint) GetKey() string {
@@ -8552,7 +8626,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[79]
+	mi := &file_api_control_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8564,7 +8638,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[79]
+	mi := &file_api_control_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8577,7 +8651,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Toleration) GetKey() string {
@@ -8619,7 +8693,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[80]
+	mi := &file_api_control_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8631,7 +8705,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[80]
+	mi := &file_api_control_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8644,7 +8718,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Taint) GetKey() string {
@@ -8699,7 +8773,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[81]
+	mi := &file_api_control_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8711,7 +8785,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[81]
+	mi := &file_api_control_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8724,7 +8798,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -8774,7 +8848,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[82]
+	mi := &file_api_control_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8786,7 +8860,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[82]
+	mi := &file_api_control_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8799,7 +8873,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -9613,7 +9687,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bworkload\x18\x01 \x01(\v2\x1f.persys.control.v1.WorkloadViewR\bworkload\x12\x15\n" +
 	"\x05index\x18\xe8\a \x01(\x04R\x05index\x12\x15\n" +
 	"\x05stale\x18\xea\a \x01(\bR\x05stale\x12\x16\n" +
-	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xb0\x0e\n" +
+	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xea\x0e\n" +
 	"\fWorkloadView\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x12\n" +
@@ -9670,10 +9744,15 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\tautoscale\x18\xf0\n" +
 	" \x01(\v2\".persys.control.v1.AutoscaleStatusR\tautoscale\x12\x15\n" +
 	"\x05surge\x18\x84\v \x01(\bR\x05surge\x12;\n" +
-	"\amembers\x18\xaa\v \x01(\v2 .persys.control.v1.SystemMembersR\amembers\x1a9\n" +
+	"\amembers\x18\xaa\v \x01(\v2 .persys.control.v1.SystemMembersR\amembers\x128\n" +
+	"\bstopping\x18\x98\f \x01(\v2\x1b.persys.control.v1.StoppingR\bstopping\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8e\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"|\n" +
+	"\bStopping\x12\x19\n" +
+	"\bnode_ids\x18\x01 \x03(\tR\anodeIds\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12#\n" +
+	"\rgrace_seconds\x18\x03 \x01(\x05R\fgraceSeconds\"\x8e\x01\n" +
 	"\rSystemMembers\x12\x14\n" +
 	"\x05nodes\x18\x01 \x01(\x05R\x05nodes\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\x05R\x05ready\x12\x16\n" +
@@ -9831,7 +9910,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 101)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 102)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -9906,79 +9985,80 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*ListWorkloadsResponse)(nil),              // 70: persys.control.v1.ListWorkloadsResponse
 	(*GetWorkloadResponse)(nil),                // 71: persys.control.v1.GetWorkloadResponse
 	(*WorkloadView)(nil),                       // 72: persys.control.v1.WorkloadView
-	(*SystemMembers)(nil),                      // 73: persys.control.v1.SystemMembers
-	(*SystemMember)(nil),                       // 74: persys.control.v1.SystemMember
-	(*WorkloadAction)(nil),                     // 75: persys.control.v1.WorkloadAction
-	(*GetClusterSummaryRequest)(nil),           // 76: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 77: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 78: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 79: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 80: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 81: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 82: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 83: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 84: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 85: persys.control.v1.StreamError
-	nil,                                        // 86: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 87: persys.control.v1.NodeCapabilities.DevicesEntry
-	nil,                                        // 88: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 89: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 90: persys.control.v1.WorkloadSpec.TagsEntry
-	nil,                                        // 91: persys.control.v1.ResourceRequirements.DevicesEntry
-	nil,                                        // 92: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 93: persys.control.v1.ContainerSpec.UlimitsEntry
-	nil,                                        // 94: persys.control.v1.ContainerSpec.SysctlsEntry
-	nil,                                        // 95: persys.control.v1.ContainerSpec.LabelsEntry
-	nil,                                        // 96: persys.control.v1.ContainerSpec.AnnotationsEntry
-	nil,                                        // 97: persys.control.v1.ContainerSpec.EnvSecretsEntry
-	nil,                                        // 98: persys.control.v1.ContainerSpec.EnvConfigsEntry
-	nil,                                        // 99: persys.control.v1.DeviceRequest.OptionsEntry
-	nil,                                        // 100: persys.control.v1.Logging.OptionsEntry
-	nil,                                        // 101: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 102: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 103: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 104: google.protobuf.Timestamp
-	(*v1.NetworkNames)(nil),                    // 105: persys.agent.v1.NetworkNames
-	(*v1.NetworkView)(nil),                     // 106: persys.agent.v1.NetworkView
-	(*durationpb.Duration)(nil),                // 107: google.protobuf.Duration
+	(*Stopping)(nil),                           // 73: persys.control.v1.Stopping
+	(*SystemMembers)(nil),                      // 74: persys.control.v1.SystemMembers
+	(*SystemMember)(nil),                       // 75: persys.control.v1.SystemMember
+	(*WorkloadAction)(nil),                     // 76: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 77: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 78: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 79: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 80: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 81: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 82: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 83: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 84: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 85: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 86: persys.control.v1.StreamError
+	nil,                                        // 87: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 88: persys.control.v1.NodeCapabilities.DevicesEntry
+	nil,                                        // 89: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 90: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 91: persys.control.v1.WorkloadSpec.TagsEntry
+	nil,                                        // 92: persys.control.v1.ResourceRequirements.DevicesEntry
+	nil,                                        // 93: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 94: persys.control.v1.ContainerSpec.UlimitsEntry
+	nil,                                        // 95: persys.control.v1.ContainerSpec.SysctlsEntry
+	nil,                                        // 96: persys.control.v1.ContainerSpec.LabelsEntry
+	nil,                                        // 97: persys.control.v1.ContainerSpec.AnnotationsEntry
+	nil,                                        // 98: persys.control.v1.ContainerSpec.EnvSecretsEntry
+	nil,                                        // 99: persys.control.v1.ContainerSpec.EnvConfigsEntry
+	nil,                                        // 100: persys.control.v1.DeviceRequest.OptionsEntry
+	nil,                                        // 101: persys.control.v1.Logging.OptionsEntry
+	nil,                                        // 102: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 103: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 104: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 105: google.protobuf.Timestamp
+	(*v1.NetworkNames)(nil),                    // 106: persys.agent.v1.NetworkNames
+	(*v1.NetworkView)(nil),                     // 107: persys.agent.v1.NetworkView
+	(*durationpb.Duration)(nil),                // 108: google.protobuf.Duration
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	104, // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	105, // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
 	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	104, // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	105, // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
 	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	86,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	104, // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	87,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	105, // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
 	9,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	83,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
-	87,  // 9: persys.control.v1.NodeCapabilities.devices:type_name -> persys.control.v1.NodeCapabilities.DevicesEntry
+	84,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	88,  // 9: persys.control.v1.NodeCapabilities.devices:type_name -> persys.control.v1.NodeCapabilities.DevicesEntry
 	8,   // 10: persys.control.v1.NodeCapabilities.networking:type_name -> persys.control.v1.NodeNetworking
-	104, // 11: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	80,  // 12: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
-	105, // 13: persys.control.v1.WatchNetworkNamesResponse.names:type_name -> persys.agent.v1.NetworkNames
+	105, // 11: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	81,  // 12: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	106, // 13: persys.control.v1.WatchNetworkNamesResponse.names:type_name -> persys.agent.v1.NetworkNames
 	15,  // 14: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
 	59,  // 15: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	104, // 16: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	105, // 16: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
 	57,  // 17: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
 	14,  // 18: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	104, // 19: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	80,  // 20: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
-	106, // 21: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
+	105, // 19: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	81,  // 20: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	107, // 21: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
 	22,  // 22: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
 	0,   // 23: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	79,  // 24: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	79,  // 25: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
+	80,  // 24: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	80,  // 25: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
 	19,  // 26: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
-	104, // 27: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
+	105, // 27: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
 	37,  // 28: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
 	38,  // 29: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
 	48,  // 30: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
 	51,  // 31: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	88,  // 32: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	81,  // 33: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	89,  // 34: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	82,  // 35: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	89,  // 32: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	82,  // 33: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	90,  // 34: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	83,  // 35: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
 	36,  // 36: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
 	35,  // 37: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
 	28,  // 38: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
@@ -9987,48 +10067,48 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	26,  // 41: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
 	27,  // 42: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
 	27,  // 43: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
-	90,  // 44: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
+	91,  // 44: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
 	23,  // 45: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
 	23,  // 46: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
-	104, // 47: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
-	104, // 48: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
-	81,  // 49: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
+	105, // 47: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
+	105, // 48: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
+	82,  // 49: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
 	29,  // 50: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
 	30,  // 51: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
 	31,  // 52: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
-	104, // 53: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
-	104, // 54: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
-	104, // 55: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
-	104, // 56: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
-	104, // 57: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
-	104, // 58: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
-	104, // 59: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
+	105, // 53: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
+	105, // 54: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
+	105, // 55: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
+	105, // 56: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
+	105, // 57: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
+	105, // 58: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
+	105, // 59: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
 	33,  // 60: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
-	91,  // 61: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
-	92,  // 62: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	92,  // 61: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
+	93,  // 62: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
 	46,  // 63: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
 	47,  // 64: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
 	56,  // 65: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	93,  // 66: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
-	94,  // 67: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
+	94,  // 66: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
+	95,  // 67: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
 	42,  // 68: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
 	43,  // 69: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
 	44,  // 70: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
-	95,  // 71: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
-	96,  // 72: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
+	96,  // 71: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
+	97,  // 72: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
 	45,  // 73: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
 	40,  // 74: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
 	39,  // 75: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
 	39,  // 76: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
-	97,  // 77: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
-	98,  // 78: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
-	99,  // 79: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
-	100, // 80: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
-	107, // 81: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	107, // 82: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	107, // 83: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	107, // 84: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	101, // 85: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	98,  // 77: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
+	99,  // 78: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
+	100, // 79: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
+	101, // 80: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
+	108, // 81: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	108, // 82: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	108, // 83: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	108, // 84: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	102, // 85: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
 	56,  // 86: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
 	50,  // 87: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
 	49,  // 88: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
@@ -10038,96 +10118,98 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	55,  // 92: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
 	56,  // 93: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
 	52,  // 94: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	104, // 95: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	104, // 96: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	104, // 97: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	105, // 95: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	105, // 96: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	105, // 97: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
 	0,   // 98: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	104, // 99: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	105, // 99: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
 	58,  // 100: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
 	57,  // 101: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	79,  // 102: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	104, // 103: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	80,  // 102: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	105, // 103: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
 	47,  // 104: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
 	33,  // 105: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
 	2,   // 106: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
 	2,   // 107: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
 	66,  // 108: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
 	66,  // 109: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	104, // 110: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	104, // 111: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	102, // 112: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	104, // 113: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	83,  // 114: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	84,  // 115: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	105, // 110: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	105, // 111: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	103, // 112: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	105, // 113: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	84,  // 114: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	85,  // 115: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
 	15,  // 116: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
 	67,  // 117: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
 	2,   // 118: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
 	2,   // 119: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
 	72,  // 120: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
 	72,  // 121: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	104, // 122: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	104, // 123: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	105, // 122: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	105, // 123: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
 	58,  // 124: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
 	57,  // 125: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	79,  // 126: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	104, // 127: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	103, // 128: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	80,  // 126: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	105, // 127: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	104, // 128: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
 	47,  // 129: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
 	22,  // 130: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	75,  // 131: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	76,  // 131: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
 	34,  // 132: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
 	32,  // 133: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
-	104, // 134: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	105, // 134: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
 	24,  // 135: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	73,  // 136: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
-	74,  // 137: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
-	104, // 138: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	104, // 139: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	104, // 140: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 141: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	104, // 142: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 143: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	13,  // 144: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	17,  // 145: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	20,  // 146: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	10,  // 147: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	16,  // 148: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	18,  // 149: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	21,  // 150: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	85,  // 151: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	104, // 152: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
-	41,  // 153: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
-	6,   // 154: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	13,  // 155: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	11,  // 156: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
-	17,  // 157: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	20,  // 158: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	60,  // 159: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 160: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	62,  // 161: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	63,  // 162: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	68,  // 163: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	69,  // 164: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	76,  // 165: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	78,  // 166: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	10,  // 167: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	16,  // 168: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	12,  // 169: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
-	18,  // 170: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	21,  // 171: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	61,  // 172: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 173: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	64,  // 174: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	65,  // 175: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	70,  // 176: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	71,  // 177: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	77,  // 178: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	78,  // 179: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	167, // [167:180] is the sub-list for method output_type
-	154, // [154:167] is the sub-list for method input_type
-	154, // [154:154] is the sub-list for extension type_name
-	154, // [154:154] is the sub-list for extension extendee
-	0,   // [0:154] is the sub-list for field type_name
+	74,  // 136: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
+	73,  // 137: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
+	105, // 138: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
+	75,  // 139: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
+	105, // 140: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	105, // 141: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	105, // 142: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 143: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	105, // 144: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 145: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	13,  // 146: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	17,  // 147: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	20,  // 148: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	10,  // 149: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	16,  // 150: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	18,  // 151: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	21,  // 152: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	86,  // 153: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	105, // 154: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	41,  // 155: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 156: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	13,  // 157: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	11,  // 158: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
+	17,  // 159: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	20,  // 160: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	60,  // 161: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 162: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	62,  // 163: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	63,  // 164: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	68,  // 165: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	69,  // 166: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	77,  // 167: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	79,  // 168: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	10,  // 169: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	16,  // 170: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	12,  // 171: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
+	18,  // 172: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	21,  // 173: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	61,  // 174: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 175: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	64,  // 176: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	65,  // 177: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	70,  // 178: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	71,  // 179: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	78,  // 180: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	79,  // 181: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	169, // [169:182] is the sub-list for method output_type
+	156, // [156:169] is the sub-list for method input_type
+	156, // [156:156] is the sub-list for extension type_name
+	156, // [156:156] is the sub-list for extension extendee
+	0,   // [0:156] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -10146,7 +10228,7 @@ func file_api_control_v1_control_proto_init() {
 	file_api_control_v1_control_proto_msgTypes[28].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[35].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[36].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[75].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[76].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -10163,7 +10245,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   101,
+			NumMessages:   102,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

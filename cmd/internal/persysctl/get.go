@@ -86,8 +86,8 @@ func (c *cli) targets(ctx context.Context, id string) []string {
 
 func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 	f := &screen.Facts{}
-	where := screen.Styled(screen.Clean(w.GetStatus()), screen.StateStyle(w.GetStatus()))
-	if node := w.GetAssignedNodeId(); node != "" {
+	where := screen.Styled(screen.Clean(shownStatus(w)), screen.StateStyle(shownStatus(w)))
+	if node := shownNode(w); node != "" {
 		where.Text += " on " + node
 	}
 	if w.GetDesiredState() != w.GetStatus() && w.GetDesiredState() != "" {
@@ -96,7 +96,7 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 	f.Add("Workload", screen.Styled(screen.Clean(w.GetWorkloadId()), screen.Bold))
 	f.Add("Status", where)
 	if w.GetReason().GetCode() != "" || w.GetStatus() != w.GetDesiredState() {
-		f.Add("Reason", screen.Text(reasonText(w)))
+		f.Add("Reason", screen.Text(cmp.Or(stoppingReason(w, ordered(w.GetStopping()), c.now()), reasonText(w))))
 	}
 	if w.GetRetryAttempts() > 0 || w.GetRetryNextAt() != nil {
 		f.Add("Retry", screen.Text(c.retryText(w)))

@@ -139,7 +139,7 @@ func (c *cli) workloadTable(list []*controlv1.WorkloadView) *screen.Table {
 		screen.Column{Title: "REVISION", Wide: true}, screen.Column{Title: "GENERATION", Right: true, Wide: true},
 		screen.Column{Title: "REASON", Gives: 3, Least: 14})
 	for _, w := range list {
-		t.Add(screen.Text(w.GetWorkloadId()), screen.Text(w.GetType()), screen.Text(kindShown(w)), screen.State(cmp.Or(w.GetStatus(), "Unknown")), screen.Text(w.GetAssignedNodeId()), screen.Text(c.age(w.GetCreatedAt())),
+		t.Add(screen.Text(w.GetWorkloadId()), screen.Text(w.GetType()), screen.Text(kindShown(w)), screen.State(shownStatus(w)), screen.Text(shownNode(w)), screen.Text(c.age(w.GetCreatedAt())),
 			screen.Text(c.image(w.GetImageOrSource())), screen.Text(cmp.Or(w.GetNamespace(), "default")), screen.Text(w.GetGroup()), screen.Text(autoscaleCell(w.GetAutoscale())), screen.Text(strings.Join(w.GetAddresses(), ",")), screen.Text(portsText(w.GetPorts())),
 			screen.Text(w.GetRevisionId()), screen.Text(fmt.Sprint(w.GetGeneration().GetSequence())), screen.Text(c.reasonCell(w)))
 	}
@@ -164,6 +164,9 @@ func (c *cli) reasonCell(w *controlv1.WorkloadView) string {
 	}
 	if w.GetStatus() == w.GetDesiredState() {
 		return ""
+	}
+	if text := stoppingReason(w, ordered(w.GetStopping()), c.now()); text != "" {
+		return text
 	}
 	out := w.GetReason().GetCode()
 	if m := w.GetReason().GetMessage(); m != "" {
@@ -205,9 +208,9 @@ func (c *cli) watchList(ctx context.Context, o listOptions) error {
 	}
 	one := func(w *controlv1.WorkloadView) {
 		// Rows are printed one by one, so the widths of their columns are fixed in advance.
-		node := cmp.Or(w.GetAssignedNodeId(), screen.None)
+		node := cmp.Or(shownNode(w), screen.None)
 		line := fmt.Sprintf("%s  %-24s  %-12s  %-14s  %s", c.now().In(c.zone).Format(time.TimeOnly), screen.Cut(w.GetWorkloadId(), 24, screen.Middle),
-			w.GetStatus(), screen.Cut(node, 14, screen.Middle), screen.Clean(c.reasonCell(w)))
+			shownStatus(w), screen.Cut(node, 14, screen.Middle), screen.Clean(c.reasonCell(w)))
 		writeLines(c.out, []string{strings.TrimRight(screen.Cut(line, c.columns(), screen.Head), " ")})
 	}
 	inPlace := c.outTerm && !c.machine()

@@ -230,7 +230,7 @@ func (f *jobFollower) take(ctx context.Context, v *controlv1.WorkloadView) {
 		return
 	}
 	p := progress{id: f.id, view: v}
-	if line := p.line(); line != f.line {
+	if line := p.line(time.Time{}); line != f.line {
 		f.line = line
 		f.write(f.c.err, fmt.Appendf(nil, "%s: %s\n", f.id, line))
 	}

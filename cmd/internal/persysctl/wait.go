@@ -120,7 +120,8 @@ type progress struct {
 	done     bool
 	failed   bool
 	took     time.Duration
-	reported string // last line that was printed about a change of this workload
+	reported string    // last line that was printed about a change of this workload
+	stopping time.Time // when the workload was first seen to be stopping; zero while it is not
 }
 
 type waiter struct {
@@ -289,6 +290,11 @@ func (w *waiter) take(ch watched) {
 			p.view = &controlv1.WorkloadView{WorkloadId: p.id, Status: "Deleted"}
 		case ch.view.GetWorkloadId() == p.id:
 			p.view = ch.view
+			if ch.view.GetStopping() == nil {
+				p.stopping = time.Time{}
+			} else if p.stopping.IsZero() {
+				p.stopping = w.c.now()
+			}
 			if met := p.goal.met(ch.view); met || hopeless(ch.view) {
 				p.done, p.failed, p.took = true, !met, w.elapsed()
 			}
@@ -321,7 +327,7 @@ func (w *waiter) show() {
 		return
 	}
 	for _, p := range w.all {
-		line := p.line()
+		line := p.line(time.Time{})
 		if p.view == nil || line == p.reported {
 			continue
 		}
@@ -330,15 +336,25 @@ func (w *waiter) show() {
 	}
 }
 
-// line returns the state of a workload and the reason why it has not reached its goal.
-func (p *progress) line() string {
+// line returns the state of a workload and the reason why it has not reached its goal. With now, it says how long more a
+// stop may take.
+func (p *progress) line(now time.Time) string {
 	v := p.view
 	if v == nil {
 		return "asking"
 	}
-	out := v.GetStatus()
-	if node := v.GetAssignedNodeId(); node != "" {
+	out := shownStatus(v)
+	if node := shownNode(v); node != "" {
 		out += " on " + node
+	}
+	since := p.stopping
+	if s := v.GetStopping(); now.IsZero() {
+		since = time.Time{}
+	} else if s.GetSince() != nil {
+		since = ordered(s)
+	}
+	if why := stoppingReason(v, since, now); why != "" {
+		return out + ": " + why
 	}
 	if p.done && !p.failed || v.GetStatus() == v.GetDesiredState() && v.GetReason().GetCode() == "" {
 		return out
@@ -395,7 +411,7 @@ func (w *waiter) lines() []string {
 		id := screen.Cut(p.id, width, screen.Middle)
 		id += strings.Repeat(" ", width-utf8.RuneCountInString(id))
 		room := cols - 2 - width - 2 - 2 - len(clock)
-		out = append(out, paint.Paint(s, mark)+" "+paint.Paint(screen.Bold, id)+"  "+screen.Cut(p.line(), room, screen.Head)+"  "+paint.Paint(screen.Dim, clock))
+		out = append(out, paint.Paint(s, mark)+" "+paint.Paint(screen.Bold, id)+"  "+screen.Cut(p.line(w.c.now()), room, screen.Head)+"  "+paint.Paint(screen.Dim, clock))
 	}
 	if hidden > 0 {
 		out = append(out, paint.Paint(screen.Dim, fmt.Sprintf("  and %d more; %d of %d done", hidden, len(w.all)-len(w.open()), len(w.all))))
@@ -436,13 +452,13 @@ func (w *waiter) verdict() error {
 	} else if p.view.GetAssignedNodeId() != "" {
 		hint = "persysctl logs " + p.id + " --tail 20"
 	}
-	return failf(exitFailed, hint, "%s%s is %s", p.id, others(failed), p.line())
+	return failf(exitFailed, hint, "%s%s is %s", p.id, others(failed), p.line(time.Time{}))
 }
 
 func (w *waiter) late(timeout time.Duration) error {
 	open := w.open()
 	p := open[0]
-	line := p.line()
+	line := p.line(time.Time{})
 	if p.view == nil {
 		line = "not known: no scheduler has answered"
 	}

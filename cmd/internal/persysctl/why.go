@@ -1,6 +1,7 @@
 package persysctl
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -58,10 +59,20 @@ func (c *cli) why(ctx context.Context, id, node string) error {
 
 func (c *cli) showWhy(r *clusterv1.WhyResponse) {
 	f := &screen.Facts{}
-	where := screen.Styled(screen.Clean(r.GetStatus()), screen.StateStyle(r.GetStatus()))
+	// The same words as in a list.
+	as := &controlv1.WorkloadView{
+		Status: r.GetStatus(), AssignedNodeId: r.GetAssignedNodeId(), Stopping: r.GetStopping(), DesiredState: "Stopped",
+		Reason: &controlv1.ReasonDetail{Code: r.GetReasonCode(), Message: r.GetReasonMessage()},
+	}
+	if r.GetStatus() == "Deleting" {
+		as.DesiredState = "Deleted"
+	}
+	where := screen.Styled(screen.Clean(shownStatus(as)), screen.StateStyle(shownStatus(as)))
 	switch {
 	case r.GetAssignedNodeId() != "":
 		where.Text += " on " + r.GetAssignedNodeId()
+	case r.GetStopping() != nil:
+		where.Text += " on " + shownNode(as)
 	case r.GetChosenNodeId() != "":
 		where.Text += ", would go to " + r.GetChosenNodeId()
 	default:
@@ -69,7 +80,7 @@ func (c *cli) showWhy(r *clusterv1.WhyResponse) {
 	}
 	f.Add("Workload", screen.Styled(screen.Clean(r.GetWorkloadId()), screen.Bold))
 	f.Add("Status", where)
-	f.Add("Reason", screen.Text(screen.Join(": ", r.GetReasonCode(), r.GetReasonMessage())))
+	f.Add("Reason", screen.Text(cmp.Or(stoppingReason(as, ordered(r.GetStopping()), c.now()), screen.Join(": ", r.GetReasonCode(), r.GetReasonMessage()))))
 	c.addAutoscale(f, r.GetAutoscale())
 	c.printFacts(f)
 	c.showLastActions(r.GetLastActions())

@@ -44,7 +44,7 @@ func StateStyle(state string) Style {
 		return Warn
 	case "failed", "notready", "unknown", "dead", "absent", "degraded", "recovery", "error":
 		return Bad
-	case "stopped", "deleting", "deleted":
+	case "stopped", "stopping", "deleting", "deleted":
 		return Dim
 	}
 	return Plain

@@ -1,0 +1,61 @@
+package persysctl
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
+)
+
+// shownStatus returns the status of a workload for people. A workload that shall stop and has not ended yet is Stopping,
+// whatever its order has reached.
+func shownStatus(w *controlv1.WorkloadView) string {
+	if w.GetStopping() != nil && w.GetDesiredState() == "Stopped" {
+		return "Stopping"
+	}
+	return cmp.Or(w.GetStatus(), "Unknown")
+}
+
+// shownNode returns the node of a workload. One that is being deleted is assigned to none, but nodes still have it.
+func shownNode(w *controlv1.WorkloadView) string {
+	return cmp.Or(w.GetAssignedNodeId(), strings.Join(w.GetStopping().GetNodeIds(), ","))
+}
+
+// stoppingReason returns for what a workload that is being stopped or deleted waits. It returns "" if the workload is not
+// being stopped, or if its reason says more, for example that the node does not answer.
+func stoppingReason(w *controlv1.WorkloadView, since, now time.Time) string {
+	if w.GetStopping() == nil {
+		return ""
+	}
+	switch w.GetReason().GetCode() {
+	case "", "Deleting", "UserStop", "Working":
+		return stoppingText(w.GetStopping(), since, now)
+	}
+	return ""
+}
+
+// ordered returns the time of the order to stop a workload; the zero time if it is not known.
+func ordered(s *controlv1.Stopping) time.Time {
+	if s.GetSince() == nil {
+		return time.Time{}
+	}
+	return s.GetSince().AsTime()
+}
+
+// stoppingText describes s. With since, the time of the order, it says how long more the stop may take; with a zero time,
+// how long it may take in all.
+func stoppingText(s *controlv1.Stopping, since, now time.Time) string {
+	grace := time.Duration(s.GetGraceSeconds()) * time.Second
+	switch left := since.Add(grace).Sub(now); {
+	case grace == 0:
+		return "waits for it to end"
+	case since.IsZero():
+		return fmt.Sprintf("waits for it to end; it is killed after %s", screen.Span(grace))
+	case left >= time.Second:
+		return fmt.Sprintf("waits for it to end; it is killed in %s", screen.Span(left))
+	}
+	return "waits for the node to report its end"
+}
