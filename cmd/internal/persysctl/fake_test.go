@@ -49,7 +49,8 @@ type fake struct {
 	status    *clusterv1.StatusResponse
 	why       *clusterv1.WhyResponse
 	logs      []*clusterv1.LogChunk
-	logBreaks int // number of log streams that will break after their last chunk
+	logBreaks int    // number of log streams that will break after their last chunk
+	logEnds   func() // called when a log stream ends, with mu held; nil does nothing
 	moves     []*clusterv1.PlannedMove
 	backup    []byte // content of a complete backup file
 	restores  []*clusterv1.RestoreBackupRequest
@@ -668,6 +669,9 @@ func (f *fake) Logs(req *clusterv1.LogsRequest, out clusterv1.Cluster_LogsServer
 	if f.logBreaks > 0 {
 		f.logBreaks--
 		return status.Error(codes.Unavailable, "the replica stops")
+	}
+	if f.logEnds != nil {
+		f.logEnds()
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -87,7 +88,7 @@ func runWith(ctx context.Context, c *cli, args []string) int {
 	cmd, err := root.ExecuteContextC(ctx)
 	c.close()
 	if err != nil && !c.started {
-		err = c.misuse(root, cmd, err)
+		err = c.misuse(root, cmd, args, err)
 	}
 	return c.report(err)
 }
@@ -96,7 +97,7 @@ func runWith(ctx context.Context, c *cli, args []string) int {
 var parseError = regexp.MustCompile(`strconv\.Parse(\w+): parsing .*`)
 
 // misuse rewords an error of cobra, which parses the command line, and adds a hint.
-func (c *cli) misuse(root, cmd *cobra.Command, err error) error {
+func (c *cli) misuse(root, cmd *cobra.Command, args []string, err error) error {
 	text, _, _ := strings.Cut(err.Error(), "\n")
 	if m := parseError.FindStringSubmatchIndex(text); m != nil {
 		rule := map[string]string{"Int": "must be a whole number", "Uint": "must be a whole number, 0 or more", "Bool": "must be true or false"}
@@ -104,9 +105,27 @@ func (c *cli) misuse(root, cmd *cobra.Command, err error) error {
 	}
 	f := &failure{code: exitUsage, text: text, hint: cmd.CommandPath() + " --help"}
 	if word, ok := strings.CutPrefix(text, "unknown command "); ok {
-		f.hint = nearestCommand(root, strings.Trim(strings.Fields(word)[0], `"`))
+		f.hint = nearestCommand(root, wordsFrom(args, strings.Trim(strings.Fields(word)[0], `"`)))
+	} else if word, ok := strings.CutPrefix(text, "unexpected argument "); ok && cmd.HasSubCommands() {
+		if ours, ok := ofNoun([]string{cmd.Name(), strings.Trim(word, `"`)}); ok {
+			f.hint = "persysctl " + ours
+		}
 	}
 	return f
+}
+
+// wordsFrom returns the words of a command line from word on, without flags.
+func wordsFrom(args []string, word string) []string {
+	out := []string{word}
+	if i := slices.Index(args, word); i >= 0 {
+		for _, a := range args[i+1:] {
+			if strings.HasPrefix(a, "-") {
+				break
+			}
+			out = append(out, a)
+		}
+	}
+	return out
 }
 
 // Groups of commands in the help text.

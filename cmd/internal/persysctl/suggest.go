@@ -1,6 +1,7 @@
 package persysctl
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -19,10 +20,52 @@ var otherVerbs = map[string]string{
 	"login": "join TOKEN", "whoami": "context show",
 }
 
-// nearestCommand returns the hint for an unknown command: the command for another tool's verb, else the
-// command with the most similar name, else the help.
-func nearestCommand(root *cobra.Command, word string) string {
-	if ours, ok := otherVerbs[strings.ToLower(word)]; ok {
+// otherTools are the programs whose command lines people type behind persysctl.
+var otherTools = []string{"docker", "docker-compose", "podman", "kubectl", "nomad", "swarm"}
+
+// otherNouns are the words of other tools for workloads. A verb follows them.
+var otherNouns = []string{"stack", "stacks", "service", "services", "container", "containers", "deployment", "deployments", "pod", "task", "app", "workload", "compose", "job", "group"}
+
+// nounVerbs maps verbs behind otherNouns to the persysctl command for each, where otherVerbs has none.
+var nounVerbs = map[string]string{
+	"ls": "list", "list": "list", "status": "list", "services": "list", "tasks": "list", "run": "apply -f FILE", "start": "start WORKLOAD", "stop": "stop WORKLOAD",
+	"restart": "restart WORKLOAD", "rm": "delete WORKLOAD", "remove": "delete WORKLOAD", "delete": "delete WORKLOAD", "scale": "scale GROUP=COUNT",
+	"logs": "logs WORKLOAD", "rollback": "rollback WORKLOAD", "exec": "exec -it WORKLOAD -- sh", "apply": "apply -f FILE", "get": "get WORKLOAD", "describe": "get WORKLOAD",
+	"history": "history WORKLOAD", "top": "top workloads", "plan": "plan -f FILE",
+}
+
+// ofNoun returns the persysctl command for a noun of another tool and the verb behind it, such as stack deploy.
+func ofNoun(words []string) (string, bool) {
+	if len(words) == 0 || !slices.Contains(otherNouns, words[0]) {
+		return "", false
+	}
+	if len(words) == 1 {
+		return "list", true
+	}
+	if ours, ok := nounVerbs[words[1]]; ok {
+		return ours, true
+	}
+	ours, ok := otherVerbs[words[1]]
+	return ours, ok
+}
+
+// nearestCommand returns the hint for a command line that begins with an unknown command: the command for the words of
+// another tool, else the command with the most similar name, else the help.
+func nearestCommand(root *cobra.Command, words []string) string {
+	for i := range words {
+		words[i] = strings.ToLower(words[i])
+	}
+	if len(words) > 1 && slices.Contains(otherTools, words[0]) {
+		words = words[1:]
+		if cmd, _, err := root.Find(words); err == nil && cmd != root {
+			return "persysctl " + strings.TrimPrefix(cmd.CommandPath(), root.Name()+" ")
+		}
+	}
+	if ours, ok := ofNoun(words); ok {
+		return "persysctl " + ours
+	}
+	word := words[0]
+	if ours, ok := otherVerbs[word]; ok {
 		return "persysctl " + ours
 	}
 	best, least := "--help", min(len(word), 1+max(2, len(word)/3))

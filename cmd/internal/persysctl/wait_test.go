@@ -335,6 +335,7 @@ func TestFollowedLogsGoOnByTheNodesClock(t *testing.T) {
 	f.logs, f.logBreaks = []*clusterv1.LogChunk{
 		{Data: []byte("one\n"), AtUnixNanos: 1_000_000_000_000_000_000}, {Data: []byte("two\n"), AtUnixNanos: 1_000_000_007_900_000_000},
 	}, 1
+	f.logEnds = func() { f.ends("web-0") }
 	if code := s.run(f, "logs", "web-0", "-f", "--tail", "2"); code != 0 {
 		t.Fatalf("exit %d: %s", code, s.stderr.String())
 	}
@@ -344,23 +345,74 @@ func TestFollowedLogsGoOnByTheNodesClock(t *testing.T) {
 	}
 }
 
+// ends makes a workload stop as a user wants it.
+func (f *fake) ends(id string) {
+	w := f.find(id)
+	w.Status, w.DesiredState = "Stopped", "Stopped"
+}
+
 func TestFollowedLogsSayWhyTheyEnd(t *testing.T) {
-	f := start(t, nil)
-	for _, c := range []struct {
-		name, want string
-		change     func()
-	}{
-		{"the container was restarted", "The output of web-0 has ended: it was restarted or moved, and is Running on node-a.\nhint: persysctl logs web-0 --follow\n", func() {}},
-		{"the workload was stopped", "The output of web-0 has ended: it is Stopped.", func() { f.find("web-0").Status = "Stopped" }},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			c.change()
-			s := newSession(t)
-			if code := s.run(f, "logs", "web-0", "-f"); code != 0 || !strings.Contains(s.stderr.String(), c.want) {
-				t.Errorf("exit %d, %q, want %q", code, s.stderr.String(), c.want)
-			}
-		})
+	f, s := start(t, nil), newSession(t)
+	f.logEnds = func() { f.ends("web-0") }
+	if code, want := s.run(f, "logs", "web-0", "-f"), "The output of web-0 has ended: it is Stopped.\nhint: persysctl logs web-0 --follow\n"; code != 0 || !strings.HasSuffix(s.stderr.String(), want) {
+		t.Errorf("exit %d, %q, want %q", code, s.stderr.String(), want)
 	}
+}
+
+// Followed logs go on after a restart, and say so. Lines that were written are not repeated.
+func TestFollowedLogsGoOnOverARestart(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	at := func(text string, second, nanos int64) *clusterv1.LogChunk {
+		return &clusterv1.LogChunk{Data: []byte(text + "\n"), AtUnixNanos: second*1e9 + nanos}
+	}
+	f.logs = []*clusterv1.LogChunk{at("one", 1_000_000_000, 0), at("two", 1_000_000_007, 5)}
+	ends := 0
+	f.logEnds = func() {
+		if ends++; ends == 1 {
+			f.logs = []*clusterv1.LogChunk{at("two", 1_000_000_007, 5), at("three", 1_000_000_007, 6)}
+		} else {
+			f.ends("web-0")
+		}
+	}
+	code := s.run(f, "logs", "web-0", "-f")
+	if got, want := s.stdout.String(), "one\ntwo\nthree\n"; code != 0 || got != want {
+		t.Errorf("exit %d, output %q, want %q", code, got, want)
+	}
+	if want := "web-0 was restarted or moved, and runs on node-a; its output goes on.\nThe output of web-0 has ended: it is Stopped.\n"; !strings.HasPrefix(s.stderr.String(), want) {
+		t.Errorf("said %q, want %q", s.stderr.String(), want)
+	}
+	if r := last[*clusterv1.LogsRequest](f); r.GetSinceUnixSeconds() != 1_000_000_007 {
+		t.Errorf("asked again for %v", r)
+	}
+}
+
+// The logs of a group are the outputs of its members, with their names.
+func TestLogsOfAGroup(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	f.logs = []*clusterv1.LogChunk{{Data: []byte("first\nsec")}, {Data: []byte("ond\nlast")}, {Data: []byte("bad\n"), Stream: "stderr"}}
+	if code := s.run(f, "logs", "web"); code != exitOK {
+		t.Fatalf("exit %d: %s", code, s.stderr.String())
+	}
+	for _, id := range []string{"web-0", "web-1"} {
+		if want := id + " | first\n" + id + " | second\n" + id + " | last\n"; !containsInOrder(s.stdout.String(), want) {
+			t.Errorf("the output has not the lines of %s: %q", id, s.stdout.String())
+		}
+		if want := id + " | bad\n"; !strings.Contains(s.stderr.String(), want) {
+			t.Errorf("the errors lack %q: %q", want, s.stderr.String())
+		}
+	}
+}
+
+// containsInOrder reports whether text has the lines of want in their order, perhaps with others between them.
+func containsInOrder(text, want string) bool {
+	for line := range strings.Lines(want) {
+		_, after, ok := strings.Cut(text, line)
+		if !ok {
+			return false
+		}
+		text = after
+	}
+	return true
 }
 
 func TestFlagsOfLogsReachTheRequest(t *testing.T) {
