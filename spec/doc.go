@@ -21,6 +21,7 @@
 //	  memory: 128Mi              # memory_mb: 128
 //	  disk: 1Gi                  # disk_gb: 1; taken from storage_pool
 //	  storage_pool: fast
+//	  devices: {nvidia.com/gpu: 1}
 //	container:
 //	  image: nginx:1.27
 //	  command: [nginx, -g, daemon off;]        # or one string, split as a shell does
