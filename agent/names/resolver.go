@@ -44,6 +44,7 @@ type Resolver struct {
 	store    Store
 
 	view atomic.Pointer[view] // nil as long as there are no names
+	turn atomic.Uint32        // counts answers with several records, which it rotates
 
 	mu        sync.Mutex
 	names     *agentv1.NetworkNames // newest; nil if there are none

@@ -98,6 +98,13 @@ func TestNamesOutliveSchedulers(t *testing.T) {
 		}
 	}
 	answers("after the first names")
+	first := map[string]bool{}
+	for range 2 {
+		first[r.respond(query("db."), []uint32{1}, false).Answer[0].String()] = true
+	}
+	if len(first) != 2 {
+		t.Errorf("the first records of two answers are %v, want both addresses in turn", first)
+	}
 	changed := func(f func(*agentv1.NetworkNames)) *controlv1.WatchNetworkNamesResponse {
 		m := proto.CloneOf(sample())
 		m.Members = nil

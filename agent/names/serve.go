@@ -3,7 +3,6 @@ package names
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -167,7 +166,10 @@ func (r *Resolver) respond(q *dns.Msg, networks []uint32, tcp bool) *dns.Msg {
 	if out.rcode == dns.RcodeNameError && r.view.Load() == nil {
 		out.rcode = dns.RcodeServerFailure // the schedulers have not told the names yet
 	}
-	rand.Shuffle(len(out.answer), func(i, j int) { out.answer[i], out.answer[j] = out.answer[j], out.answer[i] })
+	if n := uint32(len(out.answer)); n > 1 { // clients use the first record
+		first := r.turn.Add(1) % n
+		out.answer = slices.Concat(out.answer[first:], out.answer[:first])
+	}
 	reply.Authoritative, reply.Rcode, reply.Answer, reply.Extra = true, out.rcode, out.answer, out.extra
 	size := dns.MinMsgSize
 	if o := q.IsEdns0(); o != nil {
