@@ -79,6 +79,9 @@ func usagef(format string, args ...any) *failure { return failf(exitUsage, "", f
 // nodes` lists them".
 var nextCommand = regexp.MustCompile("[;,:] *`(persysctl [^`]+)`[^`]*$")
 
+// webServer matches gRPC's text for an answer of a web server that does not speak gRPC.
+var webServer = regexp.MustCompile(`^unexpected HTTP status code received from server: (\d+)`)
+
 // methodName matches the method name that package dial puts before its errors.
 var methodName = regexp.MustCompile(`^/persys\.[\w.]+/\w+: `)
 
@@ -151,6 +154,11 @@ func (c *cli) explained(err error, mutation bool, limit time.Duration) *failure 
 	case codes.Unimplemented:
 		if dial.Reason(err) == restconn.ReasonNoRoute {
 			break // the error says already that no gateway offers this call
+		}
+		if m := webServer.FindStringSubmatch(f.text); m != nil {
+			f.text = fmt.Sprintf("%s is no scheduler: it answers with HTTP status %s", c.settings.Server, m[1])
+			f.hint = "name a scheduler with --server HOST:PORT, or a gateway with its URL"
+			break
 		}
 		f.text = "this scheduler does not know the call: " + f.text
 		f.hint = cmp.Or(f.hint, "compare `persysctl version` with the version in `persysctl status`")

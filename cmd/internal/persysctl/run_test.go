@@ -468,6 +468,8 @@ func TestErrorsHaveTheirExitCodes(t *testing.T) {
 		{"a preview has no unknown outcome", "RestoreMirror", []error{dial.UnknownOutcome("silent")}, []string{"recovery", "restore", "--dry-run"}, exitUnavailable, []string{"nothing was changed"}},
 		{"a restore has an unknown outcome", "RestoreMirror", []error{nil, dial.UnknownOutcome("silent")}, []string{"recovery", "restore", "--yes"}, exitUnknown, []string{"may or may not"}},
 		{"aborted", "DeleteWorkload", []error{status.Error(codes.Aborted, "the world moved")}, []string{"delete", "old"}, exitFailed, []string{"the world moved", "again"}},
+		{"a web server that is no scheduler", "Why", []error{status.Error(codes.Unimplemented, "unexpected HTTP status code received from server: 404 (Not Found); malformed header: missing HTTP content-type")},
+			[]string{"why", "db"}, exitFailed, []string{"is no scheduler: it answers with HTTP status 404\n", "hint: name a scheduler with --server HOST:PORT"}},
 		{"an old scheduler", "Why", []error{status.Error(codes.Unimplemented, "unknown method Why")}, []string{"why", "db"}, exitFailed, []string{"does not know the call"}},
 		{"the worst of several decides", "DeleteWorkload", append([]error{nil}, many(dial.UnknownOutcome("silent"))...),
 			[]string{"delete", "nothing", "old", "--rpc-timeout-seconds", "1"}, exitUnknown, []string{`"nothing" not found`}},
