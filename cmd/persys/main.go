@@ -76,7 +76,7 @@ func tools() *cobra.Command {
 	dev.Flags().IntVar(&opt.port, "port", 8085, "gRPC port of the first scheduler, 0 = any free one")
 	dev.Flags().IntVar(&opt.httpPort, "http-port", 8551, "port of the web console and the REST API, 0 = any free one")
 	dev.Flags().BoolVar(&opt.simulate, "simulate", false, "simulate workloads even if there is a Docker engine")
-	dev.Flags().StringVar(&opt.level, "log-level", "warn", "debug, info, warn or error")
+	dev.Flags().StringVar(&opt.level, "log-level", "error", "debug, info, warn or error")
 	cmd.AddCommand(dev, envCommand(), metricsCommand(), apiCommand())
 	return cmd
 }
@@ -150,7 +150,8 @@ func runDev(ctx context.Context, opt options) (err error) {
 	if err != nil {
 		return fmt.Errorf("the schedulers elected no leader within 30 s: %w", err)
 	}
-	fmt.Printf("Persys is up: 3 schedulers (leader %s), 1 agent on %s.\n\n", leader.Name, how)
+	fmt.Printf("Persys is up: 3 schedulers (leader %s), 1 agent on %s.\n", leader.Name, how)
+	fmt.Printf("Nothing is encrypted, and every program of this machine may do everything.\n\n")
 	fmt.Printf("  http://%s/ in a browser shows the console\n\n", console.Addr())
 	fmt.Printf("  export PERSYS_SCHEDULER_ADDR=%s PERSYS_INSECURE=true\n", addrs[0])
 	fmt.Printf("  persysctl status\n  persysctl apply -f examples/hello.yaml --wait\n\nCtrl-C stops it and removes its data; containers that it started keep running.\n")
