@@ -280,6 +280,10 @@ func (e *encoder) workload(w *Workload) {
 		e.action(&w.Actions[i])
 	}
 	e.ports(w.FormerPorts)
+	if w.SameSince != (Generation{}) {
+		e.str("same since")
+		e.generation(w.SameSince)
+	}
 	e.str(w.Namespace)
 	if w.Policy != "" {
 		e.str(w.Policy)

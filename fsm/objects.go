@@ -448,6 +448,9 @@ func (t *Tx) renewUsers(o *Object, surge []*commandv1.WorkloadPut) (items []Item
 	t.state().UsersOf(o, func(w *Workload, version uint64) bool {
 		switch {
 		case w.signalFor(o) != "" && w.Node != "" && w.Desired == DesiredRunning && w.Demand.Job == nil:
+			if w.ended() {
+				break // the next order to start it carries the newest version
+			}
 			signalled = append(signalled, w)
 		case version == 0 || version == o.Counter || w.Owner != "" || w.Demand.Job != nil && !w.IsTemplate() || w.Demand.Surge:
 		case w.Demand.Group != "" && MadeByCount(w.Demand.Group, w.ID):
@@ -479,6 +482,17 @@ func (t *Tx) renewUsers(o *Object, surge []*commandv1.WorkloadPut) (items []Item
 	return items
 }
 
+// ended reports whether the instance that the present order asked for has ended.
+func (w *Workload) ended() bool {
+	return w.Acknowledged && (w.Actual.State == ActualStopped || w.Actual.State == ActualFailed)
+}
+
+// SameInstance reports whether the running instance was started by an order that differs from the present one only in
+// the version of secrets and configs. The node then keeps the instance and sends it a signal.
+func (w *Workload) SameInstance() bool {
+	return w.SameSince != (Generation{}) && w.Actual.State == ActualRunning && !w.Actual.Generation.Less(w.SameSince)
+}
+
 // orderAgain gives a workload that gets a signal for new versions of o a new order. Its content stays the same, so its
 // node keeps the instance.
 func (t *Tx) orderAgain(id string, o *Object) Item {
@@ -488,6 +502,10 @@ func (t *Tx) orderAgain(id string, o *Object) Item {
 	}
 	w := *old
 	t.newOrder(&w)
+	w.SameSince = old.Generation
+	if old.SameSince != (Generation{}) {
+		w.SameSince = old.SameSince
+	}
 	t.putWorkload(old, &w)
 	t.eventOf(&w, Event{Type: EventWorkloadUpdated, Node: w.Node, Message: w.signalFor(o) + " for version " + strconv.FormatUint(o.Counter, 10) + " of " + o.Kind + " " + o.Name})
 	return itemOf(&w)

@@ -161,6 +161,27 @@ func TestObjects(t *testing.T) {
 			if after.Content != before.Content || after.Generation == before.Generation || after.Acknowledged {
 				t.Errorf("the workload was %+v and is %+v, want a new order of the same content", before, after)
 			}
+			is(t, "an instance that is not running has the status", after.Status, StatusScheduled)
+		}},
+		{"an instance that gets a signal stays running for everybody", func(t *testing.T, w *world) {
+			w.ok(putObject(KindSecret, "db", "a", ""))
+			w.ok(register("n"))
+			w.running("web", "n", using("signal secret/db"))
+			w.running("ended", "n", using("signal secret/db"))
+			w.ok(w.says("ended", "Stopped"))
+			first := w.workload("web").Generation
+			for _, value := range []string{"b", "c"} {
+				is(t, "ordered again, besides the secret", len(w.do(putObject(KindSecret, "db", value, "")).Items), 2)
+				web := w.workload("web")
+				is(t, "acknowledged", web.Acknowledged, false)
+				is(t, "status", web.Status, StatusRunning)
+				is(t, "available", web.Available(), true)
+				is(t, "the same instance since", web.SameSince, first)
+			}
+			w.ok(put("web", using("signal secret/db"), content("2")))
+			is(t, "the status after a change of the content", w.workload("web").Status, StatusUpdating)
+		}},
+		{"a signal needs keep, and a valid name", func(t *testing.T, w *world) {
 			refused(t, w.do(put("bad", func(p *commandv1.WorkloadPut) {
 				p.Objects = []*commandv1.ObjectUse{{Kind: KindSecret, Name: "db", Signal: "SIGHUP"}}
 			})), Invalid, "needs keep")

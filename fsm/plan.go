@@ -51,7 +51,7 @@ func (t *Tx) assign(b *commandv1.Assign) (res Result) {
 			t.holdPorts(&w, r.Demand.Ports)
 		}
 		w.Node = n.ID
-		w.Generation = t.generation()
+		t.nextOrder(&w)
 		w.Acknowledged = false
 		w.AssignedAt = t.r.info.Clock
 		if w.Demand.Job != nil && w.JobSince == 0 {
@@ -263,7 +263,7 @@ func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 			e.Details = append(e.Details, Label{"next_at", strconv.FormatInt(w.Retry.NextAt, 10)})
 		default:
 			// Keep the revision, so that the agent does not restart a running workload. Only RetryWorkload forces a restart.
-			w.Generation = t.generation()
+			t.nextOrder(&w)
 			w.Acknowledged, w.AcknowledgedAt = false, 0
 			if w.Demand.Job != nil && old.Actual.State == ActualStopped {
 				w.Restarts++ // this job exited with code 0, which its success codes exclude; without a restart the agent would not run it again

@@ -341,10 +341,15 @@ func (t *Tx) demanded(p *commandv1.WorkloadPut, old *Workload) *Demand {
 	return &kept
 }
 
+// nextOrder gives w, a copy of a record, the generation of its next order.
+func (t *Tx) nextOrder(w *Workload) {
+	w.Generation, w.SameSince = t.generation(), Generation{}
+}
+
 // newOrder gives w, a copy of a record, a new generation, which the node must acknowledge. It also
 // computes the reason again.
 func (t *Tx) newOrder(w *Workload) {
-	w.Generation = t.generation()
+	t.nextOrder(w)
 	w.Acknowledged, w.AcknowledgedAt = false, 0
 	w.Result, w.JobSince = nil, 0
 	if w.Demand.Job != nil && w.Node != "" {
@@ -472,7 +477,7 @@ func (t *Tx) release(w *Workload, gone bool, why string) {
 	}
 	w.PreviousNode = w.Node
 	w.Node = ""
-	w.Generation = t.generation()
+	t.nextOrder(w)
 	w.Acknowledged, w.AcknowledgedAt = false, 0
 	w.AssignedAt = 0
 	w.Actual = unobserved

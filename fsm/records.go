@@ -69,7 +69,7 @@ func workloadPB(w *Workload) *commandv1.WorkloadRecord {
 		ModifyIndex:     w.ModifyIndex,
 		PreviousNode:    w.PreviousNode,
 
-		StableSince: w.Retry.StableSince, AcknowledgedAt: w.AcknowledgedAt,
+		StableSince: w.Retry.StableSince, AcknowledgedAt: w.AcknowledgedAt, SameSince: GenerationPB(w.SameSince),
 		VerdictCode: w.Retry.Verdict.Code, VerdictMessage: w.Retry.Verdict.Message,
 		Actions:         convert(w.Actions, actionPB),
 		FormerPorts:     convert(w.FormerPorts, hostPortPB),
@@ -136,6 +136,7 @@ func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 			Verdict: Verdict{m.GetVerdictCode(), m.GetVerdictMessage()},
 		},
 		AcknowledgedAt:  m.GetAcknowledgedAt(),
+		SameSince:       GenerationOf(m.GetSameSince()),
 		MayOutliveLease: m.GetMayOutliveLease(),
 		Data:            convert(m.GetData(), localDataOf),
 		DiscardData:     m.GetDiscardData(),

@@ -379,7 +379,7 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 			w.Retry = Retry{MaxAttempts: old.Retry.MaxAttempts}
 		}
 	} else {
-		w.Generation = t.generation()
+		t.nextOrder(&w)
 	}
 	n, _ := present.Node(w.Node)
 	w.Status = statusOf(&w, n)
@@ -422,7 +422,7 @@ func (t *Tx) takeOver(w *Workload, n *Node, code string) {
 		w.Node, w.AssignedAt = n.ID, t.r.info.Clock
 	}
 	t.outlives(w)
-	w.Generation = t.generation()
+	t.nextOrder(w)
 	w.Acknowledged, w.AcknowledgedAt = false, 0
 	w.Reason = Reason{}
 	// Clear the failures of the previous order. If Terminal stayed set, no order would be issued.

@@ -50,7 +50,7 @@ func (s State) Seen(id string) rollout.Seen {
 		out.Working = w.Actual.Message
 	case w.Reason.Message != "":
 		out.Why = w.Reason.Message + w.portNote()
-	case w.Acknowledged && w.Actual.Generation == w.Generation:
+	case w.Acknowledged && w.Actual.Generation == w.Generation, w.SameInstance():
 		out.Why = w.Actual.Message
 	}
 	return out

@@ -38,6 +38,8 @@ func statusOf(w *Workload, n *Node) Status {
 		return StatusRetryPending
 	case w.Retry.Terminal && w.Retry.StableSince == 0:
 		return StatusFailed
+	case w.SameInstance():
+		return StatusRunning
 	case !w.Acknowledged && running:
 		return StatusUpdating
 	case !w.Acknowledged:

@@ -405,6 +405,9 @@ type Workload struct {
 	// its work on the order, if that was later. 0 = the node has not accepted the order, or the time
 	// is unknown.
 	AcknowledgedAt int64
+	// SameSince is the first of the orders that differ from the present one only in the version of secrets and configs
+	// for which the running instance gets a signal. It is zero if the order before asked for another instance.
+	SameSince Generation
 	// MayOutliveLease is set while the node may leave the workload running when its lease ends, because the
 	// node has not yet accepted an order with on_lost_lease: stop.
 	MayOutliveLease bool

@@ -258,7 +258,7 @@ func (p *planner) evictOvercommitted() {
 		}
 		var moving []*fsm.Workload
 		use := p.staying(n, func(w *fsm.Workload) {
-			if !w.Acknowledged && !p.done[w.ID] {
+			if !w.Acknowledged && !w.SameInstance() && !p.done[w.ID] {
 				moving = append(moving, w)
 			}
 		})

@@ -12488,6 +12488,9 @@ type WorkloadRecord struct {
 	StableSince int64 `protobuf:"varint,60,opt,name=stable_since,json=stableSince,proto3" json:"stable_since,omitempty"`
 	// Time at which the node accepted the present order, Unix nanoseconds.
 	AcknowledgedAt int64 `protobuf:"varint,61,opt,name=acknowledged_at,json=acknowledgedAt,proto3" json:"acknowledged_at,omitempty"`
+	// First of the orders that differ from the present one only in the version of secrets and configs for which the
+	// running instance gets a signal.
+	SameSince *Generation `protobuf:"bytes,441,opt,name=same_since,json=sameSince,proto3" json:"same_since,omitempty"`
 	// Cause for which the planner gave the workload up; kept while terminal is set.
 	VerdictCode    string `protobuf:"bytes,62,opt,name=verdict_code,json=verdictCode,proto3" json:"verdict_code,omitempty"`
 	VerdictMessage string `protobuf:"bytes,63,opt,name=verdict_message,json=verdictMessage,proto3" json:"verdict_message,omitempty"`
@@ -12731,6 +12734,13 @@ func (x *WorkloadRecord) GetAcknowledgedAt() int64 {
 		return x.AcknowledgedAt
 	}
 	return 0
+}
+
+func (x *WorkloadRecord) GetSameSince() *Generation {
+	if x != nil {
+		return x.SameSince
+	}
+	return nil
 }
 
 func (x *WorkloadRecord) GetVerdictCode() string {
@@ -14770,7 +14780,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"network_id\x18\xaa\x03 \x01(\rR\tnetworkId\x12$\n" +
 	"\rnetwork_index\x18\xab\x03 \x01(\x04R\fnetworkIndex\x12\"\n" +
-	"\fobject_floor\x18\x90\x03 \x01(\x04R\vobjectFloor\"\x9a\r\n" +
+	"\fobject_floor\x18\x90\x03 \x01(\x04R\vobjectFloor\"\xd9\r\n" +
 	"\x0eWorkloadRecord\x120\n" +
 	"\x03put\x18\x01 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12\x12\n" +
@@ -14803,7 +14813,9 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\rprevious_node\x18\x16 \x01(\tR\fpreviousNode\x12:\n" +
 	"\fformer_ports\x18# \x03(\v2\x17.persys.command.v1.PortR\vformerPorts\x12!\n" +
 	"\fstable_since\x18< \x01(\x03R\vstableSince\x12'\n" +
-	"\x0facknowledged_at\x18= \x01(\x03R\x0eacknowledgedAt\x12!\n" +
+	"\x0facknowledged_at\x18= \x01(\x03R\x0eacknowledgedAt\x12=\n" +
+	"\n" +
+	"same_since\x18\xb9\x03 \x01(\v2\x1d.persys.command.v1.GenerationR\tsameSince\x12!\n" +
 	"\fverdict_code\x18> \x01(\tR\vverdictCode\x12'\n" +
 	"\x0fverdict_message\x18? \x01(\tR\x0everdictMessage\x128\n" +
 	"\aactions\x18@ \x03(\v2\x1e.persys.command.v1.AgentActionR\aactions\x12*\n" +
@@ -15278,29 +15290,30 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	2,   // 197: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
 	83,  // 198: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
 	8,   // 199: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
-	110, // 200: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	33,  // 201: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
-	145, // 202: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
-	31,  // 203: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
-	20,  // 204: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
-	21,  // 205: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
-	146, // 206: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
-	52,  // 207: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	62,  // 208: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
-	64,  // 209: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
-	2,   // 210: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 211: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,   // 212: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 213: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
-	151, // 214: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	152, // 215: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,   // 216: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,   // 217: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	218, // [218:218] is the sub-list for method output_type
-	218, // [218:218] is the sub-list for method input_type
-	218, // [218:218] is the sub-list for extension type_name
-	218, // [218:218] is the sub-list for extension extendee
-	0,   // [0:218] is the sub-list for field type_name
+	2,   // 200: persys.command.v1.WorkloadRecord.same_since:type_name -> persys.command.v1.Generation
+	110, // 201: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	33,  // 202: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
+	145, // 203: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
+	31,  // 204: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
+	20,  // 205: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
+	21,  // 206: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
+	146, // 207: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
+	52,  // 208: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	62,  // 209: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
+	64,  // 210: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
+	2,   // 211: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 212: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,   // 213: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 214: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
+	151, // 215: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	152, // 216: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,   // 217: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,   // 218: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	219, // [219:219] is the sub-list for method output_type
+	219, // [219:219] is the sub-list for method input_type
+	219, // [219:219] is the sub-list for extension type_name
+	219, // [219:219] is the sub-list for extension extendee
+	0,   // [0:219] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }

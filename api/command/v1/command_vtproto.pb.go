@@ -4360,6 +4360,7 @@ func (m *WorkloadRecord) CloneVT() *WorkloadRecord {
 	r.PreviousNode = m.PreviousNode
 	r.StableSince = m.StableSince
 	r.AcknowledgedAt = m.AcknowledgedAt
+	r.SameSince = m.SameSince.CloneVT()
 	r.VerdictCode = m.VerdictCode
 	r.VerdictMessage = m.VerdictMessage
 	r.MayOutliveLease = m.MayOutliveLease
@@ -16994,6 +16995,18 @@ func (m *WorkloadRecord) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.SameSince != nil {
+		size, err := m.SameSince.MarshalToSizedBufferVT(dAtA[:i])
+		if err != nil {
+			return 0, err
+		}
+		i -= size
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+		i--
+		dAtA[i] = 0x1b
+		i--
+		dAtA[i] = 0xca
+	}
 	if m.Moved != nil {
 		size, err := m.Moved.MarshalToSizedBufferVT(dAtA[:i])
 		if err != nil {
@@ -23600,6 +23613,10 @@ func (m *WorkloadRecord) SizeVT() (n int) {
 	}
 	if m.Moved != nil {
 		l = m.Moved.SizeVT()
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.SameSince != nil {
+		l = m.SameSince.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	n += len(m.unknownFields)
@@ -54640,6 +54657,42 @@ func (m *WorkloadRecord) UnmarshalVT(dAtA []byte) error {
 				m.Moved = &Moved{}
 			}
 			if err := m.Moved.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 441:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field SameSince", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.SameSince == nil {
+				m.SameSince = &Generation{}
+			}
+			if err := m.SameSince.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
 				return err
 			}
 			iNdEx = postIndex
@@ -88767,6 +88820,42 @@ func (m *WorkloadRecord) UnmarshalVTUnsafe(dAtA []byte) error {
 				m.Moved = &Moved{}
 			}
 			if err := m.Moved.UnmarshalVTUnsafe(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 441:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field SameSince", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.SameSince == nil {
+				m.SameSince = &Generation{}
+			}
+			if err := m.SameSince.UnmarshalVTUnsafe(dAtA[iNdEx:postIndex]); err != nil {
 				return err
 			}
 			iNdEx = postIndex
