@@ -41,10 +41,11 @@ func watched(t *testing.T, c *harness.Cluster) *prometheusServer {
 	var cfg map[string]any
 	must(t, yaml.Unmarshal(got[[]byte](t)(os.ReadFile("../deploy/prometheus/prometheus.yml")), &cfg))
 	cfg["global"] = map[string]any{"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}
+	gateway := gatewayOf(t, c)
 	cfg["scrape_configs"] = slices.DeleteFunc(cfg["scrape_configs"].([]any), func(job any) bool {
 		at, found := job.(map[string]any)["http_sd_configs"].([]any)
 		if found {
-			at[0] = map[string]any{"url": "http://" + gatewayOf(t, c) + "/v1/sd/prometheus", "refresh_interval": "500ms"}
+			at[0] = map[string]any{"url": "http://" + gateway + "/v1/sd/prometheus", "refresh_interval": "500ms"}
 		}
 		return !found
 	})

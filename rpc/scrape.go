@@ -108,12 +108,14 @@ func workloadTargets(v fsm.View, w *fsm.Workload) *clusterv1.ScrapeGroup {
 	if targets == nil {
 		return nil
 	}
-	labels := map[string]string{
-		"job": w.ID, "workload": w.ID, "namespace": w.In(), "node": w.Node,
-		"__meta_persys_kind": "workload", "__meta_persys_cluster": v.Info().ClusterID, "__meta_persys_group": w.Demand.Group,
-	}
+	job := w.ID
 	if w.Demand.Group != "" {
-		labels["job"] = w.Demand.Group
+		job = w.Demand.Group
+	}
+	labels := map[string]string{
+		// No id contains a slash, so no workload can pass for a scheduler or an agent.
+		"job": w.In() + "/" + job, "workload": w.ID, "namespace": w.In(), "node": w.Node,
+		"__meta_persys_kind": "workload", "__meta_persys_cluster": v.Info().ClusterID, "__meta_persys_group": w.Demand.Group,
 	}
 	for _, l := range w.Demand.Tags {
 		labels[metaLabel(l.Key)] = l.Value

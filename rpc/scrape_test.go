@@ -68,8 +68,8 @@ func TestScrapeTargets(t *testing.T) {
 	g.scrapable("one", "", "", fsm.ActualRunning, []*commandv1.PortBinding{at(32003, 9090, "10.9.9.9")})
 	g.scrapable("hidden", "", "", fsm.ActualRunning, []*commandv1.PortBinding{at(32004, 9090, "127.0.0.1")})
 	g.scrapable("failed", "", "", fsm.ActualFailed, []*commandv1.PortBinding{at(32005, 9090, "")})
-	workloads := `10.0.0.1:32001 __meta_persys_group=web __meta_persys_kind=workload __meta_persys_label_prometheus_io_path=/stats __meta_persys_label_prometheus_io_scheme=https __metrics_path__=/stats __scheme__=https job=web namespace=default node=n1 workload=web-0
-10.9.9.9:32003 __meta_persys_group= __meta_persys_kind=workload job=one namespace=default node=n1 workload=one`
+	workloads := `10.0.0.1:32001 __meta_persys_group=web __meta_persys_kind=workload __meta_persys_label_prometheus_io_path=/stats __meta_persys_label_prometheus_io_scheme=https __metrics_path__=/stats __scheme__=https job=default/web namespace=default node=n1 workload=web-0
+10.9.9.9:32003 __meta_persys_group= __meta_persys_kind=workload job=default/one namespace=default node=n1 workload=one`
 	machines := `10.0.0.1:8090 __meta_persys_kind=agent __meta_persys_label_rack_row=7 __meta_persys_node=n1 job=persys-agent
 10.0.0.3:8089 __meta_persys_kind=agent __meta_persys_label_rack_row=7 __meta_persys_node=n3 job=persys-agent`
 	is(t, "workloads", scraped(t, g.cluster(0), "default"), workloads)
