@@ -228,7 +228,7 @@ func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadReques
 			err = judgeStack(req, project, put)
 		}
 		if err == nil {
-			err = s.runIDs(put)
+			err = s.runIDs(ctx, put)
 		}
 		if err == nil {
 			err = spec.UnknownLabels(req.GetSpec(), s.hasLabel)
@@ -260,13 +260,16 @@ func (s *Server) hasLabel(key string) bool {
 
 // runIDs returns an error if a new workload would take the id of a run that a cron will create: the run could then not
 // be created.
-func (s *Server) runIDs(put *commandv1.PutWorkloads) error {
-	v := s.store.View()
+func (s *Server) runIDs(ctx context.Context, put *commandv1.PutWorkloads) error {
+	v, in := s.store.View(), s.scopeOf(ctx)
 	for _, w := range put.GetWorkloads() {
 		if _, known := v.Workload(w.GetId()); known {
 			continue
 		}
 		if of, ok := v.Workload(sched.CronOf(w.GetId())); ok && of.IsCron() {
+			if !in.Has(of.In()) { // a caller does not learn of crons in other namespaces
+				return spec.Errors{{Field: "workload_id", Value: w.GetId(), Rule: "is kept for a run of a cron: choose another id"}}
+			}
 			return spec.Errors{{Field: "workload_id", Value: w.GetId(),
 				Rule: "is the id of a run of cron " + of.ID + " at that time: choose another id, or start a run with persysctl cron trigger " + of.ID}}
 		}

@@ -57,9 +57,10 @@ func (s *Server) ListObjects(ctx context.Context, req *clusterv1.ListObjectsRequ
 			return nil, err
 		}
 	}
+	users := objectUsers(r)
 	r.Objects(func(o *fsm.Object) bool {
 		if o.Kind == req.GetKind() && scope.Has(o.In()) && (only == "" || o.In() == only) && (req.GetName() == "" || o.Name == req.GetName()) {
-			out.Objects = append(out.Objects, objectView(r.View, o))
+			out.Objects = append(out.Objects, objectView(o, users[objectID{o.In(), o.Kind, o.Name}]))
 		}
 		return true
 	})
@@ -69,15 +70,30 @@ func (s *Server) ListObjects(ctx context.Context, req *clusterv1.ListObjectsRequ
 	return out, nil
 }
 
-func objectView(v fsm.View, o *fsm.Object) *clusterv1.Object {
-	out := &clusterv1.Object{Kind: o.Kind, Name: o.Name, Namespace: o.In(), CreatedAt: timestamppb.New(time.Unix(0, o.CreatedAt)), CreatedBy: o.CreatedBy}
+// objectID is the namespace, the kind and the name of a secret or a config.
+type objectID struct{ namespace, kind, name string }
+
+// objectUsers finds the workloads that use each secret and config, in one scan.
+func objectUsers(v fsm.View) map[objectID][]*clusterv1.ObjectUser {
+	out := map[objectID][]*clusterv1.ObjectUser{}
+	v.Workloads("", func(w *fsm.Workload) bool {
+		if w.Desired == fsm.DesiredDeleted {
+			return true
+		}
+		for _, u := range w.Objects {
+			id := objectID{w.In(), u.Kind, u.Name}
+			out[id] = append(out[id], &clusterv1.ObjectUser{WorkloadId: w.ID, Version: u.Version})
+		}
+		return true
+	})
+	return out
+}
+
+func objectView(o *fsm.Object, users []*clusterv1.ObjectUser) *clusterv1.Object {
+	out := &clusterv1.Object{Users: users, Kind: o.Kind, Name: o.Name, Namespace: o.In(), CreatedAt: timestamppb.New(time.Unix(0, o.CreatedAt)), CreatedBy: o.CreatedBy}
 	for _, x := range slices.Backward(o.Versions) {
 		out.Versions = append(out.Versions, &clusterv1.ObjectVersion{Number: x.Number, Size: x.Size, From: x.From, At: timestamppb.New(time.Unix(0, x.At)), By: x.By})
 	}
-	v.UsersOf(o, func(w *fsm.Workload, version uint64) bool {
-		out.Users = append(out.Users, &clusterv1.ObjectUser{WorkloadId: w.ID, Version: version})
-		return true
-	})
 	return out
 }
 
