@@ -21,10 +21,18 @@ import (
 func Outward(setting, form string, dialled []string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second) // names may have to be looked up
 	defer cancel()
+	var loopback net.IP
 	for _, addr := range dialled {
-		if ip := routed(ctx, addr); ip != nil && (!ip.IsLoopback() || namesLoopback(addr)) {
+		switch ip := routed(ctx, addr); {
+		case ip == nil:
+		case !ip.IsLoopback():
 			return ip.String(), nil
+		case namesLoopback(addr):
+			loopback = ip // right only if nothing else is dialled: then the whole cluster is on this machine
 		}
+	}
+	if loopback != nil && !slices.ContainsFunc(dialled, func(addr string) bool { return !namesLoopback(addr) }) {
+		return loopback.String(), nil
 	}
 	for _, anywhere := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} { // addresses of no machine, RFC 5737 and RFC 3849
 		if ip := routed(context.Background(), anywhere); ip != nil && ip.IsGlobalUnicast() {

@@ -79,7 +79,7 @@ func TestOutwardOnTheWayToOthers(t *testing.T) {
 		want    string
 	}{
 		{[]string{"127.0.0.1:8088"}, "127.0.0.1"},
-		{[]string{"localhost:8088"}, "127.0.0.1"},
+		{[]string{"127.0.0.1:8088", "127.0.0.1:8089"}, "127.0.0.1"},
 		{[]string{"[::1]:8088"}, "::1"},
 	} {
 		if got, err := Outward("SETTING", "IP", tt.dialled); err != nil || got != tt.want {
