@@ -65,7 +65,7 @@ func (h *History) Add(id, instance string, at time.Time, c Counters) {
 	r := h.rows[id]
 	if r == nil {
 		if len(h.rows) >= maxHistories {
-			return
+			h.dropOldest()
 		}
 		r = &row{hour: ring{span: Hour}, day: ring{span: Day}}
 		h.rows[id] = r
@@ -84,6 +84,17 @@ func (h *History) Add(id, instance string, at time.Time, c Counters) {
 		r.hour.add(at, one)
 		r.day.add(at, one)
 	}
+}
+
+// dropOldest drops the history that has been without a measurement for the longest time.
+func (h *History) dropOldest() {
+	oldest, found := "", false
+	for id, r := range h.rows {
+		if !found || r.at.Before(h.rows[oldest].at) {
+			oldest, found = id, true
+		}
+	}
+	delete(h.rows, oldest)
 }
 
 // Forget drops the histories that got no measurement for a day.
