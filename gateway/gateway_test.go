@@ -228,17 +228,18 @@ func TestABodyIsOneMessage(t *testing.T) {
 // TestEveryCallHasARoute: each gRPC method has a route, or is listed with the reason why it has none.
 func TestEveryCallHasARoute(t *testing.T) {
 	without := map[string]string{
-		"persys.control.v1.AgentControl.RegisterNode":  "agents speak gRPC",
-		"persys.control.v1.AgentControl.Heartbeat":     "agents speak gRPC",
-		"persys.control.v1.AgentControl.ControlStream": "stream in both directions, of agents and gateways",
-		"persys.cluster.v1.Cluster.ApplyStream":        "stream in both directions; /v1/apply takes many workloads at once",
-		"persys.cluster.v1.Cluster.Exec":               "stream in both directions; the websocket /v1/workloads/{workload_id}/exec carries it",
-		"persys.cluster.v1.Cluster.RecordSession":      "between schedulers only",
-		"persys.cluster.v1.Cluster.ClusterKey":         "between schedulers only",
-		"persys.cluster.v1.Cluster.ProbeMirror":        "between schedulers only",
-		"persys.cluster.v1.Cluster.GetReadIndex":       "between schedulers only",
-		"persys.cluster.v1.Cluster.CreateBackup":       "megabytes of checksummed binary; persysctl backup create",
-		"persys.cluster.v1.Cluster.RestoreBackup":      "stream to the scheduler, only for admins; persysctl backup restore",
+		"persys.control.v1.AgentControl.RegisterNode":      "agents speak gRPC",
+		"persys.control.v1.AgentControl.Heartbeat":         "agents speak gRPC",
+		"persys.control.v1.AgentControl.WatchNetworkNames": "agents speak gRPC",
+		"persys.control.v1.AgentControl.ControlStream":     "stream in both directions, of agents and gateways",
+		"persys.cluster.v1.Cluster.ApplyStream":            "stream in both directions; /v1/apply takes many workloads at once",
+		"persys.cluster.v1.Cluster.Exec":                   "stream in both directions; the websocket /v1/workloads/{workload_id}/exec carries it",
+		"persys.cluster.v1.Cluster.RecordSession":          "between schedulers only",
+		"persys.cluster.v1.Cluster.ClusterKey":             "between schedulers only",
+		"persys.cluster.v1.Cluster.ProbeMirror":            "between schedulers only",
+		"persys.cluster.v1.Cluster.GetReadIndex":           "between schedulers only",
+		"persys.cluster.v1.Cluster.CreateBackup":           "megabytes of checksummed binary; persysctl backup create",
+		"persys.cluster.v1.Cluster.RestoreBackup":          "stream to the scheduler, only for admins; persysctl backup restore",
 	}
 	for _, m := range []string{"Enrol", "Renew", "Bundle", "CreateToken", "ListTokens", "DeleteToken", "ListIdentities", "Revoke", "ListAuthorities", "PutAuthority", "DropAuthority", "RotateGossip"} {
 		without["persys.cluster.v1.Trust."+m] = "secrets and certificates are sent only between a program and the schedulers, not through a gateway; persysctl token, identity, ca"
