@@ -156,6 +156,9 @@ var errNamesDiffer = errors.New("names may differ")
 // WatchNetworkNames implements the call of control.v1.
 func (s *Server) WatchNetworkNames(ctx context.Context, req *controlv1.WatchNetworkNamesRequest) (*controlv1.WatchNetworkNamesResponse, error) {
 	id := strings.TrimSpace(req.GetNodeId())
+	if id == "" {
+		return nil, errorf(KindInvalid, "node_id must not be blank")
+	}
 	if err := s.speaksFor(ctx, id); err != nil {
 		return nil, err
 	}

@@ -123,7 +123,9 @@ func TestWatchNetworkNames(t *testing.T) {
 	if m := watch(); m != nil {
 		t.Errorf("without a change the agent got %v, want nothing", m)
 	}
-	_, err := g.control(0).WatchNetworkNames(ctxFor(t), &controlv1.WatchNetworkNamesRequest{NodeId: "none"})
+	_, err := g.control(0).WatchNetworkNames(ctxFor(t), &controlv1.WatchNetworkNamesRequest{})
+	says(t, err, codes.InvalidArgument, "node_id must not be blank")
+	_, err = g.control(0).WatchNetworkNames(ctxFor(t), &controlv1.WatchNetworkNamesRequest{NodeId: "none"})
 	says(t, err, codes.NotFound, "not registered")
 	_, err = g.control(0).WatchNetworkNames(ctxFor(t), &controlv1.WatchNetworkNamesRequest{NodeId: "n1", ClusterId: "c2"})
 	says(t, err, codes.FailedPrecondition, "cluster c2")
