@@ -80,7 +80,8 @@ func (r *Resolver) Open(store Store, cluster string) error {
 	return nil
 }
 
-// Follow keeps the names current until ctx ends. It asks for none while the machine has no networks. cluster returns the id of the agent's cluster; "" if it belongs to none.
+// Follow keeps the names current until ctx ends. It asks for none while the machine has no networks. cluster returns the
+// id of the agent's cluster; "" if it belongs to none.
 func (r *Resolver) Follow(ctx context.Context, source Source, node string, cluster func() string) {
 	for ctx.Err() == nil {
 		pause := failed

@@ -1,6 +1,7 @@
 package names
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -77,8 +78,9 @@ func (r *Resolver) Close() {
 func (r *Resolver) open(b workload.NetworkBridge) (*listener, error) {
 	at := netip.AddrPortFrom(b.Address, port).String()
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		var err error
-		return firstOf(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) }), err)
+		var set error
+		err := c.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) })
+		return cmp.Or(err, set)
 	}}
 	packets, err := lc.ListenPacket(context.Background(), "udp4", at)
 	if err != nil {
@@ -104,15 +106,6 @@ func (r *Resolver) open(b workload.NetworkBridge) (*listener, error) {
 		}()
 	}
 	return l, nil
-}
-
-func firstOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // close closes the sockets, which ends their goroutines.
@@ -149,7 +142,9 @@ func (r *Resolver) respond(q *dns.Msg, networks []uint32, tcp bool) *dns.Msg {
 	case q.Question[0].Qclass != dns.ClassINET:
 		reply.Rcode = dns.RcodeRefused
 		return reply
-	case v == nil:
+	}
+	known := v != nil
+	if !known {
 		v = newView(nil)
 	}
 	out := v.answer(q.Question[0], networks)
@@ -163,7 +158,7 @@ func (r *Resolver) respond(q *dns.Msg, networks []uint32, tcp bool) *dns.Msg {
 		}
 		return reply
 	}
-	if out.rcode == dns.RcodeNameError && r.view.Load() == nil {
+	if out.rcode == dns.RcodeNameError && !known {
 		out.rcode = dns.RcodeServerFailure // the schedulers have not told the names yet
 	}
 	if n := uint32(len(out.answer)); n > 1 { // clients use the first record
