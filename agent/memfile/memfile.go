@@ -97,13 +97,16 @@ func (s *Store) Put(workload, content string, files []File) ([]string, error) {
 	if s.root == "" {
 		return nil, fmt.Errorf("none of %v is on a tmpfs: mount one, so that secrets and configs are in memory only", s.bases)
 	}
+	for _, dir := range []string{s.root, filepath.Join(s.root, workload)} {
+		if err := private(dir); err != nil {
+			return nil, err
+		}
+	}
 	paths := make([]string, len(files))
 	for i, f := range files {
 		paths[i] = s.path(workload, content, i, f)
-		for _, dir := range []string{s.root, filepath.Join(s.root, workload), filepath.Dir(paths[i])} {
-			if err := private(dir); err != nil {
-				return nil, err
-			}
+		if err := private(filepath.Dir(paths[i])); err != nil {
+			return nil, err
 		}
 		if err := write(paths[i], f); err != nil {
 			return nil, fmt.Errorf("file %d of the secrets and configs: %w", i, err)
