@@ -46,19 +46,17 @@ func Externals(p *types.Project) (out []External) {
 		s := p.Services[name]
 		for i, f := range s.Secrets {
 			if of := p.Secrets[f.Source]; bool(of.External) {
-				x := externalOf(types.FileReferenceConfig(f), of.Name, secretsFolder+"/"+f.Source)
+				x := externalOf(types.FileReferenceConfig(f), types.FileObjectConfig(of), secretsFolder+"/"+f.Source)
 				if !path.IsAbs(x.Target) {
 					x.Target = path.Join(secretsFolder, x.Target)
 				}
-				x.OnChange, _ = of.Extensions[onChangeKey].(string) // externals refuses other values
 				x.Service, x.Kind, x.at = name, "secret", []string{"services", name, "secrets", strconv.Itoa(i)}
 				out = append(out, x)
 			}
 		}
 		for i, f := range s.Configs {
 			if of := p.Configs[f.Source]; bool(of.External) {
-				x := externalOf(types.FileReferenceConfig(f), of.Name, "/"+f.Source)
-				x.OnChange, _ = of.Extensions[onChangeKey].(string)
+				x := externalOf(types.FileReferenceConfig(f), types.FileObjectConfig(of), "/"+f.Source)
 				x.Service, x.Kind, x.at = name, "config", []string{"services", name, "configs", strconv.Itoa(i)}
 				out = append(out, x)
 			}
@@ -67,8 +65,9 @@ func Externals(p *types.Project) (out []External) {
 	return out
 }
 
-func externalOf(f types.FileReferenceConfig, name, target string) External {
-	x := External{Key: f.Source, Name: cmp.Or(name, f.Source), Target: cmp.Or(f.Target, target), UID: cmp.Or(f.UID, "0"), GID: cmp.Or(f.GID, "0"), Mode: defaultFileMode}
+func externalOf(f types.FileReferenceConfig, of types.FileObjectConfig, target string) External {
+	x := External{Key: f.Source, Name: cmp.Or(of.Name, f.Source), Target: cmp.Or(f.Target, target), UID: cmp.Or(f.UID, "0"), GID: cmp.Or(f.GID, "0"), Mode: defaultFileMode}
+	x.OnChange, _ = of.Extensions[onChangeKey].(string) // externals refuses other values
 	if path.IsAbs(x.Target) {
 		x.Target = path.Clean(x.Target)
 	}
