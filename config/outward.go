@@ -16,8 +16,7 @@ import (
 // Outward returns the IP address under which other machines reach this machine. dialled are addresses, as host:port,
 // that this program connects to: the address of the interface on the way to one of them is chosen. Without a way to any of
 // them it is the address of the default route, and without a default route that of the only interface to other machines.
-// If several interfaces are left, or none, the error
-// names setting, which has to give the address, and its form.
+// If several interfaces are left, or none, the error names the setting that has to give the address, and its form.
 func Outward(setting, form string, dialled []string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second) // names may have to be looked up
 	defer cancel()

@@ -187,7 +187,8 @@ func clusterID(t *testing.T, c *harness.Cluster) (string, error) {
 	return st.GetClusterId(), err
 }
 
-// member is a container on networks. Its addresses are in the order of the networks' numbers.
+// member is a container that has joined one or more networks. It has one address for each, ordered by the network's
+// number.
 type member struct {
 	id        string
 	addresses []netip.Addr

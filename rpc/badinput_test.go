@@ -10,9 +10,9 @@ import (
 	"github.com/persys/compute/stack"
 )
 
-// TestBadInputIsRefusedAtApply applies files with one mistake each. The error names the field, the rule that it breaks and
-// the value, and if another command helps, that command. Errors that the text alone shows have its line. Nothing is
-// stored.
+// TestBadInputIsRefusedAtApply applies files with one mistake each. The error names the field, the broken rule, the value
+// and, where one helps, the next command. For a mistake that is visible in the file itself, it also names the line.
+// Nothing is stored.
 func TestBadInputIsRefusedAtApply(t *testing.T) {
 	g := newGroup(t, 1, withStacks(stack.Options{}))
 	g.elect(0)

@@ -169,14 +169,14 @@ func (s *Server) GetNetwork(ctx context.Context, req *clusterv1.GetNetworkReques
 		return nil, errorf(KindNotFound, "network %q not found in namespace %s; `persysctl network list` shows them", clip(req.GetName(), 128), clip(namespace, 128))
 	}
 	out := networkView(r, n, networkUsers(r), true)
-	out.Members = namesOf(r).members[n.ID]
+	out.Members = s.names.at(r).members[n.ID]
 	return &clusterv1.GetNetworkResponse{Network: out, Index: r.index}, nil
 }
 
 // networkID is the namespace and the name of a network.
 type networkID struct{ namespace, name string }
 
-// networkUsers counts the workloads of all networks in one scan.
+// networkUsers returns the number of workloads that use each network. It scans the workloads once.
 func networkUsers(v fsm.View) map[networkID]int32 {
 	out := map[networkID]int32{}
 	v.Workloads("", func(w *fsm.Workload) bool {

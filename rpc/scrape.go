@@ -51,7 +51,8 @@ func (s *Server) ListScrapeTargets(ctx context.Context, req *clusterv1.ListScrap
 	return out, nil
 }
 
-// machineTargets returns one group for each scheduler and each registered node.
+// machineTargets returns the scrape targets that are not workloads: one group for each scheduler replica, and one for
+// each agent of a registered node.
 func machineTargets(v fsm.View) (out []*clusterv1.ScrapeGroup) {
 	cluster := v.Info().ClusterID
 	v.Replicas(func(r *fsm.Replica) bool {

@@ -134,7 +134,8 @@ func TestObjectsOfAStack(t *testing.T) {
 	}
 }
 
-// TestOnChange: each use has its own on_change or that of the container, and equal forms have equal contents.
+// TestOnChange: a secret without its own on_change takes that of the container. Specifications that mean the same have
+// the same content hash, whichever way they write on_change.
 func TestOnChange(t *testing.T) {
 	prepared := func(words string) Prepared {
 		t.Helper()

@@ -86,8 +86,9 @@ func (e *Errors) update(s *controlv1.WorkloadSpec) {
 	}
 }
 
-// hasData reports whether the specification shows that the workload has local data. For an inline Compose stack only the
-// text counts: SetStackData judges the loaded project.
+// hasData reports whether the workload has data that exists only on its node, such as a volume, as far as the
+// specification shows. Of an inline Compose stack it reads only the text of the Compose file. SetStackData checks the
+// loaded project, with the services from other files.
 func hasData(s *controlv1.WorkloadSpec) bool {
 	var seen []string
 	if c := s.GetCompose(); s.GetType() == TypeCompose && !isGit(c) {

@@ -212,7 +212,7 @@ func checkRelease(t *testing.T, dist string) {
 		out, err := command(t, dist, "dpkg-deb", "--contents", debs[0])
 		for _, want := range []string{"./usr/bin/persys\n", "./usr/bin/persys-scheduler -> persys\n", "./usr/bin/persys-agent -> persys\n", "./usr/bin/persys-gateway -> persys\n", "./usr/bin/persysctl -> persys\n", "./lib/systemd/system/persys-fencer.service\n", "./etc/persys/agent.env\n"} {
 			if err != nil || !strings.Contains(out, want) {
-				t.Errorf("%s has no %q: %v\n%s", debs[0], want, err, out)
+				t.Errorf("the package %s does not contain the file %q (error %v); it contains:\n%s", debs[0], want, err, out)
 			}
 		}
 		if rpms, err := filepath.Glob(filepath.Join(dist, name+"-0*.x86_64.rpm")); err != nil || len(rpms) != 1 {

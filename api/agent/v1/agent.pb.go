@@ -696,7 +696,7 @@ type NetworkNames struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Cluster and incarnation; there is no term, because any replica makes the names.
 	Epoch *Epoch `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Log index of the state from which the names were made.
+	// Raft log index of the state from which the scheduler computed these names.
 	Index uint64 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
 	// Hash of namespaces and members.
 	Digest uint64 `protobuf:"varint,3,opt,name=digest,proto3" json:"digest,omitempty"`

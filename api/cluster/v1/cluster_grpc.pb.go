@@ -261,8 +261,9 @@ type ClusterClient interface {
 	CreateNetwork(ctx context.Context, in *CreateNetworkRequest, opts ...grpc.CallOption) (*CreateNetworkResponse, error)
 	// Deletes a network that no workload uses.
 	DeleteNetwork(ctx context.Context, in *DeleteNetworkRequest, opts ...grpc.CallOption) (*DeleteNetworkResponse, error)
-	// Returns the use of a node or of a workload during the last hour or day. The agent keeps it in memory, so it begins
-	// when the agent started; for a workload it is the use on its present node.
+	// Returns the CPU, memory and network usage of a node or of a workload during the last hour or day. The node's agent
+	// keeps the measurements in memory, so there are none from before the agent started, and none from a workload's former
+	// nodes.
 	ListUsage(ctx context.Context, in *ListUsageRequest, opts ...grpc.CallOption) (*ListUsageResponse, error)
 	// Lists what Prometheus can scrape: schedulers, agents, and the ports of workloads that are named "metrics".
 	ListScrapeTargets(ctx context.Context, in *ListScrapeTargetsRequest, opts ...grpc.CallOption) (*ListScrapeTargetsResponse, error)
@@ -1250,8 +1251,9 @@ type ClusterServer interface {
 	CreateNetwork(context.Context, *CreateNetworkRequest) (*CreateNetworkResponse, error)
 	// Deletes a network that no workload uses.
 	DeleteNetwork(context.Context, *DeleteNetworkRequest) (*DeleteNetworkResponse, error)
-	// Returns the use of a node or of a workload during the last hour or day. The agent keeps it in memory, so it begins
-	// when the agent started; for a workload it is the use on its present node.
+	// Returns the CPU, memory and network usage of a node or of a workload during the last hour or day. The node's agent
+	// keeps the measurements in memory, so there are none from before the agent started, and none from a workload's former
+	// nodes.
 	ListUsage(context.Context, *ListUsageRequest) (*ListUsageResponse, error)
 	// Lists what Prometheus can scrape: schedulers, agents, and the ports of workloads that are named "metrics".
 	ListScrapeTargets(context.Context, *ListScrapeTargetsRequest) (*ListScrapeTargetsResponse, error)

@@ -172,7 +172,7 @@ func (c *cli) outputGoesOn(ctx context.Context, id string) bool {
 	}
 }
 
-// mostOutputs is the largest number of workloads whose outputs are shown together.
+// mostOutputs is the largest number of group members whose logs one command shows together.
 const mostOutputs = 50
 
 // logsOfMembers writes the outputs of the members of a group together, each line with the name of its member.

@@ -54,8 +54,8 @@ func (p Program) command() *cobra.Command {
 func Main(name, version string, programs ...Program) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// After the first Ctrl-C the signals have their default effect again, so that a second Ctrl-C kills
-	// the program.
+	// The first Ctrl-C cancels ctx, so that the command can end cleanly. stop then restores the default handling of
+	// signals, so that a second Ctrl-C kills the program at once.
 	context.AfterFunc(ctx, stop)
 	return run(ctx, system(name, version, programs), setup.TakeArgs(os.Args[1:]))
 }

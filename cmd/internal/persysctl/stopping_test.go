@@ -10,8 +10,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// A workload that is being stopped or deleted is shown with the node that still has it, and with the time that is left
-// until it is killed. A reason that says more is kept.
+// list, get and why show a workload that is being stopped or deleted with the node on which it still runs, and with the
+// seconds until the agent kills it. A more specific reason is not replaced.
 func TestWhatIsStoppingIsShown(t *testing.T) {
 	at := func(s *controlv1.Stopping, ago int) *controlv1.Stopping {
 		s.Since = timestamppb.New(epoch.Add(-time.Duration(ago) * time.Second))
