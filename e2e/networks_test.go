@@ -226,7 +226,14 @@ func memberOn(ctx context.Context, c *harness.Cluster, id string, i int, m *harn
 		return out, fmt.Errorf("it does not run (%v)", err)
 	}
 	out.netns = fmt.Sprintf("/proc/%d/ns/net", pid)
+	// List it again: it may have started after the first list, and before its start it has no addresses.
+	if list, err = m.Docker.Workload(ctx, st.GetClusterId(), out.id); err != nil || len(list) != 1 {
+		return out, fmt.Errorf("%d containers (%v)", len(list), err)
+	}
 	on := list[0].NetworkSettings.Networks
+	if len(on) == 0 {
+		return out, errors.New("it is on no network")
+	}
 	for _, name := range slices.Sorted(maps.Keys(on)) {
 		if !on[name].IPAddress.IsValid() {
 			return out, fmt.Errorf("it has no address on %s", name)
