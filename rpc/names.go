@@ -24,8 +24,8 @@ import (
 )
 
 // namesWait is how long WatchNetworkNames waits for other names. It is shorter than the patience of clients
-// (dial.Options.ReadPatience).
-const namesWait = 5 * time.Second
+// (dial.Options.ReadPatience), and than the time after which a call is logged as slow (limits.Unary).
+const namesWait = 4 * time.Second
 
 // networkNames are the members of all networks in one state.
 type networkNames struct {

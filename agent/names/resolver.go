@@ -29,7 +29,7 @@ type Source interface {
 const (
 	// OldAfter is the time without an answer of a scheduler after which names count as old.
 	OldAfter = 30 * time.Second
-	// watchLimit is the deadline of one call: schedulers wait 5 s for a change.
+	// watchLimit is the deadline of one call: schedulers wait 4 s for a change.
 	watchLimit = 15 * time.Second
 	// calm is the shortest time between two calls, so that many changes cost few answers. failed is that after an error.
 	calm, failed = 100 * time.Millisecond, time.Second

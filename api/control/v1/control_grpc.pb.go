@@ -60,7 +60,7 @@ type AgentControlClient interface {
 	// Reports liveness, usage and workload statuses, and extends the lease. NotFound for an unknown
 	// node, which must register again.
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatResponse, error)
-	// Returns the names of the members of the node's networks, for its resolver. Waits up to 5 s for others than those
+	// Returns the names of the members of the node's networks, for its resolver. Waits up to 4 s for others than those
 	// with the digest that the agent has. Any replica that knows a leader answers; otherwise Unavailable.
 	WatchNetworkNames(ctx context.Context, in *WatchNetworkNamesRequest, opts ...grpc.CallOption) (*WatchNetworkNamesResponse, error)
 	// Creates or changes one workload, or, without a spec, only its desired state. InvalidArgument
@@ -247,7 +247,7 @@ type AgentControlServer interface {
 	// Reports liveness, usage and workload statuses, and extends the lease. NotFound for an unknown
 	// node, which must register again.
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatResponse, error)
-	// Returns the names of the members of the node's networks, for its resolver. Waits up to 5 s for others than those
+	// Returns the names of the members of the node's networks, for its resolver. Waits up to 4 s for others than those
 	// with the digest that the agent has. Any replica that knows a leader answers; otherwise Unavailable.
 	WatchNetworkNames(context.Context, *WatchNetworkNamesRequest) (*WatchNetworkNamesResponse, error)
 	// Creates or changes one workload, or, without a spec, only its desired state. InvalidArgument
