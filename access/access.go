@@ -184,7 +184,8 @@ func (s Scope) plus(o Scope) Scope {
 	return Only(slices.Concat(s.names, o.names))
 }
 
-// Narrow returns the namespaces of s that are also in names. If names is empty, it returns s.
+// Narrow returns the namespaces of s that are also in names. If names is empty, it returns s
+// unchanged.
 func (s Scope) Narrow(names []string) Scope {
 	switch {
 	case len(names) == 0:
@@ -239,8 +240,9 @@ func (s Scope) Covers(o Scope) bool {
 	return true
 }
 
-// Lacking returns the permissions of the grant given that the grants own do not contain for every namespace of given. A
-// person with the grants own may give the grant given to others only if the result is empty.
+// Lacking checks whether a person may pass on a grant. own are the grants of that person; given is the grant for
+// somebody else. Lacking returns the permissions of given that own does not include in every namespace of given. The
+// person may pass the grant on only if the result is empty.
 func Lacking(own []Grant, given Grant) Set {
 	var out Set
 	for _, p := range All() {
@@ -254,6 +256,7 @@ func Lacking(own []Grant, given Grant) Set {
 // And returns the permissions that are in both sets.
 func (s Set) And(o Set) Set { return s & o }
 
-// NeverThroughGateways are the permissions that calls through a gateway cannot grant: they lead to the keys,
-// the secrets and the whole state of the cluster, so a stolen certificate of a gateway must not get them.
+// NeverThroughGateways are the permissions that nobody can grant to others by a call through a
+// gateway: they lead to the keys, the secrets and the whole state of the cluster, so a stolen
+// certificate of a gateway must not get them.
 func NeverThroughGateways() Set { return setOf(Backups, Secrets, Trust) }

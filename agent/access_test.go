@@ -142,7 +142,8 @@ func TestHealthAndMetrics(t *testing.T) {
 	if err := r.engine.SetDown(""); err != nil {
 		t.Fatal(err)
 	}
-	// Two instances appear: one of a workload that was deleted, and one of a workload that was never ordered.
+	// The engine lists two instances for which the agent has no order: one of a workload that was deleted, and
+	// one of a workload that was never ordered. So the agent sets the metrics about such instances.
 	for id, sequence := range map[string]uint64{"web": 0, "stray": 1} {
 		err := r.engine.Driver(driver.Identity{ClusterID: Unbound, NodeID: "node-a"}).Ensure(context.Background(), driver.Spec{
 			ID: driver.ID(id), Revision: "r", Content: "c1:s", Generation: driver.Generation{Sequence: sequence},
@@ -164,7 +165,7 @@ func TestHealthAndMetrics(t *testing.T) {
 	r.until(func() bool {
 		gathered := make(chan struct{})
 		r.hooks.set(func(h *hooks) { h.looked = func(driver.ID) { <-gathered } })
-		r.do(core.Wake{ID: "bad"}) // the metrics are read before this work on the workload has ended
+		r.do(core.Wake{ID: "bad"}) // wait for the work on this workload, because it changes the metrics that are read below
 		families, err := registry.Gather()
 		close(gathered)
 		if err != nil {

@@ -70,7 +70,8 @@ func New(cfg Config, factory Factory) (*Agent, error) {
 	return a, nil
 }
 
-// wire creates the parts of an agent and connects them.
+// wire creates the parts of the agent (core, runner, session, server and others) and passes to each part those
+// that it calls.
 func (a *Agent) wire(factory Factory) error {
 	cfg := &a.cfg
 	saved, err := a.store.Load()
@@ -127,19 +128,19 @@ func (a *Agent) wire(factory Factory) error {
 		Runner: a.runner, Garbage: a.garbage, Storage: a.storage, Host: a.host, Key: a.store.Key(), Metrics: a.metrics,
 		Logger: a.log, NodeID: cfg.NodeID, Version: cfg.Version, NotOffered: cfg.NotOffered, Room: a.room,
 		Limits: cfg.Limits, Authorize: cfg.Authorize, Identify: cfg.Identify, Self: cfg.Self,
-		NoSessions: cfg.NoSessions, SessionIdle: cfg.SessionIdle, Networks: networks, History: &a.history,
+		NoSessions: cfg.NoSessions, SessionIdle: cfg.SessionIdle, Networks: networks, Names: cfg.Names, History: &a.history,
 	})
 	a.session = session.New(session.Config{
 		Control: cfg.Control, Runner: a.runner, Host: a.host, Storage: a.storage, Metrics: a.metrics, Logger: a.log,
 		Discovered: cfg.Discovered, NodeID: cfg.NodeID, Version: cfg.Version, Advertise: cfg.Advertise, MetricsPort: cfg.MetricsPort, MemoryFiles: files.Root() != "",
 		Labels: cfg.Labels, Taints: cfg.Taints, Devices: cfg.Devices, FeatureLevel: cfg.FeatureLevel, Threshold: cfg.Threshold,
 		ReservedCPU: cfg.ReservedCPU, ReservedMemory: cfg.ReservedMemory, ReservedDisk: cfg.ReservedDisk,
-		Networks: networks, Networking: cfg.Networking, Names: cfg.Names,
+		Networks: networks, Networking: cfg.Networking, HeldPorts: cfg.HeldPorts, Names: cfg.Names,
 	})
 	return nil
 }
 
-// identify checks that the state file belongs to the configured node, cluster and shard. If the node id
+// identify checks that the state file was written for the configured node, cluster and shard. If the node id
 // changed, the schedulers would consider the node with the old id lost, and start its workloads on other
 // nodes too.
 func (a *Agent) identify(s *core.Saved) error {
@@ -193,7 +194,8 @@ func (a *Agent) openStorage() error {
 func (a *Agent) Close() error { return errors.Join(a.runner.Close(), a.store.Close()) }
 
 // Run runs the agent until ctx ends, and then returns nil. After a permanent failure Run returns an error. In
-// both cases workloads keep running, and the state file and the listener are closed. Run may be called once.
+// both cases workloads keep running, and Run closes the state file and the listener. Run may be called only
+// once.
 func (a *Agent) Run(ctx context.Context) (err error) {
 	stop := context.AfterFunc(ctx, a.runner.Stop)
 	defer stop()
@@ -235,8 +237,8 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	}
 }
 
-// recordUsage adds what the machine and its workloads use to the history, at the interval of the measurements, until ctx
-// ends.
+// recordUsage adds the resource usage of the machine and of its workloads to the history, at the interval of the
+// measurements, until ctx ends.
 func (a *Agent) recordUsage(ctx context.Context) {
 	tick := time.NewTicker(a.cfg.UsageInterval)
 	defer tick.Stop()
@@ -278,14 +280,14 @@ func (a *Agent) serve(ctx context.Context, l net.Listener, failed chan<- error) 
 	})
 	a.runner.Spawn(func() {
 		<-ctx.Done()
-		// An open log stream would block a graceful stop for ever, so end it after a second.
+		// An open log stream would block a graceful stop for ever, so a hard stop follows after a second.
 		stop := time.AfterFunc(time.Second, s.Stop)
 		s.GracefulStop()
 		stop.Stop()
 	})
 }
 
-// API returns the agent's gRPC service, for callers in the same process.
+// API returns the agent's gRPC service for callers in the same process.
 func (a *Agent) API() agentv1.AgentServiceServer { return a.server }
 
 // Register registers the agent's API, reflection and the standard health service on s. Run does that
@@ -299,13 +301,13 @@ func (a *Agent) Session() SessionState { return a.session.State() }
 // schedulers.
 func (a *Agent) Epoch() Epoch { return a.runner.State().Meta.Epoch }
 
-// Snapshot returns the status of every workload, as the call ListWorkloads does.
+// Snapshot returns the status of every workload: the same list that the API call ListWorkloads returns.
 func (a *Agent) Snapshot() []*agentv1.WorkloadStatus {
 	return server.Statuses(a.runner.State(), agentv1.WorkloadType_WORKLOAD_TYPE_UNSPECIFIED)
 }
 
-// offered returns how much of a resource the node offers to workloads: the part that is not reserved for the
-// machine, limited by Threshold. Schedulers compute the same number from the registration.
+// offered returns how much of a resource the node offers to workloads: Threshold percent of the amount that
+// is not reserved for the machine. Schedulers compute the same number from the registration.
 func (c *Config) offered(total, reserved int64) int64 {
 	rest := max(0, total-reserved)
 	if c.Threshold == 0 {
@@ -314,8 +316,8 @@ func (c *Config) offered(total, reserved int64) int64 {
 	return rest/100*int64(c.Threshold) + rest%100*int64(c.Threshold)/100
 }
 
-// room returns the CPU, memory and disk that this node offers to workloads. Disk is the sum over all pools,
-// because an order does not name the pool of its disk. If Threshold is 0, room returns nil, and no order is
+// room returns the CPU, memory and disk that this node offers to workloads. Disk is the sum over all storage
+// pools, because an order does not say which pool it uses. If Threshold is 0, room returns nil, and no order is
 // refused for lack of resources.
 func (a *Agent) room() *[3]core.Room {
 	if a.cfg.Threshold == 0 {

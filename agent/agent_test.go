@@ -20,11 +20,10 @@ import (
 	reflectpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 
-	agentv1 "github.com/persys/compute/api/agent/v1"
-
 	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/store"
+	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
 func TestApplyIsQueuedThenRuns(t *testing.T) {
@@ -242,7 +241,8 @@ func TestTheEpochOfARefusedOrderIsKept(t *testing.T) {
 	}
 }
 
-// The agent crashes after its answer to an order. The agent's next process starts the workload.
+// The agent crashes after it has answered an order and before it starts the workload. The next
+// process of the agent starts the workload.
 func TestIntentIsOnDiskBeforeTheAnswer(t *testing.T) {
 	r := newRig(t, under(leader())).start()
 	entered, release := make(chan struct{}, 1), make(chan struct{})
@@ -316,8 +316,8 @@ func TestAFailedWorkloadIsNotRetriedAfterARestart(t *testing.T) {
 	}
 }
 
-// The agent scheduled its next attempt while the machine's clock was a day ahead. After the clock was set
-// back, the attempt is made soon and not a day later.
+// The agent scheduled the next attempt of a failed start while the machine's clock was a day ahead. After
+// the clock was set back, the attempt is made soon and not a day later.
 func TestAClockSetBackDoesNotDelayAnAttempt(t *testing.T) {
 	r := newRig(t).start()
 	r.hooks.set(func(h *hooks) {
@@ -431,7 +431,7 @@ func TestOrphansAreReportedNotTouched(t *testing.T) {
 	r.start()
 	st := r.reaches("stray", running)
 	if st.Generation.GetSequence() != 4 || st.Content != "c1:s" {
-		t.Errorf("reported as %v", st)
+		t.Errorf("the instance without order is reported as %v, want its generation 4 and its content", st)
 	}
 	r.restart()
 	r.reaches("stray", running)
@@ -515,7 +515,7 @@ func TestProgressIsShown(t *testing.T) {
 	}
 }
 
-// A driver that waits for a registry is interrupted by another order for its workload.
+// If another order for a workload arrives while the driver waits for a registry, the driver is interrupted.
 func TestANewOrderInterruptsTheDriver(t *testing.T) {
 	r := newRig(t)
 	begun := make(chan struct{}, 8)
@@ -548,7 +548,7 @@ func TestAPanicOfADriverFailsOneWorkload(t *testing.T) {
 	r.start()
 	r.apply("poison", "sim/run")
 	r.until(func() bool {
-		return strings.Contains(r.status("poison").GetMessage(), "the agent failed while it carried out this action")
+		return strings.Contains(r.status("poison").GetMessage(), "the driver crashed (panicked) during this action")
 	},
 		func() string { return r.status("poison").GetMessage() })
 	r.apply("web", "sim/run")
@@ -787,7 +787,7 @@ func TestServerOverTheNetwork(t *testing.T) {
 		t.Fatal(err)
 	}
 	if at := time.Unix(0, first.AtUnixNanos); time.Since(at) > time.Hour || time.Until(at) > time.Minute {
-		t.Errorf("the line is of %s", at)
+		t.Errorf("the time of the log line is %s, want a time within the last hour", at)
 	}
 	begin := time.Now()
 	r.halt()

@@ -48,7 +48,7 @@ func TestPoliciesDecideWhetherAWorkloadStarts(t *testing.T) {
 		{"the root of the host", "", append(ours, mounts("/")), []string{`"/"`, `policy "baseline"`, "rule engine_socket", "container.volumes[0].host_path", "set PERSYS_POLICY"}},
 		{"an ordinary workload", "", ours, nil},
 		{"a workload of a namespace that only admins use", "", append(ours, privileged, adminsOnly), nil},
-		{"a namespace of other users", "", append(ours, privileged), []string{`policy "baseline"`, "rule privileged"}},
+		{"a privileged workload of a namespace that other users may use", "", append(ours, privileged), []string{`policy "baseline"`, "rule privileged"}},
 		{"only a scheduler's policy allows privileged", "", append(ours, privileged, under(wide)), []string{`policy "baseline"`, "rule privileged"}},
 		{"the policies of scheduler and node allow privileged", policy.Privileged, append(ours, privileged, under(wide)), nil},
 		{"a scheduler's policy refuses privileged", policy.Privileged, append(ours, privileged, under(base)), []string{`policy "baseline"`, "rule privileged", "ask an admin"}},
@@ -102,9 +102,10 @@ func TestPoliciesDecideWhetherAWorkloadStarts(t *testing.T) {
 	}
 }
 
-// TestCeilingOutlivesTheAgent checks that the policies of an order are stored on disk, and when they are
-// applied. A running workload is not checked again. A workload whose instance was lost is checked again. A
-// refused workload starts after an order with wider policies.
+// TestCeilingOutlivesTheAgent checks that the policies of an order are stored on disk, and which workloads a
+// restarted agent checks against its ceiling (PERSYS_POLICY). A running workload is not checked again. A
+// workload whose instance was lost is checked before it is started again. A refused workload starts after an
+// order with policies that allow more.
 func TestCeilingOutlivesTheAgent(t *testing.T) {
 	r := newRig(t).start()
 	order := []option{by(1), at(1), privileged, adminsOnly}
@@ -119,7 +120,7 @@ func TestCeilingOutlivesTheAgent(t *testing.T) {
 	}
 	r.restart()
 	if st := r.reaches("web", failing); !strings.Contains(st.Message, "rule privileged") {
-		t.Errorf("the message is %q", st.Message)
+		t.Errorf("the message of the refused workload is %q, want the violated policy", st.Message)
 	}
 	r.apply("web", "sim/run", by(1), at(3), privileged, adminsOnly)
 	r.reaches("web", running)

@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// checking is an option that gives the workload of an order a health check.
+// checking is an option of apply: it adds a health check that runs a command to the specification.
 func checking(command ...string) option {
 	return func(r *agentv1.ApplyWorkloadRequest) {
 		r.Content = "c1:" + strings.Join(command, " ")
@@ -33,18 +33,20 @@ func TestHealthChecksAreReported(t *testing.T) {
 	r.says("web", "running, health check: healthy")
 	before := r.observed("web").RuntimeID
 
-	// A changed health check changes the content hash of the order, but the instance is not replaced.
+	// The scheduler sends an order with another health check, and so with another content hash. The agent does
+	// not replace the instance.
 	r.apply("web", "sim/run", checking("sh", "-c", "err no database; exit 3"))
 	r.says("web", "running, health check: unhealthy (the command ended with code 3: no database")
 	if st := r.status("web"); st.ActualState != running || st.Health != "unhealthy" {
 		t.Errorf("a workload whose health check fails has state %s and health %q; want running and unhealthy", st.ActualState, st.Health)
 	}
-	// An order without content hash that changes only the health check does not replace the instance either.
+	// An order without a content hash changes only the health check. The agent does not replace the instance
+	// either.
 	r.apply("web", "sim/run", checking("true"), content(""))
 	r.says("web", "running, health check: healthy")
 	r.apply("web", "sim/run", checking("sh", "-c", "err no database; exit 3"), content(""))
 	r.says("web", "running, health check: unhealthy")
-	// After a restart the agent still has the health check.
+	// After a restart the agent continues the health check, because it is stored.
 	r.restart()
 	r.says("web", "running, health check: unhealthy")
 	if after := r.observed("web").RuntimeID; after != before {

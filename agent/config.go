@@ -33,7 +33,7 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// Types of other packages that a caller needs to create an agent.
+// Names for types of the agent's packages, so that a program that creates an agent imports only this package.
 type (
 	// Control is the schedulers' API.
 	Control = session.Control
@@ -50,23 +50,24 @@ type (
 	GC = garbage.Config
 	// SessionState is the state of the agent's connection to the schedulers.
 	SessionState = session.State
-	// Epoch identifies one leadership term of one cluster.
+	// Epoch identifies one leadership term of the schedulers of one cluster.
 	Epoch = core.Epoch
 )
 
 // Unbound is the cluster id in the labels of instances while no scheduler has told the agent its cluster.
 const Unbound = runner.Unbound
 
-// Parts are the parts of an agent that Config.Overlay may use. Metrics may be nil.
+// Parts are the components of an agent that New passes to the function Config.Overlay. Metrics may be nil.
 type Parts struct {
 	Store   *store.Store
 	Metrics *metrics.Metrics
 }
 
-// DefaultFencerGrace is how long a fencer waits for a workload to stop before it kills the workload.
+// DefaultFencerGrace is how long a fencer (the process that stops exclusive workloads when the lease ends)
+// waits for a workload to stop before it kills the workload.
 const DefaultFencerGrace = core.DefaultGrace
 
-// Config configures an agent. Zero values select the defaults.
+// Config configures an agent. The zero value of a field selects its default.
 type Config struct {
 	// NodeID is the id of the node; required. The function NodeID derives it from PERSYS_NODE_ID.
 	NodeID string
@@ -84,14 +85,15 @@ type Config struct {
 	Shard string
 	// Version is reported to schedulers; default "dev".
 	Version string
-	// FeatureLevel is the highest feature level (version of the schedulers' log) that this release supports.
+	// FeatureLevel is the highest feature level (the set of commands in the schedulers' Raft log) that this
+	// release supports.
 	FeatureLevel uint32
 
 	// Control is the API of the schedulers. Nil means standalone: the agent does not register or send
 	// heartbeats, and always accepts orders without epoch.
 	Control Control
-	// Discovered is called with the addresses of all scheduler replicas and of the leader, as named in a
-	// scheduler's response. leader may be empty. Discovered must not block, and may be nil.
+	// Discovered is called with the addresses of all scheduler replicas and of the leader, as listed in
+	// a scheduler's response. leader may be empty. Discovered must not block, and may be nil.
 	Discovered func(addresses []string, leader string)
 
 	// Listener, if set, serves the agent's API. Run closes it. ServerOptions are the options of the gRPC
@@ -115,13 +117,11 @@ type Config struct {
 	// cluster. The cluster in certificates may differ from the cluster's id, because certificates are issued
 	// before the cluster has an id. If Self is nil, a caller's certificate must name the cluster's id.
 	Self func() pki.Identity
-	// Advertise is the host:port that schedulers dial. Default: the address of Listener. A wildcard host is
-	// replaced by the local address of a connection to SchedulerHint (host:port).
+	// Advertise is the host:port at which schedulers call this agent; required if Control is set.
 	Advertise string
-	// MetricsPort is the port on which the caller serves /metrics over plain HTTP, which schedulers tell Prometheus;
-	// 0 = none.
-	MetricsPort   int
-	SchedulerHint string
+	// MetricsPort is the port on which the program that runs the agent serves /metrics over plain HTTP; 0 = none.
+	// The schedulers list the port among the targets that Prometheus scrapes.
+	MetricsPort int
 
 	// NotOffered holds the reason for each kind of workload that has no driver on this machine. Late makes
 	// drivers for engines that were installed after the agent started; later calls of Factory make these
@@ -129,7 +129,7 @@ type Config struct {
 	NotOffered map[driver.Kind]string
 	Late       Factory
 
-	// Labels of the node; os and arch are always added.
+	// Labels are the labels of the node; the agent always adds the labels os and arch.
 	Labels map[string]string
 	Taints []*controlv1.Taint
 	// Devices are the numbers of devices by name that workloads can reserve on this node. They take precedence over the
@@ -143,22 +143,27 @@ type Config struct {
 	// Storage configures managed volumes. Without Pools, local volumes are stored in the folder of the
 	// state file.
 	Storage volume.Config
-	// ReservedCPU (millicores), ReservedMemory (MiB) and ReservedDisk (GiB of the default pool) are kept for
-	// the machine itself and not offered to workloads.
+	// ReservedCPU (millicores), ReservedMemory (MiB) and ReservedDisk (GiB of the default pool) are the
+	// resources that the machine itself needs; the node does not offer them to workloads.
 	ReservedCPU, ReservedMemory, ReservedDisk int64
-	// Threshold is the share, in percent (1 to 100), of the unreserved resources that may be promised to
-	// workloads. Orders beyond it are refused. Existing workloads are not affected. 0: no order is refused.
+	// Threshold is the percentage (1 to 100) of the unreserved resources that may be reserved for
+	// workloads. An order that would exceed this limit is refused. Existing workloads are not affected. 0:
+	// no order is refused.
 	Threshold int
 	// Fencer stops workloads with on_lost_lease: stop when the lease ends, even if this process is dead. If
 	// Fencer is nil, orders for such workloads are refused.
 	Fencer Fencer
-	// Overlay makes the part that sets up networks that span nodes. If it is nil, the node ignores the networks that
-	// schedulers send, and containers with networks are refused. Networking says what the node can do for networks;
-	// it is called for each registration with Advertise, and may be nil.
-	// Names answers the DNS queries of containers on them; it may be nil. The agent closes it.
+	// Overlay makes the subsystem that sets up networks that span nodes. If it is nil, the node ignores the
+	// networks that schedulers send, and containers with networks are refused. Networking says which networks
+	// the node can set up; the agent calls it with the address Advertise before each registration; it may be
+	// nil. Names answers the DNS queries of containers on these networks; it may be nil. The agent closes the
+	// subsystem.
 	Overlay    func(Parts) (network.Overlay, error)
 	Names      *names.Resolver
 	Networking func(advertise string) *controlv1.NodeNetworking
+	// HeldPorts returns the ports in ingress mode that programs of the machine use. When the list changes, the agent
+	// registers again, because the result of Networking contains these ports. It may be nil.
+	HeldPorts func() string
 	// Host measures the machine; default host.New("/").
 	Host host.Host
 
@@ -179,7 +184,8 @@ type Config struct {
 	// workload's files for it; default 1 min.
 	DiskInterval time.Duration
 	// RetryBase, RetryMax and RetryLimit set the retries of a failed action. The delay before retry n is
-	// RetryBase·2^(n-1), at most RetryMax. There are at most RetryLimit attempts. Defaults: 5 s, 2 min, 3.
+	// RetryBase·2^(n-1), at most RetryMax. There are at most RetryLimit attempts. The defaults are 5 s for
+	// RetryBase, 2 min for RetryMax and 3 for RetryLimit.
 	RetryBase, RetryMax time.Duration
 	RetryLimit          int
 	// StableAfter is the run time after which the failures of a workload are forgotten; default 30 s.
@@ -190,7 +196,7 @@ type Config struct {
 	NoSessions  bool
 	SessionIdle time.Duration
 
-	// Metrics, when set, gets the persys_agent_* collectors.
+	// Metrics, if set, is the registry in which the agent registers its persys_agent_* metrics.
 	Metrics prometheus.Registerer
 	// Logger is used by all parts of the agent; default slog.Default().
 	Logger *slog.Logger
@@ -259,19 +265,13 @@ func (c *Config) complete() error {
 	}
 	labels["os"], labels["arch"] = runtime.GOOS, runtime.GOARCH
 	c.Labels = labels
-	if c.Advertise == "" && c.Listener != nil {
-		var err error
-		if c.Advertise, err = host.Advertised(c.Listener.Addr(), c.SchedulerHint); err != nil {
-			return fmt.Errorf("Listener: %w", err)
-		}
-	}
 	if c.Control != nil && c.Advertise == "" {
-		return errors.New("Advertise: must not be empty with schedulers and without Listener")
+		return errors.New("Advertise: must not be empty if Control is set, because schedulers dial this address")
 	}
 	return nil
 }
 
-// core returns the settings of the agent's core.
+// core returns those settings in c that package core needs.
 func (c *Config) core() core.Settings {
 	return core.Settings{
 		Node: c.NodeID, Standalone: c.Control == nil, Fencer: c.Fencer != nil, Threshold: c.Threshold,

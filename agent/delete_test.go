@@ -8,7 +8,8 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// An instance that does not reach Running, such as a paused guest, is restarted once and not replaced.
+// If an instance exists but stays Pending, such as a paused guest, the agent restarts it once and does
+// not replace it.
 func TestAPendingInstanceIsRestartedOnce(t *testing.T) {
 	r := newRig(t).start()
 	slow := func(q *agentv1.ApplyWorkloadRequest) {
@@ -25,7 +26,7 @@ func TestAPendingInstanceIsRestartedOnce(t *testing.T) {
 }
 
 // A new order arrives before the delete of its workload is carried out. The workload runs as the new order
-// says, and the delete counts as done.
+// says, and the agent reports the delete as done.
 func TestANewOrderClosesAPendingDelete(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/run")
@@ -50,7 +51,7 @@ func TestANewOrderClosesAPendingDelete(t *testing.T) {
 	if err != nil || len(saved.Tombstones) != 1 || !saved.Tombstones[0].Done {
 		t.Fatalf("the state file has tombstones %+v, error %v; want the tombstone done", saved.Tombstones, err)
 	}
-	saved.Tombstones[0].Done = false // the tombstone as an earlier version of the agent would have stored it
+	saved.Tombstones[0].Done = false // an earlier version of the agent stored the tombstone like this
 	if err := r.a.store.Write(core.Store{Tombstones: saved.Tombstones}); err != nil {
 		t.Fatal(err)
 	}

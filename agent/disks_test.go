@@ -18,7 +18,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// disked is the simulated driver, with an engine that measures the disk use of instances.
+// disked is the simulated driver, extended with an engine that measures the disk use of instances.
 type disked struct {
 	hooked
 	mu     *sync.Mutex
@@ -39,7 +39,7 @@ func (d disked) Occupied(context.Context, []driver.Observed) (map[driver.ID]int6
 	return out, *d.err
 }
 
-// Usage does not report disk use; Occupied does. The drivers on a Docker engine split the two in the same way.
+// As in the drivers for Docker and Compose, Usage does not report disk use; the separate method Occupied does.
 func (d disked) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usage, error) {
 	out, err := d.hooked.Usage(ctx, of)
 	for i := range out {
@@ -122,7 +122,7 @@ func TestAWorkloadOverItsDiskLimitIsStopped(t *testing.T) {
 		return n
 	}
 	r.until(func() bool { return stops() == 0 }, func() string { return "it still runs" })
-	// The workload stays stopped after a repetition of its order, and after a failed measurement.
+	// The workload stays stopped when the scheduler repeats its order, and when a measurement fails.
 	r.apply("web", "img:1", withDisk(1), revision("rev-1-r1"))
 	r.reaches("web", failing)
 	d.set("web", 0, errors.New("busy"))
@@ -134,19 +134,20 @@ func TestAWorkloadOverItsDiskLimitIsStopped(t *testing.T) {
 	d.set("web", 1<<30+200<<20, nil)
 	r.apply("web", "img:1", withDisk(2))
 	r.reaches("web", running)
-	// The workload runs again also if its disk use drops below the limit, because files were deleted.
+	// When files were deleted and the disk use is below the limit, the agent starts the workload again.
 	d.set("web", 3<<30, nil)
 	r.reaches("web", failing)
 	d.set("web", 1<<30, nil)
 	r.reaches("web", running)
-	// If the engine itself enforces the disk limit, the agent does not stop the workload.
+	// The engine now reports that it enforces the disk limit itself. So the agent does not stop the workload.
 	d.mu.Lock()
 	*d.capped = true
 	d.mu.Unlock()
 	r.until(func() bool { return r.status("web").Metadata["disk_limit"] == "2 GiB, enforced by the engine" }, func() string { return fmt.Sprint(r.status("web")) })
 	d.set("web", 9<<30, nil)
 	seen := d.measured()
-	// When the engine has answered two more measurements, the agent has evaluated the earlier one.
+	// Wait for two more measurements: when the second one is done, the agent has evaluated the
+	// first one.
 	r.until(func() bool { return d.measured() >= seen+2 }, func() string { return "not measured" })
 	r.reaches("web", running)
 	if u, _ := r.a.used.Get("web"); u.Disk != 9<<30 {
@@ -154,8 +155,8 @@ func TestAWorkloadOverItsDiskLimitIsStopped(t *testing.T) {
 	}
 }
 
-// A volume of a fixed size has its own disk limit. A volume that is a folder counts towards the disk limit of
-// the workload.
+// A volume of a fixed size has its own disk limit. The content of a volume that is only a folder is added to
+// the disk use of the workload.
 func TestDiskLimitAndVolumes(t *testing.T) {
 	limit := func(disk int64, vols ...*agentv1.ManagedVolumeSpec) *agentv1.WorkloadSpec {
 		s := container("img:1")
@@ -190,7 +191,8 @@ func TestDiskLimitAndVolumes(t *testing.T) {
 	r.reaches("db", running)
 }
 
-// Promised resources, not actual usage, decide whether an order fits. Existing workloads keep running.
+// Reserved resources, not actual usage, decide whether an order is accepted. Existing workloads keep
+// running even if their reservations exceed the threshold.
 func TestPromisesAboveTheThresholdAreRefused(t *testing.T) {
 	limits := func(cpu, memoryMB, gb int64) option {
 		return func(r *agentv1.ApplyWorkloadRequest) {
@@ -205,13 +207,13 @@ func TestPromisesAboveTheThresholdAreRefused(t *testing.T) {
 	r.apply("a", "img:1", limits(2000, 1000, 10))
 	out := r.apply("b", "img:1", limits(401, 0, 0))
 	if out.Applied || out.Status.GetMetadata()["failure_reason"] != "INSUFFICIENT_RESOURCES" ||
-		!strings.Contains(out.Message, "CPU: needs 401 millicores, 2000 of the 2400 that node \"node-a\" offers are promised (it has 4000, keeps 1000 for itself, and promises 80 %") {
+		!strings.Contains(out.Message, "CPU: needs 401 millicores, but 2000 of the 2400 that node \"node-a\" offers are already reserved (the node has 4000, keeps 1000 for itself, and offers 80 %") {
 		t.Errorf("an order with too much CPU was answered %v, want a refusal with the numbers", out)
 	}
-	if out := r.apply("b", "img:1", limits(400, 5401, 0)); out.Applied || !strings.Contains(out.Message, "memory: needs 5401 MiB, 1000 of the 6400") {
+	if out := r.apply("b", "img:1", limits(400, 5401, 0)); out.Applied || !strings.Contains(out.Message, "memory: needs 5401 MiB, but 1000 of the 6400") {
 		t.Errorf("an order with too much memory was answered %v, want a refusal with the numbers", out)
 	}
-	if out := r.apply("b", "img:1", limits(400, 5400, 55)); out.Applied || !strings.Contains(out.Message, "disk: needs 55 GB, 10 of the 64") {
+	if out := r.apply("b", "img:1", limits(400, 5400, 55)); out.Applied || !strings.Contains(out.Message, "disk: needs 55 GB, but 10 of the 64") {
 		t.Errorf("an order with too much disk was answered %v, want a refusal with the numbers", out)
 	}
 	if out := r.apply("b", "img:1", limits(400, 5400, 54)); !out.Applied {
@@ -239,9 +241,9 @@ func TestPromisesAboveTheThresholdAreRefused(t *testing.T) {
 	}
 }
 
-// A node registers the agent's own storage pools first, then those of its engines. An engine's pool with
-// the name of an own pool is left out. Heartbeats report how full each pool is. If the pools change, the
-// agent registers again.
+// A node registers the agent's own storage pools first, then those of its engines. An engine's pool is
+// left out if it has the name of one of the agent's pools. Heartbeats report how full each pool is. If
+// the pools change, the agent registers again.
 func TestPoolsOfAnEngine(t *testing.T) {
 	r, d := pooling(t)
 	d.set(driver.Pool{Name: "fast", Type: "local", Total: 50 << 30, Used: 5 << 30}, driver.Pool{Name: "root", Type: "local", Total: 1 << 30})
@@ -265,7 +267,7 @@ func TestPoolsOfAnEngine(t *testing.T) {
 	}
 }
 
-// pooled is the simulated driver, with an engine that has storage pools.
+// pooled is the simulated driver, extended with an engine that has storage pools.
 type pooled struct {
 	hooked
 	*poolList
@@ -320,8 +322,8 @@ func pooling(t *testing.T) (*rig, *poolList) {
 	return r.start(), p
 }
 
-// A complete list of the workloads' resource readings contains outdated readings too. Their CPU use is
-// marked as unmeasured.
+// A new leader gets a complete list of resource readings. In readings that are outdated, the CPU use is marked
+// as unmeasured.
 func TestOldReadingsAreUnmeasured(t *testing.T) {
 	r, _ := measuring(t)
 	now := time.Now()

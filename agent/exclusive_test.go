@@ -11,8 +11,8 @@ import (
 
 func exclusive(r *agentv1.ApplyWorkloadRequest) { r.Exclusive = true }
 
-// While the machine was down, the schedulers may have placed the exclusive workload on another node. So the
-// agent starts it only after a new order.
+// The agent restarts and finds an exclusive workload that does not run. The schedulers may have placed the
+// workload on another node meanwhile. So the agent starts it only after a new order.
 func TestExclusiveWaitsForAnOrderAfterARestart(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -50,7 +50,7 @@ func TestExclusiveWaitsForAnOrderAfterARestart(t *testing.T) {
 			r.a.runner.Sweep()
 			idle()
 			if st := r.reaches("db", halted); st.Message != "exclusive: waits for the scheduler's order after a restart" || st.Generation.GetSequence() != 5 {
-				t.Errorf("reported as %v", st)
+				t.Errorf("the exclusive workload that waits for an order is reported as %v, want the reason and generation 5", st)
 			}
 			if n := r.hooks.count("ensure db"); n != before {
 				t.Fatalf("the exclusive workload was started %d times without a new order", n-before)
@@ -60,15 +60,15 @@ func TestExclusiveWaitsForAnOrderAfterARestart(t *testing.T) {
 			}
 			idle()
 			r.reaches("db", halted)
-			// The workload starts when the schedulers repeat its order.
+			// The schedulers repeat the order of the workload. Now the agent starts the workload.
 			r.apply("db", "sim/run", options...)
 			r.reaches("db", running)
 		})
 	}
 }
 
-// An exclusive workload that kept running while its agent restarted is adopted, and is restarted when it
-// ends.
+// An exclusive workload kept running while its agent restarted. The agent continues with the running instance,
+// and restarts the workload when it ends.
 func TestExclusiveThatRunsIsAdopted(t *testing.T) {
 	r := newRig(t, under(leader())).start()
 	r.apply("db", "sim/run", content("c1:a"), by(7), at(5), exclusive)
@@ -77,7 +77,7 @@ func TestExclusiveThatRunsIsAdopted(t *testing.T) {
 	r.restart()
 	r.reaches("db", running)
 	if after := r.observed("db").RuntimeID; after != before {
-		t.Errorf("%s became %s", before, after)
+		t.Errorf("the exclusive workload's instance %s was replaced by %s, want the same instance", before, after)
 	}
 	runs := r.observed("db").StartedAt
 	if err := r.engine.Kill("db", 1); err != nil {
@@ -87,9 +87,9 @@ func TestExclusiveThatRunsIsAdopted(t *testing.T) {
 		func() string { return "an adopted instance that ended was not started again" })
 }
 
-// An engine must not start an exclusive workload by itself. So if a workload becomes exclusive or ordinary,
-// its instance is replaced. The old instance is not removed first, because a removal would delete the volumes
-// of a stack.
+// An engine must not start an exclusive workload by itself, and the restart policy of an instance cannot be
+// changed. So if a workload becomes exclusive, or stops being exclusive, its instance is replaced. The old
+// instance is not removed first, because a removal would delete the volumes of a stack.
 func TestTheEngineIsToldWhenAWorkloadBecomesExclusive(t *testing.T) {
 	r := newRig(t).start()
 	var told []bool
@@ -108,6 +108,6 @@ func TestTheEngineIsToldWhenAWorkloadBecomesExclusive(t *testing.T) {
 		t.Errorf("the driver is called with exclusive: %v, want %v", told, want)
 	}
 	if n := r.hooks.count("remove db"); n != 0 {
-		t.Errorf("removed %d times", n)
+		t.Errorf("the instance was removed %d times before it was replaced, want none", n)
 	}
 }

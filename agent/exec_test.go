@@ -64,8 +64,8 @@ func say(t *testing.T, stream agentv1.AgentService_ExecClient, m *agentv1.ExecRe
 	}
 }
 
-// heard reads a session until it ends. It returns the outputs and the exit code; the code is -1 if the
-// session reported none.
+// heard reads a session until it ends. It returns the standard output (out), the error output (bad) and the
+// exit code, which is -1 if the session reported none.
 func heard(stream agentv1.AgentService_ExecClient) (out, bad string, code int32, err error) {
 	code = -1
 	for {
@@ -142,7 +142,7 @@ func TestExecSessionsPassInputAndOutput(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, _, code, err := heard(s); code != 0 || err != nil {
-			t.Errorf("exit code %d, %v", code, err)
+			t.Errorf("the command ended with exit code %d, error %v; want the end of its input and code 0", code, err)
 		}
 	})
 	t.Run("signals and terminal sizes reach the command", func(t *testing.T) {

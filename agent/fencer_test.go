@@ -22,7 +22,7 @@ import (
 
 func stops(r *agentv1.ApplyWorkloadRequest) { r.Exclusive, r.OnLostLease = true, "stop" }
 
-// scripted is a fake fencer whose answers a test sets. It stops no workloads.
+// scripted is a fake fencer that stops no workloads and gives the answers that a test has set.
 type scripted struct {
 	mu      sync.Mutex
 	st      lease.Status
@@ -116,8 +116,8 @@ func TestALeasedOrderNeedsALeaseAndAFencer(t *testing.T) {
 	}
 }
 
-// The settings of a fencer leave out containers, so it cannot stop a container. Orders for leased containers
-// are refused, and the node is not registered as self-fencing.
+// The settings of a fencer leave out containers, so it cannot stop a container. So the agent refuses orders for
+// containers with on_lost_lease: stop, and registers that the node is not self-fencing.
 func TestAFencerThatCannotStopAKind(t *testing.T) {
 	r, g := leasedRig(t)
 	g.st.Stops = []driver.Kind{driver.VM}
@@ -141,7 +141,7 @@ func TestAFencerThatCannotStopAKind(t *testing.T) {
 	r.reaches("db", running)
 }
 
-// lapsed is the message of a workload that was stopped at the end of the lease.
+// lapsed is the message in the agent's report about a workload that was stopped at the end of the lease.
 const lapsed = "exclusive: stopped when the node's lease ended; waits for the scheduler's next order"
 
 func TestAfterALapseOnlyANewerOrderStarts(t *testing.T) {

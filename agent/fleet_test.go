@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/agent/driver/sim"
 )
 
-// The benchmarks of the schedulers run a hundred simulated agents in one process. So this test limits the
-// memory and the goroutines of one agent.
+// The benchmarks of the schedulers run a hundred simulated agents in one process. So this test checks that one
+// agent needs no more memory and goroutines than such a benchmark can afford.
 func TestAHundredAgentsInOneProcess(t *testing.T) {
 	const agents, workloads = 100, 5
 	engine, err := sim.NewEngine(sim.Options{})
@@ -41,7 +41,7 @@ func TestAHundredAgentsInOneProcess(t *testing.T) {
 		r := &rig{t: t, engine: engine, hooks: &hooks{}}
 		r.cfg = Config{
 			NodeID: fmt.Sprintf("node-%03d", i), StatePath: fmt.Sprintf("%s/%03d.db", dir, i), Volatile: true,
-			Control: s, Listener: listener, Host: testHost, Logger: newRig(t).cfg.Logger,
+			Control: s, Listener: listener, Advertise: listener.Addr().String(), Host: testHost, Logger: newRig(t).cfg.Logger,
 		}
 		a, err := New(r.cfg, func(b Binding) ([]driver.Driver, error) {
 			return []driver.Driver{engine.Driver(driver.Identity{ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns})}, nil

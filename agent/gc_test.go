@@ -20,8 +20,8 @@ import (
 	"github.com/persys/compute/agent/garbage"
 )
 
-// heap is the garbage of a simulated engine. If the agent makes new drivers for the engine, they have the
-// same heap.
+// heap is the garbage that a simulated engine holds. It belongs to the engine: new drivers for the engine
+// use the same heap.
 type heap struct {
 	mu      sync.Mutex
 	items   []driver.Garbage
@@ -64,7 +64,7 @@ func (c *heap) gone() []string {
 	return slices.Clone(c.removed)
 }
 
-// collecting makes a rig whose driver reports these items as garbage.
+// collecting makes a rig (an agent on a simulated engine) whose driver reports these items as garbage.
 func collecting(t *testing.T, items []driver.Garbage, change ...func(*Config)) (*rig, *heap) {
 	t.Helper()
 	r := newRig(t, change...)
@@ -108,7 +108,7 @@ func TestGarbageIsListedAndRemoved(t *testing.T) {
 	acts, err := r.api.ListActions(context.Background(), &agentv1.ListActionsRequest{ActionType: core.ActionGC})
 	if err != nil || len(acts.Actions) != 2 || !strings.Contains(acts.Actions[0].Error, "leftover web--old: left by a replacement; removal requested by persys://c1/user/ada") ||
 		acts.Actions[0].Status != core.TaskCompleted || acts.Actions[0].EndedAt == 0 {
-		t.Errorf("history %v %v", acts, err)
+		t.Errorf("the task history has %v, error %v; want two collections with the removed item", acts, err)
 	}
 }
 
@@ -135,7 +135,7 @@ func TestNoGarbageWhileARuntimeIsDown(t *testing.T) {
 	c.mu.Unlock()
 	out := r.gc(false, true)
 	if len(out.Items) != 0 || len(out.Skipped) != 2 || !strings.Contains(out.Skipped[0], "cannot connect") || len(c.gone()) != 0 {
-		t.Fatalf("%v, removed %v", out, c.gone())
+		t.Fatalf("with an engine down, the collection returned %v and removed %v; want two skipped engines and nothing removed", out, c.gone())
 	}
 	c.mu.Lock()
 	c.down = nil
@@ -175,12 +175,14 @@ func TestOnlyLegacySchedulersLetAgentsForgetFailedOrders(t *testing.T) {
 	}
 }
 
-// found returns the garbage that a dry run finds. It does not go through the API.
+// found returns the garbage that a dry run finds. It calls the collector directly and not through
+// the API.
 func (r *rig) found() []garbage.Finding {
 	return r.a.garbage.Collect(context.Background(), true, false, "").Items
 }
 
-// The history of removals survives a restart of the agent, so that the schedulers can read it later.
+// The agent removes garbage and restarts. Its history still contains the removal, so that the schedulers can
+// read it later.
 func TestRemovalIsDurable(t *testing.T) {
 	r, _ := collecting(t, []driver.Garbage{{Kind: driver.Leftover, Name: "old"}})
 	r.gc(false, false)

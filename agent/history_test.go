@@ -8,7 +8,8 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// TestUsageIsKept: the agent answers with what its machine and a workload have used since it started.
+// TestUsageIsKept: the agent's API returns the history of resource usage, of the machine and of a
+// workload, since the agent started.
 func TestUsageIsKept(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.UsageInterval = 10 * time.Millisecond }).start()
 	r.apply("web", "sim/run", by(1), at(1))

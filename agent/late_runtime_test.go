@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/agent/driver/sim"
 )
 
-// If an engine is installed while the agent runs, the agent registers it without a restart and carries out
-// orders on it.
+// An engine is installed while the agent runs. Without a restart, the agent registers the new kind of workload
+// with the schedulers and carries out orders on the engine.
 func TestARuntimeInstalledLaterIsOffered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		vms, err := sim.NewEngine(sim.Options{Kind: driver.VM})

@@ -44,7 +44,7 @@ func TestASlowListDoesNotUndoALook(t *testing.T) {
 	r.reaches("web", running)
 }
 
-// settles waits until no action is due and the agent is not waiting for the end of a burst of events.
+// settles waits until the agent has handled all engine events and has no action to carry out.
 func (r *rig) settles() {
 	r.t.Helper()
 	synctest.Wait()
@@ -106,8 +106,8 @@ func TestAnEventCausesOneLook(t *testing.T) {
 	})
 }
 
-// A workload ends while the agent still works on it and has inspected it for the last time. The agent does not
-// miss the event of the end.
+// A workload ends while an action on it is in progress, after the action's last inspection. The agent does not
+// lose the event about the end.
 func TestAnEventDuringALookIsNotLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(c *Config) { c.ReconcileInterval = 24 * time.Hour }).start()

@@ -42,7 +42,7 @@ type rig struct {
 }
 
 // hooks are functions that the driver calls before it calls the simulated engine. A nil hook does nothing. If
-// a hook returns an error, the driver's call fails with it.
+// a hook returns an error, the driver's call returns that error.
 type hooks struct {
 	mu     sync.Mutex
 	ensure func(driver.Spec) error
@@ -117,6 +117,13 @@ func (d hooked) Leave(ctx context.Context, id driver.ID, volumes bool) error {
 	if volumes {
 		d.calls = append(d.calls, "keep volumes of "+string(id))
 	}
+	d.mu.Unlock()
+	return d.Remove(ctx, id)
+}
+
+func (d hooked) RemoveInstance(ctx context.Context, id driver.ID) error {
+	d.mu.Lock()
+	d.calls = append(d.calls, "remove instance "+string(id))
 	d.mu.Unlock()
 	return d.Remove(ctx, id)
 }
@@ -299,7 +306,7 @@ func (r *rig) delete(id string, change ...func(*agentv1.DeleteWorkloadRequest)) 
 	return out
 }
 
-// observed returns the instance of a workload on the engine, with or without labels.
+// observed returns the instance of a workload on the simulated engine, even if the instance has no labels.
 func (r *rig) observed(id string) *driver.Observed {
 	r.t.Helper()
 	for _, cluster := range []string{"c1", Unbound} {
@@ -325,7 +332,7 @@ func (r *rig) do(e core.Event) {
 	}
 }
 
-// leased gives the agent a lease that ends at until, as the schedulers do.
+// leased gives the agent a lease that ends at until, as the answer to a heartbeat does.
 func (r *rig) leased(until time.Duration) {
 	r.t.Helper()
 	r.do(core.Leased{Until: until})
@@ -356,8 +363,8 @@ func (r *rig) gone(id string) {
 		func() string { return fmt.Sprintf("workload %s: still there: %v", id, r.status(id)) })
 }
 
-// until polls ok until it returns true, and fails the test with why after a time limit. In a synctest bubble
-// this takes no real time.
+// until calls ok again and again until ok returns true. After a time limit it fails the test with the text that
+// why returns. In a synctest bubble this takes no real time.
 func (r *rig) until(ok func() bool, why func() string) {
 	r.t.Helper()
 	testbed.Within(r.t, testbed.Patience, "the agent", func() error {
@@ -391,7 +398,8 @@ func controlEpoch(cluster string, term uint64) *controlv1.Epoch {
 	return &controlv1.Epoch{ClusterId: cluster, Incarnation: 1, Term: term}
 }
 
-// leader returns schedulers that answer as ours do: cluster c1, term 1, heartbeat interval 3 s, lease 10 s.
+// leader returns schedulers that answer as schedulers of this version do: cluster c1, term 1, heartbeat
+// interval 3 s, lease 10 s.
 func leader() *schedulers {
 	return &schedulers{
 		onRegister: func(*controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error) {
@@ -444,7 +452,7 @@ func (s *schedulers) answer(fn func(*controlv1.HeartbeatRequest) (*controlv1.Hea
 	s.onBeat = fn
 }
 
-// said returns the heartbeats that the agent has sent so far, and the number of its registrations.
+// said returns the heartbeats that the agent has sent so far, and how often it has registered.
 func (s *schedulers) said() ([]*controlv1.HeartbeatRequest, int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -42,8 +42,8 @@ func TestBadOrdersAreRefusedInBand(t *testing.T) {
 	}
 }
 
-// Schedulers limit the size of a stack before they encode it in base64, which makes it a third longer. The
-// agent must accept every stack that the schedulers accept.
+// Schedulers check the size limit of a stack before they encode the stack in base64, which makes it a third
+// longer. The agent must accept every stack that the schedulers accept.
 func TestASpecIsMeasuredBeforeBase64(t *testing.T) {
 	text := func(n int) string { return "services: {}\n" + strings.Repeat("#", n) }
 	packed := func(n int) string { return base64.StdEncoding.EncodeToString([]byte(text(n))) }

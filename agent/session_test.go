@@ -46,7 +46,7 @@ func TestSessionRegistersAndReportsChanges(t *testing.T) {
 			reg.Labels["region"] != "north" || reg.Labels["os"] == "" || reg.Labels["arch"] == "" ||
 			c.Protocol != 1 || c.EngineId != "engine-1" || c.CpuTotalMillicores != 4000 || c.MemoryTotalMb != 8192 ||
 			len(c.SupportedWorkloadTypes) != 1 || c.SupportedWorkloadTypes[0] != "container" || c.StoragePools[0].TotalGb != 100 {
-			t.Errorf("registered as %v", reg)
+			t.Errorf("the agent registered with wrong data: %v", reg)
 		}
 
 		begin := time.Now()
@@ -253,6 +253,36 @@ func TestSessionSendsFullHeartbeats(t *testing.T) {
 	}
 }
 
+// TestSessionReportsVolumes: a heartbeat contains the list of the node's volumes if the list has changed, or
+// if it is a full heartbeat.
+func TestSessionReportsVolumes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := leader()
+		r := newRig(t, under(s)).start()
+		time.Sleep(10 * time.Second)
+		before, _ := s.said()
+		r.apply("web", "sim/run", by(1), at(1), managed(&agentv1.ManagedVolumeSpec{Name: "data", MountPath: "/data", RetainPolicy: "Retain"}))
+		time.Sleep(30 * time.Second)
+		after, _ := s.said()
+		reports := 0
+		for _, b := range after[len(before):] {
+			v := b.GetVolumes()
+			if v != nil && !b.GetFull() {
+				reports++
+			}
+			for _, h := range v.GetVolumes() {
+				if h.GetName() != "data" || h.GetNamespace() != "default" || h.GetDriver() != "local" || !h.GetRetain() || h.GetOwner() != "web" || !v.GetComplete() {
+					t.Errorf("the node reports %v", v)
+				}
+			}
+		}
+		if reports != 1 {
+			t.Errorf("%d heartbeats that are not full report volumes, want 1: the one after the volume was made", reports)
+		}
+		r.halt()
+	})
+}
+
 func TestSessionRefusesOtherClustersAndOldEpochs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := leader()
@@ -376,7 +406,7 @@ func TestDrainRefusesOnlyNewWorkloads(t *testing.T) {
 }
 
 // Legacy v1 schedulers send neither cluster id nor epoch, and send the end of the lease as a time of day. The
-// agent works with them, and later with schedulers of ours that replace them.
+// agent works with such schedulers, and continues to work when schedulers of this version replace them.
 func TestSessionWithLegacySchedulers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := leader()
@@ -415,21 +445,22 @@ func TestSessionWithLegacySchedulers(t *testing.T) {
 		if o := r.observed("web"); o.ClusterID != Unbound {
 			t.Errorf("the instance has the label of cluster %q, want the one for an unknown cluster", o.ClusterID)
 		}
-		// Our schedulers replace the legacy v1 schedulers. Instances keep their label and are not replaced.
+		// Schedulers of this version replace the legacy v1 schedulers. The instance keeps its old cluster
+		// label and is not recreated.
 		before := r.observed("web").RuntimeID
 		if out := r.apply("web", "sim/run", content("c1:a"), by(1), at(1)); !out.Skipped {
 			t.Errorf("an order of our scheduler with the same specification must be skipped, got %v", out)
 		}
 		time.Sleep(time.Minute)
 		if st := r.status("web"); st.ActualState != running || st.Content != "c1:a" || r.observed("web").RuntimeID != before {
-			t.Errorf("after our schedulers replaced the legacy v1 schedulers the status is %v; want the same running instance with the content of the order", st)
+			t.Errorf("after our schedulers replaced the legacy v1 schedulers, the status is %v; want the instance that ran before, with the content hash of our order", st)
 		}
 		r.halt()
 	})
 }
 
-// When an agent is new, it learns the cluster before any workload runs, so labels carry the cluster id from
-// the start.
+// A new agent learns the cluster id before it runs any workload, so the labels of all its instances contain the
+// cluster id.
 func TestLabelsCarryTheCluster(t *testing.T) {
 	r := newRig(t, under(leader())).start()
 	r.until(func() bool { return r.a.Session().Registered }, func() string { return "not registered" })
@@ -440,8 +471,9 @@ func TestLabelsCarryTheCluster(t *testing.T) {
 	}
 }
 
-// The list of workload kinds that an agent registers is never empty: an empty list would mean an old agent,
-// which runs every kind except virtual machines (contract/wire-control.md, NodeCapabilities).
+// The list of workload kinds that an agent registers is never empty, because schedulers take an empty list as
+// that of an old agent, which runs every kind except virtual machines (contract/wire-control.md,
+// NodeCapabilities).
 func TestOfferedKindsAreNeverEmpty(t *testing.T) {
 	for _, c := range []struct {
 		name, down, want string

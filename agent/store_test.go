@@ -312,12 +312,13 @@ func TestStateFileErrorsNameTheFile(t *testing.T) {
 		r := used(t)
 		info, err := os.Stat(r.cfg.StatePath + ".key")
 		if err != nil || info.Mode().Perm() != 0o600 {
-			t.Errorf("mode %v, %v", info.Mode(), err)
+			t.Errorf("the key file has mode %v, error %v; want 0600", info.Mode(), err)
 		}
 	})
 }
 
-// An order that cannot be stored is answered with an error, not with a refusal.
+// If the agent cannot write an order to disk, it answers with an error and not with a refusal, because the
+// sender may try again.
 func TestOrdersAreNotAcknowledgedWithoutDisk(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/run", content("c1:a"), by(1), at(1))
@@ -344,7 +345,8 @@ func TestOrdersAreNotAcknowledgedWithoutDisk(t *testing.T) {
 	}
 }
 
-// The agent cannot store that it has carried out a forced restart. It restarts the instance only once.
+// The agent carries out an order to restart a workload, but cannot store that it did. It must restart the
+// instance only once.
 func TestARestartIsDoneOnceWithoutDisk(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/run", content("c1:a"), revision("c1-0123456789abcdef"))
@@ -367,8 +369,9 @@ func TestARestartIsDoneOnceWithoutDisk(t *testing.T) {
 	}
 }
 
-// The type of a workload changes while its container cannot be removed. In the end, only an instance of the
-// last type is left, or none after a delete.
+// The type of a workload changes several times while the engine cannot remove its container. When the engine
+// works again, the agent removes the instances of all previous types. Only an instance of the last type is
+// left, or none after a delete.
 func TestEveryFormerTypeIsRemoved(t *testing.T) {
 	compose := func(r *rig) {
 		r.apply("web", "", func(q *agentv1.ApplyWorkloadRequest) {
@@ -517,7 +520,7 @@ func TestNodeIDDefaultsToTheHostName(t *testing.T) {
 		t.Errorf("auto: %q", id)
 	}
 	if id, err := NodeID("n1"); err != nil || id != "n1" {
-		t.Errorf("given: %q, %v", id, err)
+		t.Errorf("the node id n1 became %q, error %v; want it unchanged", id, err)
 	}
 	if _, err := NodeID("not valid"); err == nil {
 		t.Error("NodeID accepts an id with a space")

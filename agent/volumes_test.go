@@ -22,8 +22,8 @@ func managed(volumes ...*agentv1.ManagedVolumeSpec) option {
 	return func(r *agentv1.ApplyWorkloadRequest) { r.Spec.GetContainer().ManagedVolumes = volumes }
 }
 
-// seen records the volumes that the driver gets for each workload. The function that it returns looks them up
-// by workload id.
+// seen records the volumes that the driver gets for each workload. It returns a function that looks up these
+// volumes by workload id.
 func (r *rig) seen() func(id string) []driver.Volume {
 	var mu sync.Mutex
 	last := map[driver.ID][]driver.Volume{}
@@ -103,6 +103,39 @@ func TestVolumesFollowTheirWorkload(t *testing.T) {
 	}
 }
 
+// A workload that a person deletes without its volumes leaves them for good: the agent cleans them up at no age, and the
+// workload finds its data when it is applied again. A new order before the removal does not change that.
+func TestADeleteCanKeepTheVolumes(t *testing.T) {
+	r := newRig(t).start()
+	given := r.seen()
+	data := &agentv1.ManagedVolumeSpec{Name: "data", MountPath: "/data"}
+	r.apply("web", "img:1", managed(data))
+	r.reaches("web", running)
+	file := filepath.Join(given("web")[0].Path, "f")
+	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.delete("web", func(d *agentv1.DeleteWorkloadRequest) { d.KeepVolumes, d.RetainVolumes = true, true })
+	r.gone("web")
+	if left, kept := r.hooks.count("leave web"), r.hooks.count("remove instance web"); !exists(file) || left != 0 || kept != 1 {
+		t.Errorf("the file is there: %t; Leave was called %d times and RemoveInstance %d times, want 0 and 1", exists(file), left, kept)
+	}
+	list, err := r.api.ListVolumes(context.Background(), &agentv1.ListVolumesRequest{})
+	if v := list.GetVolumes(); err != nil || len(v) != 1 || v[0].GetRetainPolicy() != "Retain" || v[0].GetOwner() != "" {
+		t.Errorf("volumes are %v (%v), want data, retained and without owner", v, err)
+	}
+	r.apply("web", "img:1", managed(data))
+	r.reaches("web", running)
+	if !exists(file) {
+		t.Error("the workload lost its data")
+	}
+	r.delete("web")
+	r.gone("web")
+	if exists(file) {
+		t.Error("the volume outlived a delete that does not keep it")
+	}
+}
+
 func TestApplyOverAPendingDeleteRecreates(t *testing.T) {
 	r := newRig(t).start()
 	var block atomic.Bool
@@ -128,8 +161,9 @@ func TestApplyOverAPendingDeleteRecreates(t *testing.T) {
 			return o != nil && o.RuntimeID != before && o.State == driver.Running
 		}, func() string { return "the new order did not replace the instance whose delete was pending" })
 		r.reaches("web", running)
-		// If the workload ran on another node meanwhile, that node may have used the shared volume. So every
-		// removal must call Leave, which keeps the volume, also after the new order.
+		// Between the two orders the workload may have run on another node and used the shared volume there.
+		// So every removal of the instance must call the driver's method Leave, which keeps the volume, and
+		// not Remove, even after the new order.
 		left = r.hooks.count("leave web") - left
 		if removed = r.hooks.count("remove web") - removed; elsewhere && left != removed || !elsewhere && left != 0 {
 			t.Errorf("for a delete of a workload that runs on another node (%t), %d of %d removals called Leave", elsewhere, left, removed)
@@ -138,7 +172,7 @@ func TestApplyOverAPendingDeleteRecreates(t *testing.T) {
 }
 
 // Volumes that an engine itself made stay if the delete says that the workload continues on another node.
-// Legacy v1 schedulers do not say so, so their deletes remove these volumes.
+// A delete of a legacy v1 scheduler does not say whether the workload continues, so it removes these volumes.
 func TestEngineVolumesStayWhenTheWorkloadMoves(t *testing.T) {
 	for _, c := range []struct {
 		name           string
@@ -180,7 +214,7 @@ func TestAMissingVolumeKeepsAWorkloadFromStarting(t *testing.T) {
 	if r.hooks.count("ensure web") != 0 {
 		t.Error("the workload was started without its volume")
 	}
-	// The workload can still be deleted.
+	// The workload was never started. The agent can still delete it.
 	r.delete("web")
 	r.gone("web")
 }
@@ -200,7 +234,7 @@ func TestPoolsAreRegistered(t *testing.T) {
 	}
 }
 
-// nfsClient is a fake machine. Mounts on it succeed, unless a test sets the function mount.
+// nfsClient is a fake machine with an NFS client. Mounts on it succeed, unless a test sets the function mount.
 type nfsClient struct {
 	volume.System
 	mu    sync.Mutex
@@ -257,8 +291,8 @@ func onNFS(t *testing.T, change ...func(*Config)) (*rig, *nfsClient) {
 
 var shared = &agentv1.ManagedVolumeSpec{Name: "data", Driver: volume.NFS, MountPath: "/data"}
 
-// After a reboot, mounting from a file server may hang for minutes, or for ever. Meanwhile the node works for
-// other workloads.
+// After a reboot, mounting from a file server may hang for minutes, or for ever. Meanwhile the agent must still
+// start and stop other workloads.
 func TestAMountThatHangsDoesNotBlockTheNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := leader()
@@ -280,8 +314,8 @@ func TestAMountThatHangsDoesNotBlockTheNode(t *testing.T) {
 	})
 }
 
-// If the volumes of a deleted workload cannot be released, the delete is tried again, with the back-off
-// between attempts.
+// If the agent cannot release the volumes of a deleted workload, it repeats the delete, and the delay between
+// attempts grows.
 func TestADeleteThatWaitsForAVolumeBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, files := onNFS(t, func(c *Config) { c.RetryBase, c.RetryMax = time.Second, 8*time.Second })

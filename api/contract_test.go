@@ -23,8 +23,8 @@ import (
 
 var update = flag.Bool("update", false, "add new numbers to testdata/*.golden; never changes or removes a line")
 
-// firstOwn is the lowest field number that we may add to a message of the shared contract: peers
-// that do not know it skip it.
+// firstOwn is the lowest number of the fields that this project adds to messages that it shares with legacy
+// v1 peers. Those peers skip fields that they do not know.
 const firstOwn = 1000
 
 // apis names every API of the project. Every api/*/v1/*.proto must be in it.
@@ -61,8 +61,9 @@ func TestEveryProtoFileIsChecked(t *testing.T) {
 	}
 }
 
-// TestContract compares the APIs shared with legacy v1 peers with the contract: everything in its
-// table is there exactly, and nothing else is in a place that peers could take for their own.
+// TestContract compares the APIs that are shared with legacy v1 peers with the contract table: the API must
+// have every entry of the table unchanged, and further fields and enum values only with numbers from
+// firstOwn on.
 func TestContract(t *testing.T) {
 	for _, a := range apis {
 		if a.contract == "" {
@@ -74,7 +75,8 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// contract is one table: the lines of each kind under the name they belong to.
+// contract holds the lines of one contract table: a file testdata/*.tsv with the numbers that legacy v1 peers
+// use.
 type contract struct {
 	rpcs     map[string][]string // for each RPC: its request, response and streaming
 	enums    map[string]map[string]string
@@ -155,7 +157,7 @@ func compare(t *testing.T, fd protoreflect.FileDescriptor, want contract) {
 			number := fmt.Sprint(f.Number())
 			got[number] = field(f)
 			if _, ok := fields[number]; !ok && f.Number() < firstOwn {
-				t.Errorf("%s.%s = %d is not in the contract, and gaps in it are not ours: our own fields start at %d", name, f.Name(), f.Number(), firstOwn)
+				t.Errorf("%s.%s = %d is not in the contract: our own fields start at %d, and gaps below are not free", name, f.Name(), f.Number(), firstOwn)
 			}
 		}
 		for number, row := range fields {
@@ -166,9 +168,9 @@ func compare(t *testing.T, fd protoreflect.FileDescriptor, want contract) {
 	}
 }
 
-// TestNumbersAreAppendOnly compares every descriptor with the list of all numbers ever used. A
-// number that was published keeps its name, type and cardinality: peers, log entries and snapshots
-// written before still hold it. A field that is no longer wanted stays, marked deprecated.
+// TestNumbersAreAppendOnly compares every descriptor with the list of all numbers ever used. A published
+// number must keep its name, type and cardinality, because older peers, log entries and snapshots use it. A
+// field that is no longer needed stays and is marked as deprecated.
 func TestNumbersAreAppendOnly(t *testing.T) {
 	for _, a := range apis {
 		t.Run(filepath.Base(a.golden), func(t *testing.T) {
@@ -191,7 +193,8 @@ func TestNumbersAreAppendOnly(t *testing.T) {
 			if !*update {
 				t.Fatalf("new numbers are missing in %s (go test ./api -update adds them):\n%s", a.golden, strings.Join(added, "\n"))
 			}
-			// Add lines only: a published line that is gone must keep failing the test.
+			// -update only adds lines to the list: if a published number has disappeared, the test must
+			// still fail.
 			all := append(known, added...)
 			slices.Sort(all)
 			if err := os.WriteFile(a.golden, []byte(strings.Join(all, "\n")+"\n"), 0o644); err != nil {
@@ -201,7 +204,8 @@ func TestNumbersAreAppendOnly(t *testing.T) {
 	}
 }
 
-// flatten returns one line for each number and name of an API that a peer or a file on disk can hold.
+// flatten returns one line for each number and name that must not change because peers and files on disk
+// use it.
 func flatten(fd protoreflect.FileDescriptor) []string {
 	var lines []string
 	enum := func(e protoreflect.EnumDescriptor) {
@@ -244,7 +248,7 @@ func flatten(fd protoreflect.FileDescriptor) []string {
 	return lines
 }
 
-// field writes a field as the tables do: name, type, cardinality.
+// field returns a field in the form of the contract tables: name, type, cardinality.
 func field(f protoreflect.FieldDescriptor) string {
 	kind := kindName(f)
 	card := "one"
@@ -273,7 +277,7 @@ func kindName(f protoreflect.FieldDescriptor) string {
 	}
 }
 
-// rpc writes a method as the tables do: request, response, streaming.
+// rpc returns a method in the form of the contract tables: request, response, streaming.
 func rpc(m protoreflect.MethodDescriptor) string {
 	streaming := "unary"
 	switch {

@@ -18,17 +18,18 @@ import (
 	"time"
 )
 
-// Task is a function that runs in a child process.
+// Task is a function that runs in a child process of this program.
 type Task struct {
-	// Name is argument 0 of the process, as ps shows it.
+	// Name is argument 0 of the child process, by which Serve recognises the task and which ps shows.
 	Name string
 	// Do runs in the child. It gets the input of Run as JSON. Run returns the result of Do as its answer. If
 	// Do returns an error, the child ends with code 1.
 	Do func(input []byte) (any, error)
 }
 
-// served is true once Serve was called. Without Serve, a child process would run the main function of the
-// whole program.
+// served is true once Serve was called. A child process runs the same program. If the program did not call
+// Serve, the child would do the work of its main function. So Run refuses to start a child before Serve was
+// called.
 var served atomic.Bool
 
 // Serve is called first in the main function of a program that uses a Runner. If a Runner started this
@@ -45,14 +46,14 @@ func Serve(tasks ...Task) {
 	}
 }
 
-// order is the limits and the input of a task, as the JSON line that a child reads from its standard input.
+// order holds the limits and the input of a task. A child reads it as a JSON line from its standard input.
 type order struct {
 	Limits Limits
 	Input  json.RawMessage
 }
 
 func (t Task) serve(in io.Reader, out, problems io.Writer) int {
-	slog.SetDefault(slog.New(slog.DiscardHandler)) // silence the default logger of libraries: the parent reads the error from standard error
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // libraries must not log, because the parent reads the error from standard error
 	fail := func(err error) int {
 		fmt.Fprintln(problems, err)
 		return 1
@@ -70,7 +71,8 @@ func (t Task) serve(in io.Reader, out, problems io.Writer) int {
 	if err := limit(o.Limits); err != nil {
 		return fail(err)
 	}
-	// The parent closes the pipe when it no longer waits for the answer. Then the child ends.
+	// The parent closes the pipe to standard input when it no longer waits for the answer. The child then ends
+	// itself.
 	go func() {
 		_, _ = buffered.ReadByte()
 		os.Exit(1)
@@ -105,7 +107,7 @@ type Runner struct {
 	Env []string
 }
 
-// Cause is the reason why a child ended without an answer.
+// Cause is the reason why a child process ended without an answer, such as the limit that it reached.
 type Cause int
 
 // The causes for which a child ends without an answer.
@@ -209,20 +211,21 @@ func (r *Runner) command(ctx context.Context) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// ended returns the reason why a child ended without an answer.
+// ended returns the error for a child that ended without an answer, from the state of ctx, the error of the
+// process, and its standard error.
 func (r *Runner) ended(ctx context.Context, err error, said string) error {
 	var exit *exec.ExitError
 	first, _, _ := strings.Cut(strings.TrimSpace(said), "\n")
 	switch {
 	case ctx.Err() != nil:
 		return &Ended{Cause: Wall}
-	// If it gets no memory, the Go runtime itself may fault, so a segmentation fault counts as the memory
-	// limit.
+	// If memory runs out, the Go runtime itself may crash with a segmentation fault. So report such a crash as
+	// the memory limit.
 	case strings.HasPrefix(said, "SIGSEGV"), strings.Contains(said, "out of memory"), strings.Contains(said, "cannot allocate memory"), strings.Contains(said, "failed to allocate"):
 		return &Ended{Cause: Memory}
 	// The kernel kills a child that reaches its limit of CPU time, but also when the machine has no memory
-	// left. The measured CPU time tells which. The kernel checks the limit by counting clock ticks, which
-	// counts too much on a busy machine.
+	// left. The measured CPU time shows which of the two it was. It may be below the limit, because the kernel
+	// checks the limit by counting clock ticks, and on a busy machine this count is too high.
 	case errors.As(err, &exit) && killed(exit) && exit.UserTime()+exit.SystemTime() >= r.Limits.CPU/2:
 		return &Ended{Cause: CPU}
 	case strings.Contains(said, "stack exceeds"), strings.Contains(said, "goroutine stack"):
@@ -233,7 +236,8 @@ func (r *Runner) ended(ctx context.Context, err error, said string) error {
 	return fmt.Errorf("the process %s: %w: %s", r.Task, err, first)
 }
 
-// head keeps the first 4 KiB of a child's standard error.
+// head is a Writer that keeps the first 4 KiB of a child's standard error, in which the Go runtime names the
+// reason of a crash.
 type head struct{ bytes.Buffer }
 
 func (b *head) Write(p []byte) (int, error) {

@@ -13,7 +13,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// task does what its input says.
+// task is a task whose input selects what it does, for example use too much memory or crash.
 var task = Task{Name: "test-child", Do: func(input []byte) (any, error) {
 	var what string
 	if err := json.Unmarshal(input, &what); err != nil {
@@ -56,7 +56,7 @@ var task = Task{Name: "test-child", Do: func(input []byte) (any, error) {
 	return "did " + what, nil
 }}
 
-// deep calls itself until the stack overflows.
+// deep calls itself without end, so that the stack of the goroutine reaches its maximum size.
 func deep(n int) int {
 	var frame [1024]int
 	if n < 0 {
@@ -116,7 +116,7 @@ func TestLimitsEndTheChild(t *testing.T) {
 			err := r.Run(t.Context(), c.do, &got)
 			var end *Ended
 			if !errors.As(err, &end) || end.Cause != c.want {
-				t.Errorf("Run returned %v; want %v", err, &Ended{Cause: c.want})
+				t.Errorf("Run of a task that exceeds a limit returned %v, want %v", err, &Ended{Cause: c.want})
 			}
 		})
 	}
@@ -142,6 +142,6 @@ func TestAProgramThatDoesNotServe(t *testing.T) {
 	served.Store(false)
 	defer served.Store(true)
 	if err := runner().Run(t.Context(), "something", new(string)); err == nil || !strings.Contains(err.Error(), "does not call child.Serve") {
-		t.Errorf("Run without Serve returned %v, want that Serve is not called", err)
+		t.Errorf("Run without Serve returned %v, want an error that says that Serve was not called", err)
 	}
 }

@@ -16,8 +16,8 @@ import (
 // limit sets the limits of this process. The memory limit is set on the data segment, which is the memory
 // that Go writes to. A limit on the address space would also count memory that Go only reserves.
 func limit(l Limits) error {
-	// If memory runs out, the kernel ends this child before the program that waits for its answer. The error is
-	// ignored: this is a precaution beside the limits below.
+	// If the machine runs out of memory, the kernel should kill this child before the program that waits for
+	// its answer. Ignore the error, because the limits below also bound the memory of this child.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0o600)
 	present, err := dataSegment()
 	if err != nil {
@@ -36,7 +36,8 @@ func limit(l Limits) error {
 	return nil
 }
 
-// dataSegment returns the size of this process's data segment in bytes.
+// dataSegment returns the present size of this process's data segment in bytes, to which the memory limit is
+// added.
 func dataSegment() (uint64, error) {
 	text, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -52,8 +53,8 @@ func dataSegment() (uint64, error) {
 }
 
 // Confine makes the parent folder of dir the root directory of this process, and returns the new path of dir.
-// The parent and not dir itself is the root, so that paths outside dir remain different from paths in it.
-// Only root can do this; for other users Confine returns dir unchanged.
+// The root is the parent and not dir itself, so that an absolute path such as /data cannot be mistaken for the
+// path data in dir. Only root can do this; for other users Confine returns dir unchanged.
 func Confine(dir string) string {
 	if os.Geteuid() != 0 {
 		return dir

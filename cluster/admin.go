@@ -154,8 +154,8 @@ func (n *Node) Status() Status {
 	return s
 }
 
-// heard reports whether Raft received a message from server id lately. A follower hears only the leader; the
-// leader hears its followers.
+// heard reports whether this replica received a Raft message from server id lately. A follower hears only
+// the leader; the leader hears its followers.
 func (n *Node) heard(id raft.ServerID) bool {
 	if n.IsLeader() {
 		return n.healthy(id)
@@ -216,8 +216,8 @@ func (n *Node) member(who string) (raft.Server, error) {
 	return s, nil
 }
 
-// subject returns the server in the Raft configuration with this id or name, for a change that only the
-// leader can make. It returns an error if this replica does not lead.
+// subject returns the server in the Raft configuration with this id or name, for a membership change
+// that only the leader can make. It returns an error if this replica does not lead.
 func (n *Node) subject(who string) (raft.Server, error) {
 	if !n.IsLeader() {
 		return raft.Server{}, n.notLeader()

@@ -13,10 +13,11 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// BenchmarkMachineApply measures the work of one replica for a log entry with PutWorkloads commands: decode,
-// apply, index, digest, publish. The cases differ in the number of commands per entry. The commands change
-// the same ten thousand workloads again and again. Consecutive commands of an entry change workloads that are
-// far apart in the state, as with many callers.
+// BenchmarkMachineApply measures the work of one replica for a log entry with PutWorkloads commands: decode
+// the entry, apply its commands, update the secondary indexes and the digest, publish the new state. The
+// cases differ in the number of commands per entry. The commands change the same ten thousand workloads again
+// and again. Consecutive commands of an entry change workloads that are far apart in the state, as with many
+// callers.
 func BenchmarkMachineApply(b *testing.B) {
 	for _, each := range []int{16, 64, 256} {
 		b.Run(fmt.Sprintf("puts=%d", each), func(b *testing.B) {
@@ -61,8 +62,9 @@ func freshen(entry []byte, seq int) {
 	for i := 0; i+16 < len(entry); i++ {
 		switch {
 		case string(entry[i:i+3]) == "\x01\x90\x00" && entry[i+6] == 0x70:
-			// Set the low three bytes of the id's time, one millisecond later after every 1,000 ids: about
-			// the rate at which one replica makes ids.
+			// A request id begins with its time in milliseconds. Set the low three bytes of that time, and
+			// advance it by one millisecond after every 1,000 ids: about the rate at which one replica
+			// makes ids.
 			entry[i+3], entry[i+4], entry[i+5] = byte(seq/1000>>16), byte(seq/1000>>8), byte(seq/1000)
 			binary.BigEndian.PutUint64(entry[i+8:], 0x8000_0000_0000_0000|uint64(seq))
 			seq++

@@ -40,9 +40,9 @@ type Config struct {
 	// Join lists at most 64 gossip addresses of replicas (SCHEDULER_JOIN). This replica's own address may be
 	// among them.
 	Join []string
-	// BootstrapExpect (SCHEDULER_BOOTSTRAP_EXPECT) is the number of replicas that form a new cluster
-	// together, at most 9. With 1, this replica forms a cluster alone. With 0, it forms no cluster, except under
-	// AllowSolo.
+	// BootstrapExpect (SCHEDULER_BOOTSTRAP_EXPECT) is the number of replicas that form a new cluster together,
+	// at most 9. With 1, this replica forms a cluster alone. With 0, it forms no cluster, unless AllowSolo is
+	// set.
 	BootstrapExpect int
 	// AllowSolo lets a replica without data, Join and BootstrapExpect form a cluster alone. It is set by -insecure,
 	// --init and `persys dev`.
@@ -86,8 +86,9 @@ type TLSConfig struct {
 	// cluster. If VerifyPeer is nil, every peer that passes the TLS handshake is accepted.
 	VerifyPeer func(tls.ConnectionState) error
 	// Guard wraps every connection, incoming and outgoing, after its handshake. The wrapped connection is
-	// closed as soon as its peer is no longer accepted, for example after a revocation. raw is the
-	// connection below TLS. If Guard is nil, open connections are not closed.
+	// closed as soon as its peer is no longer accepted, for example after a revocation. raw is the TCP
+	// connection below TLS, state the result of the handshake. If Guard is nil, open connections are not
+	// closed.
 	Guard func(conn, raw net.Conn, state tls.ConnectionState) net.Conn
 }
 
@@ -144,8 +145,8 @@ type Timing struct {
 	// was away briefly needs no snapshot. Default 2048.
 	TrailingEntries uint64
 
-	// DiskStall (SCHEDULER_DISK_STALL) is the age at which an unfinished write to the log disk counts as
-	// hanging (stall.go). Default 1 s.
+	// DiskStall (SCHEDULER_DISK_STALL) is the age at which an unfinished write to the log disk is
+	// treated as hanging (stall.go). Default 1 s.
 	DiskStall time.Duration
 	// SlowCooldown is the time for which a new leader with a slow disk keeps leadership. Only after that time may it
 	// hand leadership over to a faster replica, so that leadership does not go back and forth. Default 1 minute.

@@ -44,10 +44,10 @@ type confirmation struct {
 	err         error
 }
 
-// Confirm proves that this replica still leads: it returns once a barrier that was proposed after the call
-// began is committed and applied here. A View at or above the returned index shows everything that was
-// committed before the call. Confirm returns the same errors as Propose; ErrUnknownOutcome means only that
-// leadership is not proven.
+// Confirm proves that this replica still leads: it returns once a barrier that was proposed after
+// the call began is committed, and applied on this replica. A View at or above the returned index
+// shows everything that was committed before the call. Confirm returns the same errors as Propose;
+// ErrUnknownOutcome means only that leadership is not proven.
 func (n *Node) Confirm(ctx context.Context) (index uint64, err error) {
 	index, _, err = n.conf.confirm(ctx)
 	return index, err

@@ -16,19 +16,20 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// copies holds the known copies of data directories. While a refused copy runs, it announces itself again and
-// again (announce), which keeps its record here.
+// copies holds the known copies of data directories. A process that runs on a copy announces itself
+// to the original replica every announceEvery. Each announcement renews the entry of the copy.
 type copies struct {
 	mu sync.Mutex
 	m  map[copyOf]time.Time // for each copy: the time of its last announcement
 }
 
-// copyOf identifies a process that runs on a copy of the data directory of replica id, by its Raft address.
+// copyOf identifies a process by its Raft address, addr. The process runs on a copy of the data
+// directory of replica id.
 type copyOf struct{ id, addr string }
 
 const (
-	// copyMemory is how long a copy is remembered after its last announcement. The leader asks the original
-	// replica every five seconds for its copies.
+	// copyMemory is how long a copy is remembered after its last announcement. It is longer than
+	// the five seconds after which the leader asks the original replica for its copies again.
 	copyMemory = 10 * time.Second
 	maxCopies  = 16
 )
@@ -81,9 +82,9 @@ func (n *Node) copiesOf(id string) (addrs []string) {
 	return addrs
 }
 
-// refuse halts this replica because its data directory is a copy. It stores this in the directory, so that the replica
-// halts again after a restart. first is the Raft address of the original replica, which is told about this copy while
-// the process runs.
+// refuse halts this replica because its data directory is a copy. It records this in the directory,
+// so that the replica halts again after a restart. first is the Raft address of the original
+// replica, which receives announcements of this copy as long as this process runs.
 func (n *Node) refuse(first, why string) {
 	b, err := json.Marshal(refusal{First: first, Why: why})
 	if err == nil {
@@ -121,8 +122,8 @@ func (n *Node) announce(first string) {
 	}
 }
 
-// tell makes one peer call on a connection of its own. Unlike peers.call it works after this replica's Raft
-// port was closed.
+// tell makes one call to another replica on a connection that it opens for this call. Unlike peers.call it
+// works after this replica's Raft port was closed.
 func (p *port) tell(ctx context.Context, to, addr string, req *request) error {
 	body, err := json.Marshal(req)
 	if err != nil {
@@ -206,9 +207,9 @@ func (m *members) tellTwins(ctx context.Context, now time.Time) {
 	}
 }
 
-// moveGrace times Timing.Reconcile is how long a replica must be at a new address before the leader changes the Raft
-// configuration. If a machine and its copy restart at the same moment, the original can answer at the old address
-// within that time.
+// moveGrace times Timing.Reconcile is how long a replica must be at a new address before the leader
+// changes its address in the Raft configuration. If a machine and its copy restart at the same
+// moment, the original has this time to start and answer at the old address.
 const moveGrace = 5
 
 // movesLater reports whether a replica has had its new address for less than moveGrace times
@@ -226,7 +227,7 @@ func (m *members) movesLater(h *Hello, now time.Time) bool {
 	return now.Sub(since) < moveGrace*m.n.cfg.Timing.Reconcile
 }
 
-// eventAgain is the interval in which the cluster records at most one event for each copy, even if the leader changes.
+// The cluster records at most one event about a copy in each interval of eventAgain, even if the leader changes.
 const eventAgain = time.Hour
 
 // recordCopies records an event ReplicaCopied for every copy about which no event was recorded within eventAgain.

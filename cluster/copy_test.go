@@ -15,7 +15,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// copied is a test fixture: three replicas, and a copy of the data directory of one of them.
+// copied is a test fixture: three replicas, and a further process that runs on a copy of the data
+// directory of one of them.
 type copied struct {
 	*group
 	i, copy int // indexes, in the group, of the stopped original replica and of its copy, which has not started
@@ -122,8 +123,8 @@ func shownCopies(n *Node, id string) []string {
 	return nil
 }
 
-// A replica that starts with a copy of another replica's data directory halts with an error that names both
-// addresses. The original stays a member, also if the copy starts first.
+// A replica that starts with a copy of another replica's data directory halts with an error that names the
+// addresses of both. The original replica stays a member, even if the copy starts first.
 func TestACopiedMachineIsStopped(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -216,7 +217,8 @@ func (g *group) makeLeader(id string) {
 // original in the state must not change.
 func TestACopyReachesNoRecord(t *testing.T) {
 	g := newGroup(t, 3)
-	// Make moveGrace periods long enough to start the original within them.
+	// The leader waits moveGrace periods of Reconcile before it accepts a new address. Make these
+	// periods long enough to start the original meanwhile.
 	g.cfg = func(_ int, cfg *Config) { cfg.Timing.Reconcile = time.Second }
 	c := copyIn(g)
 	c.forgetPlace()
@@ -247,8 +249,8 @@ func TestACopyReachesNoRecord(t *testing.T) {
 	}
 }
 
-// If no process answers at the former address, the directory was moved, not copied. The replica then takes
-// part at its new address.
+// If no process answers at the former address, the directory was moved, not copied. After the wait, the
+// replica takes part in the cluster at its new address.
 func TestAMovedDirectoryTakesPart(t *testing.T) {
 	c := newCopied(t)
 	n := c.start(c.copy)

@@ -20,8 +20,8 @@ func (n *Node) compareDigests() {
 			return
 		case <-time.After(n.cfg.Timing.Compare):
 		}
-		// Ask for an index that this replica applied one period ago: the other replicas have applied it by
-		// now.
+		// Ask for the digest at an index that this replica applied one Timing.Compare ago: the other
+		// replicas have applied that index by now.
 		if own, ok := n.machine.digests.at(index); ok {
 			n.compareAt(index, own)
 		}
@@ -84,9 +84,9 @@ type digestAnswer struct {
 }
 
 // outvoted compares the digests of the other voters with this replica's own, which is answers[0]. other is
-// the most frequent digest that differs from its own, and most is the number of voters with that digest; 0 if
-// no digest differs. Answers from another feature level are ignored, because another version may encode a
-// record differently.
+// the most frequent digest that differs from this replica's, and most is the number of voters that have it;
+// most is 0 if no digest differs. Answers from another feature level are ignored, because another version may
+// encode a record differently.
 func outvoted(answers []digestAnswer) (other uint64, most int) {
 	own := answers[0]
 	count := map[uint64]int{}

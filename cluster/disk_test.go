@@ -47,8 +47,8 @@ func TestSnapshotAndRestoreUnderLoad(t *testing.T) {
 		load <- v
 	}()
 	g.close(i)
-	// Wait until the log no longer has the entries that the absent follower lacks, so that it needs a
-	// snapshot.
+	// Wait until the leader's log no longer has the entries that the absent follower lacks, so that
+	// the follower needs a snapshot.
 	gone := away.raft.LastIndex()
 	testbed.Until(t, "the log compacted", func() bool {
 		first, err := leader.logs.FirstIndex()
@@ -68,7 +68,7 @@ func TestSnapshotAndRestoreUnderLoad(t *testing.T) {
 			t.Errorf("the restored replica has digest %x, want the leader's digest %x", v.Info().Digest, leader.Store().View().Info().Digest)
 		}
 	}
-	// A replica that restarts must begin with the snapshot.
+	// A replica that restarts must load the snapshot first.
 	g.close(i)
 	back = g.start(i)
 	testbed.Until(t, "the restarted replica has all data", func() bool { return value(back.Store().View(), "end") == 1 })
@@ -303,7 +303,7 @@ func TestAnImplausibleTermIsNotAdopted(t *testing.T) {
 	}
 }
 
-// faulty is a log store whose disk can become full.
+// faulty is a log store for tests whose writes can fail as on a full disk.
 type faulty struct {
 	storage
 	full *atomic.Bool

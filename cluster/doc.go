@@ -31,8 +31,9 @@
 // more. So all callers share the cost of an entry: futures, channels, a message and an fsync per replica.
 // The state machine (fsm.go) judges all commands of an entry in one transaction and publishes one root.
 //
-// A caller may give up while the goroutine takes its call from the queue. A compare-and-swap decides which
-// of them was first, and so whether the error means "nothing happened" or ErrUnknownOutcome.
+// A caller may give up while the goroutine takes its call from the queue. A compare-and-swap
+// decides whether the caller or the goroutine was first, and so whether the error means "nothing
+// happened" or ErrUnknownOutcome.
 //
 // # Files
 //

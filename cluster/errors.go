@@ -91,7 +91,8 @@ func (n *Node) notLeader() error {
 
 func unknown(cause error) error { return fmt.Errorf("%w: %w", ErrUnknownOutcome, cause) }
 
-// isCanceled reports whether err is only the error of a context that ended.
+// isCanceled reports whether err says only that a context ended, by cancellation or at its
+// deadline.
 func isCanceled(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }

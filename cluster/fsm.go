@@ -32,7 +32,7 @@ type machine struct {
 	expect string
 	shard  string // shard that the cluster must have; "" if any shard is accepted
 	known  bool
-	// learned is called when the state first has a cluster id.
+	// learned is called once, when the state gets its cluster id.
 	learned func(id string)
 	// onSnapshot is called when the writing of a snapshot begins.
 	onSnapshot func()

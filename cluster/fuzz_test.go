@@ -33,7 +33,8 @@ func FuzzGreeting(f *testing.F) {
 	})
 }
 
-// FuzzPeerCall sends random peer calls to a replica, except calls that would stop it.
+// FuzzPeerCall sends random calls between replicas to a replica, which must survive them. Calls
+// that stop a replica on purpose are left out.
 func FuzzPeerCall(f *testing.F) {
 	g := newGroup(f, 1)
 	n := g.form()
@@ -79,7 +80,8 @@ func FuzzHint(f *testing.F) {
 	})
 }
 
-// FuzzDataFolder reads damaged files of the data directory, other than the log.
+// FuzzDataFolder reads random bytes as the files of the data directory other than the log. The
+// readers must return an error or a value, and not panic.
 func FuzzDataFolder(f *testing.F) {
 	dir := f.TempDir()
 	snapshot := filepath.Join(dir, "snapshots", "1-2-3")

@@ -39,9 +39,10 @@ const (
 	// suspicion times the probe interval (2 s) is the time for which gossip asks other members about a
 	// silent replica before it declares the replica dead.
 	suspicion = 8
-	// neverMetTimeout concerns a configured replica that gossip has not met since this process started and
-	// that Raft does not hear. Such a replica is suspect, and after neverMetTimeout it is declared dead. The
-	// timeout is about as long as gossip takes for a replica that it has met.
+	// neverMetTimeout concerns a configured replica that gossip has not met since this process
+	// started and from which Raft receives no messages. Such a replica is suspect, and after
+	// neverMetTimeout it is declared dead. Gossip takes about as long to declare a replica dead
+	// that it has met.
 	neverMetTimeout = 3 * time.Second
 	// leaveTimeout is the timeout for sending the leave message when this replica stops.
 	leaveTimeout = 400 * time.Millisecond
@@ -63,9 +64,10 @@ type gossip struct {
 	seen map[string]sighting  // live members by Raft id; memberlist's own list may be read only in its callbacks
 	dead map[string]time.Time // for each Raft id: the time at which gossip declared the replica dead
 	word map[string]time.Time // for each Raft id: the time of the replica's last answer to a ping, or of its join
-	// neverMet holds the configured servers that are neither in seen nor in dead: it maps the Raft id of the server to
-	// the time when this process began to wait for it. Gossip stores nothing across a restart. Without neverMet, a
-	// server that died while this process was down would never be declared dead here.
+	// neverMet holds the configured servers that are neither in seen nor in dead: it maps the Raft
+	// id of the server to the time when this process began to wait for it. Gossip stores nothing
+	// across a restart. Without neverMet, this replica would never declare a server dead that died
+	// while this process was down.
 	neverMet map[string]time.Time
 	twins    map[string]string // for the Raft id of a live replica: the Raft address of another replica with the same id
 }
@@ -205,8 +207,8 @@ func (g *gossip) resolveAll(host string) ([]string, error) {
 	return ips, nil
 }
 
-// SetGossipKeys replaces the gossip keys: this replica encrypts with the key seals, and decrypts with any key in all.
-// When the cluster changes its key, every replica installs the new key before any replica encrypts with it. So a change
+// SetGossipKeys replaces the gossip keys: this replica encrypts with seals and decrypts with every key in all. When
+// the cluster changes its key, every replica installs the new key before any replica encrypts with it. So a change
 // loses at most the packets in transit.
 func (n *Node) SetGossipKeys(seals []byte, all [][]byte) error {
 	ring := n.gossip.keys
@@ -228,7 +230,8 @@ func (n *Node) SetGossipKeys(seals []byte, all [][]byte) error {
 		return fmt.Errorf("gossip key: %w", err)
 	}
 	// When memberlist removes a key, it shifts the keys after it within an array that readers use at that
-	// moment. So remove keys from the end only, and then add the removed keys that are still wanted.
+	// moment. So remove keys from the end only, until no unwanted key is left, and then add the wanted
+	// ones again that had to be removed.
 	keys := slices.Clone(ring.GetKeys())
 	first := slices.IndexFunc(keys, func(k []byte) bool {
 		return !slices.ContainsFunc(all, func(a []byte) bool { return bytes.Equal(a, k) })
@@ -253,7 +256,7 @@ func (n *Node) gossipAddr() string {
 	return n.gossip.addr
 }
 
-// sighting is what gossip knows about one replica.
+// sighting is what gossip knows about one other replica.
 type sighting struct {
 	id, name, raftAddr, grpcAddr, gossipAddr string
 }
@@ -289,8 +292,8 @@ func (g *gossip) silent(id string, now time.Time) bool {
 	return ok && now.Sub(at) > suspectAfter
 }
 
-// listen pings every other replica in each interval. The probes of memberlist reach only one replica per
-// interval, and memberlist does not report which replica it suspects.
+// listen pings every other replica once per interval. The probes of memberlist reach only one replica
+// per interval, and memberlist does not report which replica it suspects.
 func (g *gossip) listen() {
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
@@ -350,7 +353,7 @@ func (g *gossip) expireNeverMet(now time.Time) {
 	g.neverMet = waited
 }
 
-// maxFresh is the largest number of addresses that one call of join dials.
+// maxFresh is the largest number of addresses that one call of join dials; it skips further ones.
 const maxFresh = 256
 
 // join dials those addresses of addrs that no member uses yet. A host name stands for all of its addresses. join
@@ -480,8 +483,8 @@ func (g *gossip) NotifyConflict(_, other *memberlist.Node) {
 	g.poke()
 }
 
-// takeTwins returns and clears the recorded conflicts: for each Raft id of a live replica, the Raft address
-// of another replica that uses the same id.
+// takeTwins returns and clears the conflicts that NotifyConflict recorded: for each Raft id of a live
+// replica, the Raft address of another replica that uses the same id.
 func (g *gossip) takeTwins() map[string]string {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -205,7 +205,7 @@ func TestGossipKeysChange(t *testing.T) {
 	if k := stranger(old); k != 0 {
 		t.Errorf("a member with the former key must reach no other member, but reached %d", k)
 	}
-	// Replace three keys by a list without the middle key and with the last key.
+	// Replace the three keys by a list that lacks the middle key and still has the last one.
 	third := bytes.Repeat([]byte{3}, 32)
 	for _, all := range [][][]byte{{fresh, old, third}, {fresh, third}} {
 		if err := leader.SetGossipKeys(fresh, all); err != nil {

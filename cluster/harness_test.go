@@ -71,8 +71,8 @@ func (l *link) Close() error {
 
 var errCut = errors.New("test network: no route")
 
-// dialer returns the dial hook of the replica called from. name maps an address to the name of the replica
-// that uses it.
+// dialer returns the function with which the replica whose name is from opens connections. The function name maps an
+// address to the name of the replica that listens on it.
 func (nw *network) dialer(from string, name func(addr string) string) func(context.Context, string) (net.Conn, error) {
 	return func(ctx context.Context, addr string) (net.Conn, error) {
 		to := name(addr)
@@ -156,7 +156,8 @@ func newGroup(t testing.TB, expect int) *group {
 	return g
 }
 
-// also adds settings for every replica that the test starts from now on.
+// also calls set on the configuration of every replica that the test starts from now on, after
+// earlier settings.
 func (g *group) also(set func(c *Config)) {
 	before := g.cfg
 	g.cfg = func(i int, c *Config) {
@@ -365,7 +366,8 @@ func (g *group) follower(of *Node) *Node {
 	return nil
 }
 
-// put returns a command that stores a workload with a CPU demand of v.
+// put returns a command that stores workload id with a CPU demand of v, so that a test can
+// recognise which write it sees.
 func put(id string, v int64) fsm.Command {
 	return putSized(id, v, 16)
 }

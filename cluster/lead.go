@@ -20,8 +20,9 @@ type LeadershipTerm struct {
 	Since time.Time
 }
 
-// raftLeadership is one period of leadership as the Raft library announces it. It becomes a LeadershipTerm
-// once a barrier has proven that everything committed before is applied here.
+// raftLeadership is one period of leadership as the Raft library announces it. It becomes a
+// LeadershipTerm once a barrier has proven that this replica has applied everything that was
+// committed before.
 type raftLeadership struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -102,7 +103,8 @@ func (l *leadership) end() {
 	}
 }
 
-// next waits for a period of leadership that has not ended, and returns it.
+// next waits until this replica leads, and returns the period of leadership if it has not ended
+// yet.
 func (l *leadership) next(ctx context.Context) (*raftLeadership, error) {
 	for {
 		l.mu.Lock()
@@ -148,7 +150,7 @@ func (n *Node) orStopped(err error) error {
 	return err
 }
 
-// runTerm runs fn for one period of leadership. If it returns an error, Lead returns that error.
+// runTerm runs fn for one period of leadership. If runTerm returns an error, Lead returns that error.
 func (n *Node) runTerm(ctx context.Context, t *raftLeadership, fn func(context.Context, LeadershipTerm) error) error {
 	sctx, cancel := context.WithCancel(ctx)
 	defer cancel()

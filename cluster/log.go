@@ -14,7 +14,7 @@ import (
 )
 
 // raftLogger writes the Raft library's log lines to slog. For a dead peer the library repeats some lines
-// several times per second; raftLogger passes each of them once per ten seconds and peer.
+// several times per second; raftLogger writes each such line at most once per ten seconds for each peer.
 func raftLogger(l *slog.Logger) hclog.Logger {
 	h := hclog.NewInterceptLogger(&hclog.LoggerOptions{Name: "raft", Output: io.Discard, Level: hclog.Off})
 	h.RegisterSink(&raftSink{l: l.With("part", "raft"), once: &onceLog{every: 10 * time.Second}})

@@ -49,8 +49,8 @@ var (
 	stableBucket = []byte("conf")
 )
 
-// stableKeys are all keys that may occur in the stable store. Any other key was damaged on disk; without this check,
-// the value of the intact key would seem never to have been set.
+// stableKeys are all keys that may occur in the stable store. Any other key is a name that was damaged on disk.
+// Without this check, a lookup of the right name would find nothing, as if the value had never been set.
 var stableKeys = []string{string(keyTerm), string(keyLastVote), string(keyCandidate), string(keyReplicaID), string(keyClusterID), string(keyRemoved), string(keyLocation), string(keyCopied)}
 
 // storage is the interface of raft-boltdb that logStore uses.
@@ -66,7 +66,8 @@ type storage interface {
 type logStore struct {
 	disk storage
 	path string
-	// fail is called with the first error that occurs after the start of the replica.
+	// fail is called with the first read or write error after the start of the replica, and stops
+	// the replica.
 	fail    func(error)
 	started atomic.Bool
 	grown   growth
@@ -107,8 +108,8 @@ func openLogStore(dir string, wrap func(storage) storage) (s *logStore, err erro
 	return &logStore{disk: disk, path: path, fail: func(error) {}, metrics: noMetrics{}, ring: make([]*raft.Log, cacheEntries)}, nil
 }
 
-// walk reads every used page of the log file. If the file is opened for writing, bbolt reads the same pages
-// in another goroutine, where a broken page would end the process.
+// walk checks that every used page of the log file can be read, before the file is opened for writing: then
+// bbolt reads the same pages in another goroutine, where a broken page would end the process.
 func walk(path string) (err error) {
 	st, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) || err == nil && st.Size() == 0 {
@@ -435,8 +436,8 @@ func (s *logStore) has(id entryID) bool {
 	return s.read(id.index, &l) == nil && l.Term == id.term
 }
 
-// seal appends the checksum to a value of the stable store. Without it, a flipped bit in the term or the vote
-// would go unnoticed: the replica could vote twice in one term.
+// seal appends the checksum to a value of the stable store. Without the checksum, a flipped bit in the term
+// or the vote would go unnoticed, and the replica could vote twice in one term.
 func seal(k, v []byte) []byte {
 	return binary.LittleEndian.AppendUint64(append(make([]byte, 0, len(v)+8), v...), sumOf(k, v))
 }

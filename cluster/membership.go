@@ -17,7 +17,7 @@ import (
 )
 
 // promiseLifetime is how long a promise to form a cluster with one candidate lasts. During that time the
-// replica promises nothing to other candidates.
+// replica makes no promise to another candidate.
 const promiseLifetime = 5 * time.Second
 
 // reportAfter is the number of failed attempts to find a cluster after which a replica logs the reason, and
@@ -57,8 +57,9 @@ func newMembers(n *Node) *members {
 
 // --- How a replica finds or forms a cluster ---
 
-// find keeps gossip connected. While this replica knows no cluster, find searches for a cluster to join, or forms a new
-// cluster. To join, a replica only has to be visible in gossip: the leader adds each replica that it can verify.
+// find dials the known gossip addresses. While this replica knows no cluster, find searches for a cluster to join, or
+// forms a new cluster. To join, a replica only has to be visible in gossip: the leader adds each replica that it can
+// verify.
 func (m *members) find() {
 	n := m.n
 	pause := 100 * time.Millisecond
@@ -319,7 +320,8 @@ func (n *Node) healthy(id raft.ServerID) bool {
 	return ok && time.Since(c.at) < 2*n.cfg.Timing.Heartbeat
 }
 
-// observe records since when each replica has been caught up, or has been silent.
+// observe records, for each replica, since when its log has been caught up, or since when it has
+// been silent.
 func (m *members) observe(now time.Time) {
 	n := m.n
 	commit := n.raft.CommitIndex()
@@ -513,8 +515,9 @@ func (m *members) change(ctx context.Context, f func(time.Duration) raft.IndexFu
 	return m.n.await(ctx, func() error { return f(m.n.cfg.Timing.RPC).Error() })
 }
 
-// record updates the replica records and the feature level in the state. The feature level may rise only once the
-// records are right, so the result changed = true asks for another pass at once.
+// record updates the replica records and the feature level in the state. The feature level is computed from the
+// records, so it may rise only in a later pass. changed reports that the state was changed, so that the caller
+// starts that pass at once.
 func (m *members) record(ctx context.Context, s LeadershipTerm) (changed bool, err error) {
 	n := m.n
 	view := n.Store().View()

@@ -127,7 +127,8 @@ func TestAReturningFollowerIsServedAtOnce(t *testing.T) {
 	g.put("w", 0)
 	before := leader.trans.failed.Load()
 	g.close(away)
-	// Without the wait in the method waitForContact, seven appends fail within a second.
+	// Without the wait in transport.waitForContact, seven appends to an absent follower fail within
+	// a second.
 	wrote := int64(0)
 	for until := time.Now().Add(time.Second); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
 		wrote++
@@ -166,7 +167,7 @@ func TestWaitingForAFollowerBlocksNothingElse(t *testing.T) {
 	testbed.Until(t, "one of the two remaining replicas leads", g.writable)
 }
 
-// remove removes a replica from the cluster through the leader.
+// remove makes the leader remove the replica with this id from the cluster.
 func (g *group) remove(id string) {
 	g.t.Helper()
 	g.atLeader("remove replica "+id, func(l *Node) error {
@@ -177,7 +178,7 @@ func (g *group) remove(id string) {
 	})
 }
 
-// missed waits until the leader notices that a replica is gone.
+// missed waits until the leader has noticed that the replica gone does not answer.
 func (g *group) missed(gone *Node) {
 	g.t.Helper()
 	testbed.Until(g.t, "the leader notices that the replica is lost", func() bool {
@@ -265,7 +266,7 @@ func TestAnEmptiedMachineRefusesItsOldId(t *testing.T) {
 		conn.Close()
 		t.Fatal("a connection that is meant for another replica must be refused, but was accepted")
 	}
-	// Ask for a vote through Raft's transport too: the vote must not be granted.
+	// Also send a request for a vote through Raft's transport: the vote must not be granted.
 	var resp raft.RequestVoteResponse
 	err = leader.trans.RequestVote("00000000-gone", raft.ServerAddress(other.RaftAddr()), &raft.RequestVoteRequest{Term: 99}, &resp)
 	if err == nil || resp.Granted {

@@ -13,9 +13,10 @@ import (
 type Metrics interface {
 	// Append: log entries were written to this replica's disk. The duration took includes fsync.
 	Append(entries, bytes int, took time.Duration)
-	// Commit: the leader has answered the callers of one log entry. took begins when Raft got the entry.
+	// Commit: the leader has answered the callers of one log entry. took is the time from the
+	// entry's hand-over to Raft to the answer.
 	Commit(commands, bytes int, took time.Duration, err error)
-	// Apply: this replica applied one log entry.
+	// Apply: this replica applied one log entry, which made these changes to the state.
 	Apply(changes []fsm.Change, took time.Duration)
 	// Snapshot: a snapshot was written (what is "write") or restored (what is "restore").
 	Snapshot(what string, took time.Duration, err error)

@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// counted implements Metrics and counts the calls of each method.
+// counted implements Metrics for tests: it counts the calls of each method.
 type counted struct {
 	mu    sync.Mutex
 	calls map[string]int

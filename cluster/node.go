@@ -382,8 +382,9 @@ func (n *Node) startRaft(mute bool) (err error) {
 		return fmt.Errorf("raft data in %s: %w", dir, err)
 	}
 	n.trans.raft.Store(n.raft)
-	// The filter function does the work. It runs in the library's goroutines, so it must not block. It
-	// returns false because there is no channel for the observation.
+	// The filter function handles the observation itself. It runs in the library's goroutines, so
+	// it must not block. It returns false because the observer has no channel to which the library
+	// could send the observation.
 	n.raft.RegisterObserver(raft.NewObserver(nil, false, func(o *raft.Observation) bool {
 		n.observed(o)
 		return false
@@ -421,10 +422,10 @@ func (n *Node) snapshotWhenDue() {
 // smallSnapshot is the size in bytes up to which a snapshot is cheap, so that it may be written often.
 const smallSnapshot = 16 << 20
 
-// snapshotDue reports whether a snapshot is worth writing. entries and bytes are what the log gained since
-// the last snapshot (bytes with entryCost per entry), and last is the size of the last snapshot in bytes. A
-// large state is written less often: writing snapshots costs at most twice as much as writing the log, and
-// the part of the log that a restart reads is little more than half the size of the state.
+// snapshotDue reports whether a snapshot is worth writing. entries and bytes are the growth of the log
+// since the last snapshot; bytes includes entryCost for each entry. last is the size of the last snapshot
+// in bytes. A large state is written less often: writing snapshots costs at most twice as much as writing
+// the log, and the part of the log that a restart reads is little more than half the size of the state.
 func (t Timing) snapshotDue(entries, bytes, last int64) bool {
 	return (entries >= int64(t.SnapshotEntries) || bytes >= t.SnapshotBytes) && (last <= smallSnapshot || bytes >= last/2)
 }
@@ -445,7 +446,8 @@ func (n *Node) spawn(f func()) bool {
 	return true
 }
 
-// await runs f, a blocking call of the library, and returns early with an error if ctx ends.
+// await runs f, a blocking call of the library. If ctx ends first, await returns its error and does
+// not wait for f.
 func (n *Node) await(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	if !n.spawn(func() { done <- f() }) {
@@ -540,7 +542,8 @@ func (n *Node) stopRaft() {
 	n.stopOnce.Do(func() {
 		close(n.propStop)
 		if n.raft != nil {
-			// While the log disk hangs, the library neither answers nor stops, so do not wait for it.
+			// While the log disk hangs, the library neither answers calls nor stops, so do not wait
+			// until the library has stopped.
 			hangs := n.stall.started()
 			select {
 			case <-n.propDone:

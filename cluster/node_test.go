@@ -38,6 +38,7 @@ func TestLeaderKilledAnotherTakesOver(t *testing.T) {
 }
 
 // takeover kills the leader of a new group of replicas and returns the time until the next acknowledged write.
+// If slow is true, fast failover is off.
 func takeover(t *testing.T, slow bool) time.Duration {
 	g := newGroup(t, 3)
 	g.cfg = func(_ int, cfg *Config) { cfg.Timing.NoFastFailover = slow }

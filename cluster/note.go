@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// note is the file peers.json: what this replica knows of its cluster. It is stored outside the Raft directory, so that
-// a replica whose Raft directory was lost or moved aside finds the other replicas.
+// note is the content of the file peers.json: what this replica knows of its cluster. It is stored outside the Raft
+// directory, so that a replica whose Raft directory was lost or moved aside finds the other replicas.
 type note struct {
 	Cluster string    `json:"cluster"`
 	Replica string    `json:"replica"` // Raft id of this replica
@@ -69,7 +69,7 @@ func (t *note) store(dataDir string) error {
 	return pki.WriteFile(path, b, 0o600)
 }
 
-// others returns the servers in the note other than server id.
+// others returns the servers in peers.json other than the one with this id.
 func (t *note) others(id string) []noted {
 	var out []noted
 	for _, s := range t.Servers {
@@ -123,8 +123,8 @@ func (n *Node) remember() (complete bool) {
 
 // readNote reads what the last run wrote to peers.json. fresh reports that the Raft directory is empty.
 //
-// The first start after a repair stores the cluster id in the new log: this replica must join the cluster that it
-// belonged to, and must not help to form another cluster.
+// The first start after a repair stores the cluster id in the new log: a replica that knows a cluster id joins
+// that cluster and does not help to form another one.
 func (n *Node) readNote(fresh bool) error {
 	t := loadNote(n.cfg.DataDir)
 	if t == nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/klauspost/compress/s2"
 )
 
-// Log entries are compressed on the wire and on disk, because much text repeats within an entry: callers, and
-// the specifications of similar workloads. A compressed entry is one mark byte, with which no uncompressed
-// entry begins, and an S2 block.
+// Log entries are compressed on the wire and on disk, because much text repeats within an entry:
+// callers, and the specifications of similar workloads. A compressed entry consists of a mark byte
+// and an S2 block. No uncompressed entry begins with the mark byte.
 const (
 	packedMark = 0x01 // as a protobuf tag this byte would mean field 0, with which no message begins
 	// minPacked is the size in bytes from which an entry is compressed.

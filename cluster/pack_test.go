@@ -56,7 +56,8 @@ func incompressible(n int) []byte {
 	return b
 }
 
-// FuzzUnpack unpacks random data of a log entry, as from another replica or from a broken disk.
+// FuzzUnpack unpacks random bytes, as a log entry from another replica or from a broken disk may
+// contain. unpack must return an error or the packed content.
 func FuzzUnpack(f *testing.F) {
 	var p packer
 	f.Add(p.pack([]byte(strings.Repeat("command ", 100))))

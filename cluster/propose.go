@@ -28,8 +28,8 @@ const (
 	minPipelined = 64 << 10
 )
 
-// States of a call. While the call is queued, its caller may give up. Once the coalescing goroutine has taken the call,
-// the call has the outcome of its log entry.
+// States of a call. While the call is queued, its caller may give up. Once the method coalesce has
+// put the call into a log entry, the call has the outcome of that entry.
 const (
 	callQueued = iota
 	callTaken
@@ -246,8 +246,8 @@ func (p *proposer) ready() bool {
 	return p.inFlight == 0 || p.inFlight < cap(p.sent) && p.bytes >= minPipelined
 }
 
-// wait returns nil once c has its outcome, or an error if ctx ends or the log disk hangs before that. A call whose
-// caller has given up must not be reused, because other goroutines may still write to it.
+// wait returns nil once c has its outcome, or an error if ctx ends or the log disk hangs (stalled is closed)
+// before that. After an error, the caller must not reuse c, because other goroutines may still write to it.
 func (c *call) wait(ctx context.Context, stalled <-chan struct{}) error {
 	refused, cause := ErrBusy, errStalled
 	select {

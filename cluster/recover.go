@@ -84,8 +84,8 @@ func (o *offline) close() error {
 	return errors.Join(errs...)
 }
 
-// chownFiles gives files that root created to the owner of the log, because a scheduler that runs as a
-// service runs as that user.
+// chownFiles gives files that root created to the owner of the log, because the service of the
+// scheduler runs as that user and must be able to read them.
 func (o *offline) chownFiles() error {
 	if o.of == nil || o.of.Uid == 0 || os.Geteuid() != 0 {
 		return nil
@@ -181,8 +181,8 @@ func (o *offline) replay(m *machine, s *Survivor) (config raft.Configuration, er
 	if err != nil {
 		return config, err
 	}
-	// Ignore the log entries after the snapshot if their leader was deposed before it could commit them, because a
-	// recovery treats all entries that it reads as committed.
+	// A recovery treats all entries that it reads as committed. So ignore the log entries after the snapshot if
+	// their leader was deposed before it could commit them.
 	if _, refuted, err := o.logs.conflict(entryID{s.LastIndex, s.LastTerm}, true); err != nil || refuted > s.LastIndex {
 		return config, err
 	}

@@ -217,7 +217,7 @@ type member struct {
 }
 
 // lacks returns an error if too few voters are both healthy, as the leader reports, and reachable from this replica.
-// reached holds the result for each voter.
+// reached maps each voter to the result of dialling it: nil, or the error.
 func (q *quorum) lacks(reached map[string]error) error {
 	need, have := q.Voters/2+1, 0
 	var why []string
@@ -237,9 +237,9 @@ func (q *quorum) lacks(reached map[string]error) error {
 	case have >= need:
 		return nil
 	case need > q.Voters-1:
-		return fmt.Errorf("of %d voters %d must be healthy, so the cluster cannot work without this one", q.Voters, need)
+		return fmt.Errorf("of %d voters %d must be healthy, so the cluster cannot work without this replica", q.Voters, need)
 	}
-	return fmt.Errorf("%d of %d voters must be healthy without this one, and %d are (%s)", need, q.Voters, have, strings.Join(why, "; "))
+	return fmt.Errorf("%d of %d voters must be healthy without this replica, and %d are (%s)", need, q.Voters, have, strings.Join(why, "; "))
 }
 
 func (s *noted) called() string {
@@ -395,7 +395,8 @@ func (r *repairer) reached(ctx context.Context, q *quorum) map[string]error {
 	return out
 }
 
-// room returns an error if the disk has too little space for new data beside the damaged data.
+// room returns an error if the disk has too little space for the data that the replica will
+// receive, because the damaged data is kept.
 func (r *repairer) room() error {
 	var used uint64
 	err := filepath.WalkDir(r.dir, func(_ string, e fs.DirEntry, err error) error {
@@ -419,7 +420,7 @@ func (r *repairer) room() error {
 		return fmt.Errorf("free space of %s: %w", r.n.cfg.DataDir, err)
 	}
 	if free < used {
-		return fmt.Errorf("the damaged data is kept; %s has room for %d MiB beside it, and as much as the damaged data, %d MiB, is needed", r.n.cfg.DataDir, free>>20, used>>20)
+		return fmt.Errorf("the disk of %s has %d MiB free, and the new data may need as much space as the damaged data, which is kept: %d MiB", r.n.cfg.DataDir, free>>20, used>>20)
 	}
 	return nil
 }

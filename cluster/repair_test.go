@@ -257,7 +257,8 @@ func TestADamagedReplicaRepairsItself(t *testing.T) {
 	}
 }
 
-// While another replica is down, a replica with damaged data does not move its data aside.
+// Of three replicas one is down and one has damaged data. The damaged one does not move its data
+// aside, because there is no majority without it.
 func TestARepairWaitsForAMajority(t *testing.T) {
 	g := newGroup(t, 3)
 	g.formRepairable()
@@ -290,8 +291,8 @@ func TestARepairWaitsForAMajority(t *testing.T) {
 	g.settled(3)
 }
 
-// Two of three replicas have damaged data. Neither moves its data aside, because the third replica alone is
-// no majority.
+// Two of three replicas have damaged data. Neither of the two moves its data aside, because the third
+// replica alone is no majority.
 func TestTwoOfThreeDamagedWait(t *testing.T) {
 	g := newGroup(t, 3)
 	g.formRepairable()
@@ -348,7 +349,8 @@ func TestTwoOfFiveDamagedRepairThemselves(t *testing.T) {
 	g.put("after", 1)
 }
 
-// A repair that was interrupted is continued, and moves the damaged data aside only once.
+// If the process ends during a repair, the next start continues the repair, and the damaged data is
+// moved aside only once.
 func TestAnInterruptedRepairIsTakenUpAgain(t *testing.T) {
 	g := newGroup(t, 3)
 	g.formRepairable()
@@ -358,7 +360,8 @@ func TestAnInterruptedRepairIsTakenUpAgain(t *testing.T) {
 	testbed.Until(t, "the follower has all entries", func() bool { return value(victim.Store().View(), "needle") == 1 })
 	damage := g.damaged(i, nil)
 
-	// Here the process ends after it has written peers.json and before it renames the Raft directory.
+	// First interruption: the process ends after it has written peers.json and before it renames
+	// the Raft directory.
 	g.hooks = func(j int, h *hooks) {
 		if j == i {
 			h.rename = func(_, _ string) error { return errors.New("the process ends here") }
@@ -381,8 +384,9 @@ func TestAnInterruptedRepairIsTakenUpAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Here the process ends after the rename, and all other replicas are down at the next start. The replica
-	// must not form a cluster by itself, although its settings allow that.
+	// Second interruption: the process ends after it has renamed the Raft directory, and all other
+	// replicas are down at the next start. The replica must not form a cluster by itself, although
+	// its settings allow that.
 	others := []int{}
 	for j := range g.snapshot() {
 		others = append(others, j)
@@ -590,8 +594,8 @@ func TestTheMissingPartOfAQuorumIsNamed(t *testing.T) {
 		{[]string{"ok", "ok", "non-voter"}, ""},
 		{[]string{"ok", "silent"}, "s1 does not answer the leader"},
 		{[]string{"ok", "unreachable"}, "s1: no route"},
-		{[]string{"ok", "non-voter", "silent"}, "2 of 3 voters must be healthy without this one, and 1 are"},
-		{[]string{"ok"}, "cannot work without this one"},
+		{[]string{"ok", "non-voter", "silent"}, "2 of 3 voters must be healthy without this replica, and 1 are"},
+		{[]string{"ok"}, "cannot work without this replica"},
 		{[]string{"ok", "ok", "silent"}, "3 of 4 voters"},
 		{[]string{"ok", "ok", "ok", "silent"}, ""},
 		{[]string{"ok", "ok", "silent", "silent"}, "3 of 5 voters"},

@@ -36,7 +36,8 @@ func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.S
 		n.leadership.release(n.ctx)
 	}()
 	began := time.Now()
-	// All calls that were accepted are proposed now, so they are committed before the barrier below.
+	// New calls are refused from now on. Wait until the calls that were accepted before have been
+	// answered, because the restored state is built from a state that contains them.
 	if err := n.prop.settle(ctx); err != nil {
 		return 0, fmt.Errorf("before the restore: %w", err)
 	}
@@ -79,8 +80,8 @@ func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.S
 		return n.raft.Restore(meta, r, 0)
 	})
 	if err != nil {
-		// Raft applies the snapshot on this replica first. So if Raft has answered and this replica does not show the
-		// new state, no replica has changed.
+		// Raft applies the snapshot on this replica before it sends it to others. So if Raft has answered and this
+		// replica does not show the new state, no replica has the new state.
 		if !isCanceled(err) && n.machine.store.State().Info().Incarnation < info.Incarnation {
 			return 0, fmt.Errorf("restore: %w", err)
 		}

@@ -34,8 +34,8 @@ func TestRestoreReachesEveryReplica(t *testing.T) {
 	g.put("w", 2)
 	g.put("younger", 1)
 
-	// A restore ends the leadership term that worked with the old state. Then a new leadership term with a higher epoch
-	// begins.
+	// A restore must end the leadership term that worked with the old state. Then a new leadership term with a higher
+	// epoch begins.
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	epochs := make(chan fsm.Epoch, 8)
@@ -306,7 +306,7 @@ func TestARestoreSeesAcceptedCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.prop.mu.Lock()
-	// Add the calls to the queue without waking the coalescing goroutine.
+	// Add the calls to the queue without waking the goroutine that runs coalesce.
 	n.prop.queue, n.prop.bytes = append(n.prop.queue, calls...), n.prop.bytes+len(calls[0].frames)
 	n.prop.mu.Unlock()
 	go func() {

@@ -200,13 +200,14 @@ func (p *snapshotHistory) contradicts(id entryID) bool {
 	return false
 }
 
-// follow makes the library accept an append that continues a snapshot. For the entry before the appended entries, the
-// library looks only into its log, except if the log ends exactly there. Suppose a follower holds a snapshot and
-// entries after it, and the leader missed the answer and sends these entries again. The library would refuse them,
-// because the log lacks the entry before them. The leader would send the snapshot again, and so on without end (see
-// also https://github.com/hashicorp/raft/issues/697). A snapshot that ends at the same index and term proves the same
-// history, so follow removes the comparison from the request. Entries of the log that conflict with the appended ones
-// are removed as usual.
+// follow makes the library accept an append that continues a snapshot. The library looks for the
+// entry before the appended entries only in its log, except if that entry is the last one that this
+// replica has. Suppose a follower holds a snapshot and entries after it, and the leader missed the
+// answer and sends these entries again. The library would refuse them, because the log lacks the
+// entry before them. The leader would send the snapshot again, and so on without end (see also
+// https://github.com/hashicorp/raft/issues/697). A snapshot that ends at the same index and term
+// proves the same history, so follow removes the comparison from the request. Entries of the log
+// that conflict with the appended ones are removed as usual.
 //
 // An append proves the log only up to its own last entry. A later entry of this log may never have been
 // committed, but if the leader's commit index is higher, the library would apply it. So follow lowers the

@@ -44,7 +44,7 @@ func (b *byHand) to() (raft.ServerID, raft.ServerAddress) {
 	return raft.ServerID(b.follower.id), raft.ServerAddress(b.follower.RaftAddr())
 }
 
-// entries returns log entries first to last of one leader, all in the same term.
+// entries returns the log entries with the indexes first to last, all in the same term.
 func entries(first, last, term uint64) (out []*raft.Log) {
 	for i := first; i <= last; i++ {
 		out = append(out, &raft.Log{Index: i, Term: term, Type: raft.LogNoop})
@@ -52,8 +52,8 @@ func entries(first, last, term uint64) (out []*raft.Log) {
 	return out
 }
 
-// appends sends an append of logs after entry prev to the follower, and reports whether the follower accepted
-// it.
+// appends sends the follower an append: the entries logs, which follow entry prev, and the leader's commit
+// index. It reports whether the follower accepted the append.
 func (b *byHand) appends(term uint64, prev entryID, commit uint64, logs []*raft.Log) bool {
 	b.t.Helper()
 	id, addr := b.to()
@@ -132,7 +132,7 @@ func (b *byHand) applied(index uint64) {
 // A leader that missed an answer repeats its append, and the follower has installed a snapshot meanwhile. The follower
 // must accept the entries that continue the snapshot.
 func TestAnAppendThatContinuesTheSnapshotIsAccepted(t *testing.T) {
-	// Use a term so high that elections of the follower itself do not reach it.
+	// Use a term so high that the follower does not reach it by its own elections.
 	const term, snapshot, last = 1000, 50, 61
 	for _, c := range []struct {
 		name   string

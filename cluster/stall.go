@@ -15,16 +15,18 @@ import (
 // stall handles a stalled replica: a write to its log disk has been in progress for longer than
 // Timing.DiskStall, and for longer than 1.5 times the slowest write of the last minute.
 //
-// The library appends in its main loop, so a leader with a hanging disk can neither commit nor step down, but
-// it goes on sending heartbeats, which need no disk. So the stalled leader itself
+// The library writes log entries in its main loop, so a leader with a hanging disk can neither
+// commit nor step down, but it goes on sending heartbeats, which need no disk. So the stalled
+// leader itself
 //
 //  1. stops acting as leader: its leadership term ends, waiting calls get ErrUnknownOutcome, and Leader
 //     names another replica or none;
 //  2. asks the most advanced healthy voter to stand for election, with the message of a transfer;
 //  3. sends no heartbeats and appends any more, so that the others elect a leader even if no voter agreed.
 //
-// These steps need neither the disk nor the main loop. The entry whose write hangs was sent to no other replica yet.
-// When the write ends, the replica goes on, as a follower of the new leader or as leader if there is none.
+// These steps need neither the disk nor the main loop. The entry whose write hangs was sent to no
+// other replica yet. When the write ends, the replica goes on, as a follower of the new leader, or
+// as leader if no other replica leads.
 type stall struct {
 	n     *Node
 	limit time.Duration
@@ -214,7 +216,8 @@ func (n *Node) yield() error {
 	return errors.Join(errs...)
 }
 
-// within runs f in a goroutine and waits for at most d until f returns.
+// within runs f in a goroutine and returns its error. If f takes longer than d, within returns an
+// error and f goes on.
 func (n *Node) within(d time.Duration, f func() error) error {
 	ctx, cancel := context.WithTimeout(n.ctx, d)
 	defer cancel()

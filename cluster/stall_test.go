@@ -77,8 +77,8 @@ func (h hanging) DeleteRange(lo, hi uint64) error {
 	return h.storage.DeleteRange(lo, hi)
 }
 
-// onDisks puts the data of the first replicas on disks that the test can make slow or hang. limit is their
-// Timing.DiskStall.
+// onDisks puts the data of the first replicas on disks that the test can make slow or hang. limit becomes
+// Timing.DiskStall of these replicas.
 func (g *group) onDisks(limit time.Duration) []*disk {
 	disks := make([]*disk, 3)
 	for i := range disks {
@@ -225,8 +225,8 @@ func TestAShortStallChangesNoLeader(t *testing.T) {
 	})
 }
 
-// The leader of a cluster of one stops acting as leader while its disk hangs. It begins a new leadership term when the
-// disk works again.
+// The leader of a cluster of one replica stops acting as leader while its disk hangs. It begins a new leadership term
+// when the disk works again.
 func TestAnOnlyReplicaWhoseDiskHangedLeadsAgain(t *testing.T) {
 	g := newGroup(t, 1)
 	disks := g.onDisks(stallLimit)

@@ -89,8 +89,8 @@ func TestRevokedReplicaIsCutOff(t *testing.T) {
 			g := newGroup(t, len(names))
 			g.cfg = func(i int, c *Config) { c.TLS = TLSFromFiles(files[i]) }
 			leader := g.form()
-			// Timeouts are short and the machine may be busy, so leadership may move: write through
-			// whichever replica leads.
+			// Timeouts are short and the machine may be busy, so another replica may become leader
+			// at any time: write through whichever replica leads.
 			write := func(v int64, not *Node) {
 				t.Helper()
 				testbed.Until(t, "a write", func() bool {

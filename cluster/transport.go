@@ -152,8 +152,8 @@ func (p *port) welcome(raw net.Conn) {
 	if err != nil {
 		p.drop(raw)
 		if !errors.Is(err, io.EOF) && !p.isClosed() {
-			// Log each kind of error once per machine. The remote port differs with every connection, so leave
-			// it out of the key.
+			// Log each kind of error once per machine. The remote port differs with every connection, so the
+			// key that tells log lines apart does not contain it.
 			host, _, _ := net.SplitHostPort(raw.RemoteAddr().String())
 			p.n.once.warn(p.n.log, fmt.Sprintf("refused:%s:%T", host, err), "connection on the raft port refused", "from", raw.RemoteAddr().String(), "err", err)
 		}
@@ -471,7 +471,8 @@ type namedAddr string
 func (a namedAddr) Network() string { return "tcp" }
 func (a namedAddr) String() string  { return string(a) }
 
-// Frames of peer calls and greetings: four bytes with the length, then the body.
+// writeFrame and readFrame transfer the messages of calls between replicas and of greetings: four
+// bytes with the length, then the body.
 func writeFrame(w io.Writer, body []byte) error {
 	_, err := w.Write(append(binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(body)), uint32(len(body))), body...))
 	return err
@@ -560,8 +561,8 @@ func (t *transport) relay() {
 				if answer, read, err := t.install(r, rpc.Reader); read {
 					rpc.Respond(answer, err)
 				} else {
-					// Read the rest of the call's body in another goroutine, because the sender may be
-					// slow.
+					// Read the unread part of the call's body in another goroutine, because the sender
+					// may be slow.
 					unread.Go(func() {
 						_, broken := io.Copy(io.Discard, rpc.Reader)
 						rpc.Respond(answer, cmp.Or(broken, err))
@@ -632,9 +633,10 @@ func addressed(id raft.ServerID, addr raft.ServerAddress) raft.ServerAddress {
 }
 
 // moved reports whether an append went to a former address of a follower: target, the address that was
-// called, differs from the follower's address in the configuration, or that address is being changed. Such an
-// append must be treated as failed. Otherwise the Raft library, which reads the follower's address again
-// without a lock, could attribute the acknowledgement to the replica at the new address.
+// called, differs from the follower's address in the configuration, or the configuration is about to get
+// another address for the follower. Such an append must be treated as failed. Otherwise the Raft library,
+// which reads the follower's address again without a lock, could attribute the acknowledgement to the replica
+// at the new address.
 func (t *transport) moved(id raft.ServerID, target raft.ServerAddress) bool {
 	r := t.raft.Load()
 	return r != nil && slices.ContainsFunc(r.GetConfiguration().Configuration().Servers, func(s raft.Server) bool {
@@ -697,11 +699,12 @@ func isHeartbeat(r *raft.AppendEntriesRequest) bool {
 	return r.PrevLogEntry == 0 && len(r.Entries) == 0 && r.LeaderCommitIndex == 0
 }
 
-// waitForContact waits until a follower answers a heartbeat later than the time since, and reports whether it did so
-// while this replica still led in term. The library counts failed appends and pauses for up to 10 s between them. So a
-// follower that was away for half a minute would get no entry for up to 10 s after its return. If another follower were
-// lost meanwhile, the cluster could commit nothing. An append that waits here is only one failed append. Heartbeats
-// continue; the pause between them stays short.
+// waitForContact waits until a follower answers a heartbeat later than the time since, and reports
+// whether it did so while this replica still led in term. The library counts failed appends and
+// pauses for up to 10 s between them. So a follower that was away for half a minute would get no
+// entry for up to 10 s after its return. If another follower were lost meanwhile, the cluster could
+// commit nothing. An append that waits in this function counts as one failed append, however long
+// it waits. Heartbeats continue; the pause between them stays short.
 func (t *transport) waitForContact(id raft.ServerID, term uint64, since time.Time) bool {
 	r := t.raft.Load()
 	if r == nil {
@@ -714,8 +717,9 @@ func (t *transport) waitForContact(id raft.ServerID, term uint64, since time.Tim
 		if ok && c.at.After(since) {
 			return true
 		}
-		// A follower that was asked to take over gets appends at the library's own pace, even after
-		// failures, because the leader refuses proposals until the transfer ends.
+		// A follower that was asked to take over leadership does not wait here: the library retries
+		// its appends at its own pace. The leader refuses proposals until the transfer ends, so no
+		// time must be lost.
 		if c.asked.After(c.at) || r.State() != raft.Leader || r.CurrentTerm() != term {
 			return false
 		}

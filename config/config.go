@@ -400,8 +400,8 @@ const byDefault = "default of "
 // given reports whether a value came from a source other than the default.
 func given(source string) bool { return source != "" && !strings.HasPrefix(source, byDefault) }
 
-// Ignored is called after Load. It lists the settings that were given but have no effect, each with its
-// source and the reason.
+// Ignored lists the settings that were given but have no effect, each with its source and the reason. It must be
+// called after Load.
 func (l *Loader) Ignored() (out []string) {
 	for _, s := range l.settings {
 		if s.Ignored() && given(s.source) {

@@ -120,11 +120,11 @@ func TestValuesAreParsed(t *testing.T) {
 		Labels: map[string]string{"k": "v", "k2": "v=2"}, State: "/var/lib/x", Level: "warn", Token: "t", Ratio: 0.5}
 	want.Nested.Depth = 65535
 	if !reflect.DeepEqual(s, want) {
-		t.Errorf("got  %+v\nwant %+v", s, want)
+		t.Errorf("the loaded settings are\n%+v\nwant\n%+v", s, want)
 	}
 	s, _, err = load(t, Sources{YAML: []byte("peers: [x, y]\nlabels: {a: b}\nloop:\n  every: 90\nvault:\n  token: s\n")}, "--peer", "p", "--peer", "q")
 	if err != nil || !reflect.DeepEqual(s.Peers, []string{"p", "q"}) || s.Labels["a"] != "b" || s.Every != 90*time.Second || s.Token != "s" {
-		t.Errorf("yaml: %+v, %v", s, err)
+		t.Errorf("the settings loaded from YAML are %+v, error %v; want those of the environment", s, err)
 	}
 }
 
@@ -159,7 +159,7 @@ func TestBadValuesAreRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			_, _, err := load(t, c.from, c.args...)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got  %v\nwant %s", err, c.want)
+				t.Errorf("Load returned the error\n%v\nwant\n%s", err, c.want)
 			}
 		})
 	}
@@ -172,7 +172,7 @@ func TestAllErrorsAtOnceAndNoSecret(t *testing.T) {
 		t.Fatalf("Load must return three errors at once, got %v", err)
 	}
 	if strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), "PIN: the value must be a whole number") {
-		t.Errorf("secret in %q", err)
+		t.Errorf("the error contains a secret: %q", err)
 	}
 }
 
@@ -195,7 +195,7 @@ func TestFlagsWithASingleDashWork(t *testing.T) {
 			}
 			l.AddFlags(pflag.NewFlagSet("x", pflag.ContinueOnError))
 			if got := strings.Join(l.Args(strings.Fields(c.in)), " "); got != c.want {
-				t.Errorf("got %q, want %q", got, c.want)
+				t.Errorf("Args returned %q, want %q", got, c.want)
 			}
 		})
 	}
@@ -239,7 +239,7 @@ func TestValuesHideSecrets(t *testing.T) {
 	}
 	v := l.Values()
 	if v["TOKEN"] != "***" || v["PEERS"] != "a,b" || v["TTL"] != "24h0m0s" {
-		t.Errorf("Values returns %v", v)
+		t.Errorf("Values returned %v, want *** in place of secrets", v)
 	}
 }
 
@@ -263,7 +263,7 @@ func TestUnsupportedStructsAreRefused(t *testing.T) {
 	for want, target := range cases {
 		t.Run(want, func(t *testing.T) {
 			if _, err := New(target); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("got %v, want %q", err, want)
+				t.Errorf("New returned the error %v, want %q", err, want)
 			}
 		})
 	}
@@ -285,10 +285,10 @@ func TestMissingRequiredSettingsAreRefused(t *testing.T) {
 func TestWithYAMLReadsAFile(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := System().WithYAML(filepath.Join(dir, "none"), false); err != nil {
-		t.Errorf("optional file: %v", err)
+		t.Errorf("a missing optional file returned the error %v, want none", err)
 	}
 	if _, err := System().WithYAML(filepath.Join(dir, "none"), true); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("wanted file: %v", err)
+		t.Errorf("a missing required file returned %v, want an error that names it", err)
 	}
 	if _, err := System().WithYAML(dir, false); err == nil {
 		t.Error("WithYAML must refuse a directory, but read it")
@@ -335,11 +335,11 @@ func TestStructuredSettingsAreYAML(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := "- id: a\n  schedulers: [{id: s1, address: \"h:1\"}]"; c.Clusters != want {
-		t.Errorf("got %q, want %q", c.Clusters, want)
+		t.Errorf("the setting is %q, want %q", c.Clusters, want)
 	}
 	err = l.Load(Sources{Environ: func(string) (string, bool) { return "[", true }})
 	if err == nil || !strings.Contains(err.Error(), "CLUSTERS: must be YAML") {
-		t.Errorf("no YAML: %v", err)
+		t.Errorf("a value that is not YAML returned the error %v, want the rule", err)
 	}
 }
 
@@ -368,7 +368,7 @@ func TestIgnoredSettingsAreReported(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := l.Ignored(); !reflect.DeepEqual(got, c.want) {
-			t.Errorf("%+v: %q, want %q", c.from, got, c.want)
+			t.Errorf("with the sources %+v, Ignored returned %q, want %q", c.from, got, c.want)
 		}
 	}
 }

@@ -1,8 +1,7 @@
 // Package config loads the settings of every Persys program in one way.
 //
-// A program describes its settings once, as a struct with tags, and gets
-// flags, environment variables, files, YAML keys, defaults, checks, a
-// reference table and a sample file from it:
+// A program describes its settings once, as a struct with tags, and gets flags, environment variables, files,
+// YAML keys, defaults, checks, a reference table and a sample file from it:
 //
 //	type settings struct {
 //		Port  int           `env:"GRPC_PORT" flag:"grpc-port" yaml:"grpc_port" kind:"port" default:"8085" usage:"control API port"`
@@ -17,16 +16,14 @@
 //
 // # Precedence
 //
-// flag > environment > file named in X_FILE > YAML > default, for each setting
-// by itself. Blank is unset everywhere: a variable, a
-// flag, a file or a YAML key that holds only blanks falls through to the next.
-// When a setting has several variables, the first that is set wins, and each
-// may be given through its own X_FILE.
+// flag > environment > file named in X_FILE > YAML > default, for each setting by itself. Blank is unset
+// everywhere: a variable, a flag, a file or a YAML key that holds only blanks falls through to the next. When
+// a setting has several variables, the first that is set wins, and each may be given through its own X_FILE.
 //
-// A value that cannot be used is an error that names where it was found, the rule and the value (never the
-// value of a secret); it does not fall through to a default. Load reports all such errors at once, as Errors.
-// An unknown YAML key is an error that names the nearest known one. Unknown lists variables with a prefix of
-// ours that are no setting.
+// An invalid value is an error that names its source, the rule and the value (never the value of a secret);
+// the default is not used instead. Load reports all such errors at once, as Errors. An unknown YAML key is an
+// error that names the nearest known one. Unknown lists variables that have one of our prefixes but are not
+// settings.
 //
 // # Tags
 //
@@ -46,15 +43,13 @@
 //	         contract (without it: every value that strconv.ParseBool accepts)
 //	seconds  "true": a duration may also be a whole number of seconds
 //
-// A struct field without tags that is itself a struct holds more settings.
-// Types are string, bool, int, int32, int64, uint, uint16, uint32, uint64,
-// float64, time.Duration, []string (separated by commas) and
+// A struct field without tags that is itself a struct holds more settings. Types are string, bool, int,
+// int32, int64, uint, uint16, uint32, uint64, float64, time.Duration, []string (separated by commas) and
 // map[string]string (k=v,k2=v2).
 //
 // # Why not a library
 //
-// caarlos0/env reads the environment well, but it fills a struct without
-// saying which fields it set. Flags above it and files, YAML and defaults
-// below it, with blank as unset and errors that name their source, would need
-// the same work for every field again. This package has a few hundred lines.
+// caarlos0/env reads the environment well, but it fills a struct without saying which fields it set. Flags
+// above it and files, YAML and defaults below it, with blank as unset and errors that name their source,
+// would need the same work for every field again. This package has a few hundred lines.
 package config

@@ -7,16 +7,19 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/persys/compute/engine"
 )
 
-// Outward returns the IP address under which other machines reach this machine. dialled are addresses, as host:port,
-// that this program connects to: the address of the interface on the way to one of them is chosen. Without a way to any of
-// them it is the address of the default route, and without a default route that of the only interface to other machines.
-// If several interfaces are left, or none, the error names the setting that has to give the address, and its form.
+// Outward returns the IP address at which other machines reach this machine. dialled are the addresses
+// (host:port) to which this program connects. Outward chooses the local address of the first of these
+// connections that leaves this machine. If all dialled addresses are loopback addresses, it chooses loopback.
+// Otherwise it chooses the address of the default route. Without a default route it chooses the address of the
+// only interface that leads to other machines. If there are several such interfaces, or none, the error names
+// the setting in which the user must give the address, and the form of the address.
 func Outward(setting, form string, dialled []string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second) // names may have to be looked up
 	defer cancel()
@@ -27,20 +30,20 @@ func Outward(setting, form string, dialled []string) (string, error) {
 		case !ip.IsLoopback():
 			return ip.String(), nil
 		case namesLoopback(addr):
-			loopback = ip // right only if nothing else is dialled: then the whole cluster is on this machine
+			loopback = ip // used only if no address in dialled leads to another machine: then the whole cluster is on this machine
 		}
 	}
 	if loopback != nil && !slices.ContainsFunc(dialled, func(addr string) bool { return !namesLoopback(addr) }) {
 		return loopback.String(), nil
 	}
-	for _, anywhere := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} { // addresses of no machine, RFC 5737 and RFC 3849
+	for _, anywhere := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} { // documentation addresses (RFC 5737, RFC 3849), which belong to no machine
 		if ip := routed(context.Background(), anywhere); ip != nil && ip.IsGlobalUnicast() {
 			return ip.String(), nil
 		}
 	}
 	ip, err := onlyWay(interfaces())
 	if err != nil {
-		return "", fmt.Errorf("the address under which other machines reach this one cannot be known: %w; set %s=%s", err, setting, form)
+		return "", fmt.Errorf("the address at which other machines reach this machine is unknown: %w; set %s=%s", err, setting, form)
 	}
 	return ip.String(), nil
 }
@@ -59,8 +62,9 @@ func routed(ctx context.Context, addr string) net.IP {
 	return nil
 }
 
-// namesLoopback reports whether addr says that it is on this machine. A name that leads to a loopback address does not:
-// many machines have their own name in /etc/hosts with 127.0.1.1, under which no other machine reaches them.
+// namesLoopback reports whether addr is a loopback address or localhost. For another name that resolves to a loopback
+// address it returns false: on many machines /etc/hosts maps the machine's own name to 127.0.1.1, although the name is
+// meant for other machines too.
 func namesLoopback(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
@@ -74,7 +78,8 @@ type link struct {
 	ips    []net.IP
 }
 
-// onlyWay returns the address of the only interface over which other machines can reach this one, IPv4 before IPv6.
+// onlyWay returns the address of the only interface that other machines can reach, with IPv4 before IPv6. If
+// several interfaces or none can be reached, it returns an error.
 func onlyWay(links []link) (net.IP, error) {
 	var found net.IP
 	var ways, left []string
@@ -107,17 +112,13 @@ func onlyWay(links []link) (net.IP, error) {
 	return found, nil
 }
 
-// insideNames matches the names of interfaces of container engines, libvirt, CNI plugins and networks between nodes
-// (agent/overlay).
-var insideNames = regexp.MustCompile(`^(docker[0-9]+|docker_gwbridge|podman[0-9]+|br-[0-9a-f]{12}|veth[0-9a-f]{7,}|virbr[0-9]+|vnet[0-9]+|lxcbr[0-9]+|lxdbr[0-9]+|cni[0-9]+|cni-.*|flannel.*|ps[0-9]+|pvx[0-9]+)$`)
-
 func interfaces() (out []link) {
 	all, err := net.Interfaces()
 	if err != nil {
 		return nil
 	}
 	for _, i := range all {
-		l := link{name: i.Name, up: i.Flags&net.FlagUp != 0 && i.Flags&net.FlagRunning != 0, inside: insideNames.MatchString(i.Name) || switchOfNothing("/sys/class/net", i.Name)}
+		l := link{name: i.Name, up: i.Flags&net.FlagUp != 0 && i.Flags&net.FlagRunning != 0, inside: engine.InsideInterface(i.Name) || switchOfNothing("/sys/class/net", i.Name)}
 		addrs, err := i.Addrs()
 		if err != nil {
 			continue // the interface was removed in the meantime
@@ -132,8 +133,8 @@ func interfaces() (out []link) {
 	return out
 }
 
-// switchOfNothing reports whether an interface is a bridge without a port that is a device: a bridge of an engine under
-// any name. sys is the folder of the interfaces in sysfs.
+// switchOfNothing reports whether an interface is a bridge that connects no hardware device, such as the bridges
+// of container engines. sys is the folder of the interfaces in sysfs.
 func switchOfNothing(sys, name string) bool {
 	if _, err := os.Stat(filepath.Join(sys, name, "bridge")); err != nil {
 		return false
@@ -146,7 +147,7 @@ func switchOfNothing(sys, name string) bool {
 		if _, err := os.Stat(filepath.Join(sys, p.Name(), "device")); err == nil {
 			return true
 		}
-		// A bond or VLAN has devices below it.
+		// A bond or a VLAN interface is no hardware device itself, but has one below it.
 		below, _ := filepath.Glob(filepath.Join(sys, p.Name(), "lower_*"))
 		return len(below) > 0
 	})

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// The address that is advertised is never that of an interface that is down, or that leads only to containers. If it
-// cannot be known, the error names the interfaces and their addresses.
+// Without a default route, onlyWay must never choose the address of an interface that is down or leads only to
+// containers. If no address can be chosen, the error names the interfaces and their addresses.
 func TestTheOnlyWayToThisMachine(t *testing.T) {
 	at := func(name, state string, ips ...string) link {
 		l := link{name: name, up: state != "down", inside: state == "inside"}
@@ -29,8 +29,8 @@ func TestTheOnlyWayToThisMachine(t *testing.T) {
 		{"only IPv6", []link{at("eth0", "up", "fe80::1", "2001:db8::7")}, "2001:db8::7"},
 		{"a bridge of an engine comes first", []link{at("docker0", "inside", "172.17.0.1"), at("eth0", "up", "10.0.0.7")}, "10.0.0.7"},
 		{"an interface that is down comes first", []link{at("eth0", "down", "10.0.0.7"), at("eth1", "up", "10.1.0.7")}, "10.1.0.7"},
-		{"two ways", []link{at("eth0", "up", "10.0.0.7"), at("eth1", "up", "10.1.0.7")}, "!several|eth0 (10.0.0.7)|eth1 (10.1.0.7)"},
-		{"only a bridge and a cable that is not plugged in", []link{lo, at("docker0", "inside", "172.17.0.1"), at("eth0", "down", "10.0.0.7")}, "!docker0 (172.17.0.1) leads only to containers|eth0 (10.0.0.7) is down"},
+		{"two interfaces lead to other machines", []link{at("eth0", "up", "10.0.0.7"), at("eth1", "up", "10.1.0.7")}, "!several|eth0 (10.0.0.7)|eth1 (10.1.0.7)"},
+		{"only a bridge and an interface that is down", []link{lo, at("docker0", "inside", "172.17.0.1"), at("eth0", "down", "10.0.0.7")}, "!docker0 (172.17.0.1) leads only to containers|eth0 (10.0.0.7) is down"},
 		{"nothing", []link{lo}, "!no interface has an address"},
 		{"a link-local address alone", []link{at("eth0", "up", "fe80::1", "169.254.0.1")}, "!no interface has an address"},
 	} {
@@ -38,24 +38,16 @@ func TestTheOnlyWayToThisMachine(t *testing.T) {
 		if want, wrong := strings.CutPrefix(tt.want, "!"); wrong {
 			for _, part := range strings.Split(want, "|") {
 				if err == nil || !strings.Contains(err.Error(), part) {
-					t.Errorf("%s: %v, %v; want an error with %q", tt.name, ip, err, part)
+					t.Errorf("%s: onlyWay returned %v, error %v; want an error with %q", tt.name, ip, err, part)
 				}
 			}
 		} else if err != nil || ip.String() != want {
-			t.Errorf("%s: %v, %v; want %s", tt.name, ip, err, want)
+			t.Errorf("%s: onlyWay returned %v, error %v; want %s", tt.name, ip, err, want)
 		}
 	}
 }
 
-func TestInterfacesInsideTheMachine(t *testing.T) {
-	for name, inside := range map[string]bool{
-		"docker0": true, "br-0123456789ab": true, "docker_gwbridge": true, "veth1234567": true, "virbr0": true, "podman0": true, "ps7": true, "pvx1": true,
-		"eth0": false, "enp3s0": false, "br0": false, "vmbr0": false, "br-lan": false, "bond0": false, "wg0": false, "veth0": false,
-	} {
-		if got := insideNames.MatchString(name); got != inside {
-			t.Errorf("%s is an interface inside the machine: %t, want %t", name, got, inside)
-		}
-	}
+func TestBridgesWithoutADevice(t *testing.T) {
 	sys := t.TempDir()
 	for _, dir := range []string{
 		"eth0/device", "vmbr0/bridge", "vmbr0/brif/eth0", "shop/bridge", "shop/brif/veth1", "veth1", "bond0/lower_eth0", "br1/bridge", "br1/brif/bond0", "empty/bridge", "empty/brif",
@@ -71,8 +63,8 @@ func TestInterfacesInsideTheMachine(t *testing.T) {
 	}
 }
 
-// An address on this machine is reached over loopback only if it is written so: a name may lead to loopback on the
-// machine that has the name.
+// Outward returns a loopback address only if a dialled address is written as loopback or localhost, because a
+// machine's own name may resolve to loopback.
 func TestOutwardOnTheWayToOthers(t *testing.T) {
 	for _, tt := range []struct {
 		dialled []string
@@ -83,10 +75,10 @@ func TestOutwardOnTheWayToOthers(t *testing.T) {
 		{[]string{"[::1]:8088"}, "::1"},
 	} {
 		if got, err := Outward("SETTING", "IP", tt.dialled); err != nil || got != tt.want {
-			t.Errorf("on the way to %v: %q, %v; want %s", tt.dialled, got, err, tt.want)
+			t.Errorf("Outward with the addresses %v, to which the program connects, returned %q, error %v; want %s", tt.dialled, got, err, tt.want)
 		}
 	}
 	if namesLoopback("s1:8088") || !namesLoopback("127.0.1.1:8088") {
-		t.Error("only a loopback address, or localhost, names this machine")
+		t.Error("namesLoopback must be true for loopback addresses and localhost only")
 	}
 }

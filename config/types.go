@@ -18,8 +18,8 @@ var (
 	mapType      = reflect.TypeFor[map[string]string]()
 )
 
-// typed chooses the parser of a field by the field's type and tags. For a wrong value a parser returns only the rule
-// that the value breaks ("must be …"); its caller adds the value and the source of the value.
+// typed chooses the parser of a field by the field's type and tags. For an invalid value a parser returns
+// only the rule that the value breaks ("must be …"); its caller adds the value and the source of the value.
 func (s *setting) typed(f reflect.StructField) error {
 	words := list(f.Tag.Get("oneof"))
 	low, high := f.Tag.Get("min"), f.Tag.Get("max")
@@ -185,7 +185,7 @@ func (s *setting) duration(low, high string, seconds bool) error {
 	if seconds {
 		s.Rule += " or a whole number of seconds"
 	}
-	// A duration must not be negative, unless it has a minimum.
+	// A duration must not be negative, unless the tag min allows negative values.
 	smallest, largest := time.Duration(0), time.Duration(1<<63-1)
 	var err error
 	if low != "" {

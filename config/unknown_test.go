@@ -34,7 +34,7 @@ func TestUnknownVariablesAreReported(t *testing.T) {
 				want = []string{c.want}
 			}
 			if got := l.Unknown(Sources{Variables: []string{c.variable}}, "PERSYS_CONFIG_FILE"); !slices.Equal(got, want) {
-				t.Errorf("got %q, want %q", got, want)
+				t.Errorf("Unknown returned %q, want %q", got, want)
 			}
 		})
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// Ask holds the inputs of Zone.Answer apart from the zone and the query.
+// Ask holds the further inputs of Zone.Answer: how the query arrived and how to order the answers.
 type Ask struct {
 	TCP       bool   // the query came over TCP: answers have up to 64 KiB; over UDP they have the size that the client accepts, at most 1232 bytes
 	Turn      uint32 // the records of an answer are rotated by this many positions
@@ -30,7 +30,7 @@ func (z *Zone) Answer(dst, query []byte, ask Ask) ([]byte, Outcome) {
 	return z.answer(dst, query, ask, new(reader))
 }
 
-// reader is the scratch memory of one answering goroutine.
+// reader holds the memory that a goroutine reuses for each query that it answers.
 type reader struct{ q query }
 
 func (z *Zone) answer(dst, msg []byte, ask Ask, r *reader) ([]byte, Outcome) {
@@ -130,8 +130,9 @@ func (z *Zone) zoneOf(q *query) int {
 	return -1
 }
 
-// positive appends the records of the set s to the answer dst, rotated by turn. If the set does not fit,
-// additional records are dropped first. If answers must be dropped too, the TC bit is set (RFC 2181, 9).
+// positive appends the records of the set s to the answer dst. It begins with another record for each value of turn,
+// so that the load is spread. If the set does not fit, additional records are dropped first. If answers must be
+// dropped too, the TC bit is set (RFC 2181, 9).
 func (z *Zone) positive(dst []byte, start int, flags uint16, limit int, turn uint32, q *query, s *rrset, out Outcome) ([]byte, Outcome) {
 	records := len(dst)
 	first, n := 0, int(s.answers)
@@ -189,7 +190,8 @@ func capTTLs(msg []byte, at, count int, ttl uint32) {
 	}
 }
 
-// appendSOA adds the SOA of the zone whose apex starts at offset apex of the queried name.
+// appendSOA adds the SOA record of the zone to dst. The zone's name is the part of the queried name that begins at
+// offset apex.
 func (z *Zone) appendSOA(dst []byte, q *query, apex int, ttl uint32) []byte {
 	const refresh, retry, expire = 60, 10, 600 // SOA timers in seconds; they have no effect, because there are no zone transfers
 	p := z.plan

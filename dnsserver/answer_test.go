@@ -12,7 +12,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// everything adds schedulers, nodes and workloads of every kind to the state w.
+// everything adds to the state w schedulers, nodes and workloads with every kind of address and port that the zone
+// treats differently.
 func everything(w *world) {
 	three(w)
 	w.node("n1", "10.1.0.1:50051")
@@ -324,7 +325,7 @@ var answerCases = []struct {
 		edit: func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassCHAOS },
 	},
 	{
-		name: "any class is refused", question: "persys.local. SOA", rcode: dns.RcodeRefused, foreign: true,
+		name: "the class ANY is refused", question: "persys.local. SOA", rcode: dns.RcodeRefused, foreign: true,
 		edit: func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassANY },
 	},
 	{

@@ -26,7 +26,7 @@ type Builder struct {
 	instances map[string]*instance   // running instances by workload id
 	services  map[string]*service    // services by DNS label
 	dirty     map[string]struct{}    // labels of the services whose records must be made again
-	// dirtyAddrs are the addresses whose PTR records must be made again, once per update.
+	// dirtyAddrs are the addresses whose PTR records must be made again at the end of the present update.
 	dirtyAddrs map[netip.Addr]struct{}
 }
 
@@ -75,8 +75,8 @@ func (b *Builder) Rebuild(v fsm.View) {
 	b.renderServices()
 }
 
-// Update applies changes of the feed; v is the state after the last of them. Changes may be repeated and in
-// any order, because they only tell which rows of v to read again.
+// Update applies changes of the feed; v is the state after the last of them. Changes may come twice and in any order:
+// from a change Update takes only which object has changed, and reads the object from v.
 func (b *Builder) Update(v fsm.View, changes []fsm.Change) {
 	b.view = v
 	schedulers := false
@@ -88,8 +88,8 @@ func (b *Builder) Update(v fsm.View, changes []fsm.Change) {
 		case fsm.TableNode:
 			nodes[c.Key] = struct{}{}
 		case fsm.TableWorkload:
-			// A workload that was not serving before the change and is not serving after it is not in the
-			// zone.
+			// The zone contains only workloads that serve (that run and pass their health checks). So skip a workload
+			// that serves neither before nor after the change.
 			if was, now := c.OldWorkload(), c.NewWorkload(); was != nil && serving(was) || now != nil && serving(now) {
 				workloads[c.Key] = struct{}{}
 			}
@@ -161,7 +161,7 @@ func (b *Builder) set(n name, sets []rrset, standalone bool) {
 	}
 }
 
-// zoneOf returns the offset in n at which the apex of its zone starts.
+// zoneOf returns the offset in the name n at which the name of its zone (the apex) starts.
 func (b *Builder) zoneOf(n name) uint8 {
 	for _, apex := range b.plan.apexes {
 		if n.within(apex) {

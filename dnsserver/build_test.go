@@ -281,7 +281,8 @@ func TestLargeGroupIsCut(t *testing.T) {
 	}
 }
 
-// The PTR records of an address shared by thousands of nodes are made only once per update.
+// Thousands of nodes have the same address, and all of them change in one update. The PTR records of the address must
+// be made only once.
 func TestNodesAtOneAddress(t *testing.T) {
 	w := newWorld(t)
 	b, err := NewBuilder(Config{}, w.s, Hints{})
@@ -356,7 +357,7 @@ func TestLabelOfAnID(t *testing.T) {
 		}
 	}
 	if got := Label("Web_1"); !strings.HasPrefix(got, "web-1-") || len(got) != len("web-1-")+6 {
-		t.Errorf("id Web_1 has the label %q", got)
+		t.Errorf("the DNS label of id Web_1 is %q, want a cleaned id with a hash", got)
 	}
 }
 

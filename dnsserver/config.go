@@ -38,9 +38,9 @@ type Config struct {
 	TTLs         TTLs
 }
 
-// Hints are what this replica observes about the schedulers and what is not in the replicated state. They
-// name replicas by their Raft server ids. Hints can only remove schedulers, lower their priority and shorten
-// TTLs; they never add a scheduler. If they would remove every scheduler, none is removed.
+// Hints are observations of this replica about the schedulers that the replicated state does not contain.
+// They name replicas by their Raft server ids. Hints can only remove schedulers, lower their priority and
+// shorten TTLs; they never add a scheduler. If they would remove every scheduler, none is removed.
 type Hints struct {
 	Dead        []string // replicas that gossip reports as lost; they are left out of all answers
 	Suspect     []string // replicas that stay in the answers, with the lowest priority
@@ -62,7 +62,8 @@ func (h Hints) Equal(o Hints) bool {
 // seconds holds the fields of TTLs in seconds.
 type seconds struct{ scheduler, agent, workload, zone, negative, short uint32 }
 
-// plan is a checked Config, with the names from which all other names are built.
+// plan is made from a valid Config. It contains the domain names to which labels are added to make the names of
+// schedulers, nodes and workloads.
 type plan struct {
 	domain, agentsDomain name
 	apexes               []name // the two domains, the longer one first; only one entry if they are equal
@@ -131,7 +132,7 @@ func (c Config) plan() (*plan, error) {
 	p.agents = under(p.agentsDomain, p.shard)
 	p.workloads = under(p.domain, p.shard, "workloads")
 	if p.agents == p.workloads || p.agents == p.schedulers {
-		return nil, fmt.Errorf("AGENTS_DISCOVERY_DOMAIN %s with SCHEDULER_SHARD_KEY %s: %s is used by other names", p.agentsDomain, p.shard, p.agents)
+		return nil, fmt.Errorf("AGENTS_DISCOVERY_DOMAIN %s with SCHEDULER_SHARD_KEY %s: the zone has other names below %s", p.agentsDomain, p.shard, p.agents)
 	}
 	p.hostmaster = under(p.domain, "hostmaster")
 	return p, nil

@@ -104,7 +104,7 @@ func exchange(ctx context.Context, server string, msg []byte, tcp bool) ([]byte,
 			return reply, nil
 		}
 		if tcp {
-			return nil, fmt.Errorf("%s answered another question", server)
+			return nil, fmt.Errorf("the upstream server %s answered another question than it was asked", server)
 		}
 	}
 }
@@ -119,7 +119,7 @@ func readReply(conn net.Conn, buf []byte, tcp bool) ([]byte, error) {
 	}
 	n := int(binary.BigEndian.Uint16(buf))
 	if n < headerLen {
-		return nil, errors.New("answer without a header")
+		return nil, errors.New("the answer of the upstream server has no complete header")
 	}
 	_, err := io.ReadFull(conn, buf[:n])
 	return buf[:n], err

@@ -2,7 +2,7 @@ package dnsserver
 
 import "github.com/persys/compute/fsm/bounds"
 
-// Label returns the DNS label of an id (docs/RULES.md, "Ids").
+// Label converts the id of a workload, group, node or replica to a valid DNS label (docs/RULES.md, "Ids").
 func Label(id string) string { return bounds.DNSLabel(id) }
 
 // maxLabel is the longest DNS label, in bytes (RFC 1035, 2.3.4).

@@ -36,7 +36,7 @@ type bucket struct {
 	over   uint32
 }
 
-// verdict is the limiter's decision on a query.
+// verdict is what the limiter decides about a query: answer it, send a truncated reply, or drop it.
 type verdict uint8
 
 const (

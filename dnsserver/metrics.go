@@ -16,8 +16,7 @@ var (
 	rcodeNames = [...]string{"NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "BADVERS"}
 )
 
-// metrics holds the time series of the server's metrics, so that a query only increments one and does not
-// look it up by labels.
+// metrics holds the time series of the server's metrics, so that no lookup by labels is needed for each query.
 type metrics struct {
 	*telemetry.Set
 
@@ -71,7 +70,7 @@ func (m *metrics) answered(out Outcome) {
 	}
 }
 
-// took adds the latency d of n answers that were sent together to the histogram.
+// took records in the histogram that each of n answers, which were sent together, took the time d.
 func (m *metrics) took(d time.Duration, n int) {
 	for range n {
 		m.latency.Observe(d.Seconds())

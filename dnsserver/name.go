@@ -73,7 +73,7 @@ func (n name) String() string {
 	return s
 }
 
-// reverseName returns the name in in-addr.arpa or ip6.arpa for a.
+// reverseName returns the name for reverse lookups of the address a, in in-addr.arpa or ip6.arpa.
 func reverseName(a netip.Addr) name {
 	const hexdigits = "0123456789abcdef"
 	if a.Is4() {

@@ -48,7 +48,7 @@ func (b *Builder) placeNode(id string) bool {
 	return true
 }
 
-// replaceNode stores n as the node with that id in the list m[k]; a nil n removes the node.
+// replaceNode replaces the node with this id in the list m[k] by n. If n is nil, it removes the node from the list.
 func replaceNode[K comparable](m map[K][]*node, k K, id string, n *node) {
 	list := m[k]
 	i, there := slices.BinarySearchFunc(list, id, func(o *node, id string) int { return strings.Compare(o.id, id) })
@@ -70,7 +70,8 @@ func replaceNode[K comparable](m map[K][]*node, k K, id string, n *node) {
 // nodeName returns <node>.<Shard>.<AgentsDomain>.
 func (p *plan) nodeName(label string) name { return under(p.agents, label) }
 
-// target returns the node's name for SRV records, or "" if the node has no address or host name.
+// target returns the name to which SRV records for this node point, or "" if the node has neither an address nor a
+// host name.
 func (n *node) target(p *plan) name {
 	if n.at.addr.IsValid() {
 		return p.nodeName(n.label)

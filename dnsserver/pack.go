@@ -36,7 +36,7 @@ const (
 	srvWeight    = 100
 )
 
-// end returns the end offset of answer i in the body.
+// end returns the offset in the packed records at which answer i ends.
 func (s *rrset) end(i int) uint32 {
 	if s.ends == nil {
 		return s.glue
@@ -44,7 +44,8 @@ func (s *rrset) end(i int) uint32 {
 	return s.ends[i]
 }
 
-// pack returns the set that answers a question for qname. It keeps at most maxPerAnswer answers.
+// pack converts records to the wire form of the answer to a question for qname and typ. If rotate is set, the order of
+// the answers changes with each reply. It keeps at most maxPerAnswer answers.
 func pack(qname name, typ uint16, rotate bool, answers, extras []record) rrset {
 	answers = answers[:min(len(answers), maxPerAnswer)]
 	s := rrset{typ: typ, rotate: rotate && len(answers) > 1, answers: uint16(len(answers)), extras: uint16(len(extras))}
@@ -114,8 +115,8 @@ func (r *record) append(b []byte, qname name) []byte {
 	return append(b, r.target...)
 }
 
-// appendOwner appends the name n to b. The longest suffix that n shares with qname, the name in the question,
-// becomes a compression pointer to it.
+// appendOwner appends the name n to b. It replaces the longest suffix that n has in common with qname, the name in the
+// question, by a compression pointer into the question.
 func appendOwner(b []byte, n, qname name) []byte {
 	for rest := qname; len(rest) > 1; rest = rest.parent() {
 		if n.within(rest) {

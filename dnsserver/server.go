@@ -266,7 +266,7 @@ func (s *Server) followCursor(ctx context.Context, cur *store.Cursor, b *Builder
 		if now := time.Now(); now.Sub(asked) >= hintsEvery {
 			asked = now
 			if h := hints(); !h.Equal(b.hints) {
-				s.log.Info("DNS answers follow new hints", "dead", h.Dead, "suspect", h.Suspect, "leader", h.Leader, "partitioned", h.Partitioned)
+				s.log.Info("the hints about schedulers changed, and DNS answers with them", "dead", h.Dead, "suspect", h.Suspect, "leader", h.Leader, "partitioned", h.Partitioned)
 				b.SetHints(h)
 				changed = true
 			}
@@ -304,7 +304,8 @@ func (s *Server) respond(dst, msg []byte, tcp bool, client netip.Addr, now time.
 	return dst, false
 }
 
-// slipped appends an empty answer with the TC bit, which makes the client retry over TCP.
+// slipped is called for a query over the client's rate limit. It appends an empty answer with the TC bit, which makes
+// the client retry over TCP.
 func (r *reader) slipped(dst, msg []byte) []byte {
 	if _, ok := r.q.read(msg); !ok || r.q.end == 0 {
 		return dst

@@ -128,7 +128,7 @@ func TestServesUDPAndTCP(t *testing.T) {
 			for _, target := range targets {
 				m := exchangeWith(t, "udp", target, question("_persys-scheduler._tcp.persys.local. SRV", edns(1232)))
 				if len(m.Answer) != 3 || !m.Authoritative {
-					t.Errorf("the answer of %s is %v", target, m)
+					t.Errorf("the answer of the address %s is %v, want the records of the zone", target, m)
 				}
 				if m = exchangeWith(t, "udp", target, question("api.default.workloads.persys.local. A")); !m.Truncated {
 					t.Errorf("over UDP the query %s returned %d answers that are not truncated", target, len(m.Answer))
@@ -141,8 +141,8 @@ func TestServesUDPAndTCP(t *testing.T) {
 	}
 }
 
-// The order of addresses in answers rotates, so clients that use the first address are distributed over all
-// instances.
+// The order of the addresses must change from answer to answer, so that clients which use the first address are
+// distributed over all instances.
 func TestAnswersRotate(t *testing.T) {
 	r := serve(t, crowd(t, 4), Options{})
 	first := map[string]bool{}
@@ -154,7 +154,7 @@ func TestAnswersRotate(t *testing.T) {
 		first[m.Answer[0].String()] = true
 	}
 	if len(first) < 2 {
-		t.Errorf("64 answers began with %v", first)
+		t.Errorf("64 answers began with only these addresses: %v, want each instance first at some time", first)
 	}
 }
 
@@ -176,7 +176,8 @@ func TestServerAnswersDig(t *testing.T) {
 	if out := ask("+short", "srv", "_persys-scheduler._tcp.persys.local"); strings.Count(out, "persys-scheduler.persys.local.\n") != 3 {
 		t.Errorf("dig shows SRV records %s", out)
 	}
-	// dig retries over TCP after a truncated answer.
+	// The answer is truncated, because it does not fit into a UDP packet. The program dig then repeats the query over
+	// TCP and must get all addresses.
 	if out := ask("+noedns", "a", "api.default.workloads.persys.local"); strings.Count(out, "A\t172.17.") != 60 || !strings.Contains(out, "(TCP)") && !strings.Contains(out, "retrying in TCP") {
 		t.Errorf("dig over TCP does not show all 60 addresses: %s", out)
 	}
@@ -210,7 +211,7 @@ func TestChangesShowInAnswers(t *testing.T) {
 	r.publish()
 	testbed.Until(t, "the node's address", func() bool { return len(ask("n1.default.agents.persys.cloud. A")) == 1 })
 	if d := time.Since(began); d > 500*time.Millisecond { // on an idle machine the change is in DNS after about 50 ms
-		t.Errorf("a change showed after %v", d)
+		t.Errorf("a change showed in answers after %v", d)
 	}
 	r.removeNode("n1")
 	r.publish()
@@ -219,14 +220,15 @@ func TestChangesShowInAnswers(t *testing.T) {
 		t.Errorf("the SOA serial is %d, want %d", got, r.index)
 	}
 
-	// After a snapshot is restored, the change feed contains none of the earlier changes.
+	// After a snapshot is restored, the change feed does not contain the changes before it. The server must then build
+	// the zone again from the state.
 	r.node("n2", "10.1.0.2:50051")
 	r.st.Restore(r.s)
 	r.feed = nil
 	testbed.Until(t, "a node that was added by a restored snapshot", func() bool { return len(ask("n2.default.agents.persys.cloud. A")) == 1 })
 	r.node("n3", "10.1.0.3:50051")
 	r.publish()
-	testbed.Until(t, "a change after it", func() bool { return len(ask("n3.default.agents.persys.cloud. A")) == 1 })
+	testbed.Until(t, "a change after the restored snapshot", func() bool { return len(ask("n3.default.agents.persys.cloud. A")) == 1 })
 }
 
 func TestHintsShowWithinASecond(t *testing.T) {
@@ -243,7 +245,7 @@ func TestHintsShowWithinASecond(t *testing.T) {
 		_persys-scheduler.persys.local. 1 IN SRV 20 100 8085 s1.persys-scheduler.persys.local.`)
 	testbed.Until(t, "the hints", func() bool { return slices.Equal(srv(), want) })
 	if d := time.Since(began); d > time.Second {
-		t.Errorf("a hint showed after %v", d)
+		t.Errorf("a hint showed in answers after %v", d)
 	}
 	r.hints.Store(&Hints{Partitioned: true})
 	testbed.Until(t, "the metric of a partition", func() bool { return value(t, r.srv.metrics.partitioned) == 1 })
@@ -366,7 +368,7 @@ func TestForgedUpstreamAnswersAreRejected(t *testing.T) {
 		"an answer that is cut off":     {reply(func(b []byte) []byte { return b[:14] }), false},
 	} {
 		if got := answers(c.reply, ask, 4711); got != c.want {
-			t.Errorf("%s is accepted: %v, want %v", name, got, c.want)
+			t.Errorf("the upstream's answer (%s) is accepted: %v, want %v", name, got, c.want)
 		}
 	}
 }
@@ -486,7 +488,8 @@ func TestLimiterBoundsEachClient(t *testing.T) {
 	if p, _ := take(l, "2001:db8:0:2::1", 1); p != 1 {
 		t.Error("addresses of two different /64 are limited as one client")
 	}
-	// The limiter's memory does not grow with the number of clients, and a new client may send a full burst.
+	// Send queries from very many addresses. The limiter's memory must not grow, and a new client must be allowed a
+	// full burst.
 	for i := range 100_000 {
 		if l.take(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), now) != pass {
 			t.Fatal("the first query of a new client was limited")

@@ -118,8 +118,8 @@ func (s *SkyDNS) Change(v fsm.View, c *fsm.Change) []SkyRecord {
 	return nil
 }
 
-// replica returns the records of the replica with a DNS label. While a replica replaces another one under the
-// same name, both have the label. Then the replica that is last in the order of v.Replicas is used.
+// replica returns the records of the replica with a DNS label. While a replica replaces another one under the same
+// name, both have the label. In this case the records are those of the replica that v.Replicas lists last.
 func (s *SkyDNS) replica(v fsm.View, label string) []SkyRecord {
 	var at endpoint
 	v.Replicas(func(r *fsm.Replica) bool {

@@ -43,8 +43,8 @@ func TestSkyDNSRecords(t *testing.T) {
 	}
 }
 
-// If the results of Change are applied to the keys in etcd one by one, etcd has the same keys that Records
-// returns.
+// The mirror updates the DNS records in etcd by calling Change for each change of the state. Afterwards etcd must have
+// the same keys and values as Records returns for the whole state.
 func TestSkyDNSChangesEqualRecords(t *testing.T) {
 	s, err := NewSkyDNS(Config{Shard: "east"}, "/c1/skydns", 60)
 	if err != nil {
@@ -81,7 +81,7 @@ func TestSkyDNSChangesEqualRecords(t *testing.T) {
 		t.Errorf("the name of a replaced replica has the address %s, want the address of the new replica", got)
 	}
 	w.removeReplica("r2")
-	step("the replaced one's removal")
+	step("the removal of the replaced replica")
 	w.replica("r1", "renamed", "10.0.0.1:8085")
 	step("another name")
 	w.replica("r1", "renamed", "host.example.com:8085")

@@ -2,10 +2,10 @@ package dnsserver
 
 import "hash/maphash"
 
-// table is a hash table from names to entries, of which older versions stay readable (a persistent data
-// structure). Only one goroutine may write. After seal, a copy of root is a version that never changes. In
-// each version, the writer copies a branch before it changes it for the first time. So a version costs memory
-// in proportion to its changes. A lookup costs one hash and three loads.
+// table is a hash table from names to entries, of which older versions stay readable (a persistent data structure).
+// Only one goroutine may write. After seal, a copy of root is a version that never changes. The writer copies a branch
+// of the table before it changes the branch for the first time in a version, and then changes the copy. So a version
+// costs memory in proportion to its changes. A lookup costs one hash and three loads.
 type table struct {
 	seed    maphash.Seed
 	root    [fan]*branch

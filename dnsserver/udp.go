@@ -7,12 +7,12 @@ import (
 	"slices"
 )
 
-// maxQuery is the maximum size of a query over UDP, in bytes. The rest of a longer packet is cut off, so its
-// query is malformed.
+// maxQuery is the maximum size of a query over UDP, in bytes. Of a longer packet only these bytes are received, so it
+// is answered as a malformed query.
 const maxQuery = 1232
 
-// maxFailures is the number of consecutive receive errors after which a UDP socket counts as broken. A few
-// errors are normal: the kernel reports in this way that a client's port is closed.
+// maxFailures is the number of consecutive receive errors after which the server gives up a UDP socket as broken. A
+// few errors are normal: the kernel reports in this way that a client's port is closed.
 const maxFailures = 1000
 
 // forwardPacket forwards the query msg to an upstream server in a separate goroutine. It copies msg and

@@ -41,7 +41,8 @@ const socketBuffer = 4 << 20
 // prepareUDP sets the buffers of a socket. On a socket that listens on all addresses it also
 // requests the destination address of each packet, because an answer must be sent from that address.
 func prepareUDP(conn *net.UDPConn) error {
-	// Errors are ignored: with the default buffers the server still works, but loses packets under less load.
+	// Ignore errors: with the system's default buffers the server works too, but it loses packets at a lower query
+	// rate.
 	_ = conn.SetReadBuffer(socketBuffer)
 	_ = conn.SetWriteBuffer(socketBuffer)
 	if !conn.LocalAddr().(*net.UDPAddr).IP.IsUnspecified() {
@@ -97,8 +98,8 @@ type mmsghdr struct {
 	_   [4]byte
 }
 
-// packets holds the buffers for the packets of one socket. The kernel writes into them through the pointers
-// in the headers, so they never move, and their sizes are those in the headers.
+// packets holds the buffers for the packets of one socket. The kernel writes into the buffers through pointers in the
+// headers. So the buffers are never reallocated, and their sizes must equal the sizes in the headers.
 type packets struct {
 	in, out   [batch]mmsghdr
 	inVec     [batch]unix.Iovec

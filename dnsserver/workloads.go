@@ -37,7 +37,7 @@ type service struct {
 type port struct{ service, proto string }
 
 // serving reports whether the zone contains records for w: w is running and, if it has health checks,
-// passes them. The template of a group has no instance and no records.
+// passes them. A template, such as a cron or a system workload, has no instance of its own and no records.
 func serving(w *fsm.Workload) bool {
 	return !w.IsTemplate() && w.Status == fsm.StatusRunning && (w.Actual.Health == "" || w.Actual.Health == fsm.Healthy)
 }
@@ -200,7 +200,7 @@ func (b *Builder) packService(owner name, p port, members []*instance) rrset {
 	return pack(owner, dns.TypeSRV, true, srv, glue)
 }
 
-// absent adds k to m and reports whether k is new in m.
+// absent adds k to the set m. It returns true if k was not in m before.
 func absent[K comparable](m map[K]struct{}, k K) bool {
 	if _, ok := m[k]; ok {
 		return false

@@ -221,7 +221,8 @@ func inOrder(rrs []dns.RR) []string {
 	return out
 }
 
-// lines parses zone-file text with one record per line, and returns it in the form of texts.
+// lines parses zone-file text with one record per line. It returns the records sorted and formatted as the function
+// texts does, for comparison.
 func lines(text string) []string {
 	out := []string{}
 	for l := range strings.Lines(text) {

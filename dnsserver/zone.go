@@ -18,7 +18,7 @@ type Zone struct {
 	cap     uint32   // maximum of every TTL in seconds; 0 means no maximum
 }
 
-// server is a name server of the zones, with its addresses.
+// server is a name server that the NS records of the zones list, with its address records.
 type server struct {
 	name name
 	glue []record // address records of the name server, with the TTL for schedulers

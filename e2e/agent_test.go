@@ -16,14 +16,15 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Heartbeat interval and lease of the settings that fast returns, and the time limit for changes to take effect.
+// interval and lease: the heartbeat interval and the lease that the settings of the function fast give.
+// settle: the time limit of the tests for a change to take effect.
 const (
 	interval = time.Second
 	lease    = 3 * time.Second
 	settle   = 30 * time.Second
 )
 
-// apply applies one workload and fails the test if it is refused.
+// apply applies one workload through any scheduler, and fails the test if the schedulers refuse the workload.
 func apply(t *testing.T, c *harness.Cluster, id string, spec *controlv1.WorkloadSpec) *controlv1.ApplyWorkloadResponse {
 	t.Helper()
 	control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
@@ -67,7 +68,8 @@ func agentOf(t *testing.T, c *harness.Cluster, node string) (holder, other *harn
 	return holder, other
 }
 
-// runsOf returns the runs of one workload on all simulated engines of a cluster.
+// runsOf returns the runs (start and end of each instance) of one workload on all simulated engines of a
+// cluster.
 func runsOf(t *testing.T, c *harness.Cluster, id string) []sim.Run {
 	t.Helper()
 	var out []sim.Run
@@ -84,7 +86,7 @@ func runsOf(t *testing.T, c *harness.Cluster, id string) []sim.Run {
 	return out
 }
 
-// TestAgentRestart: an agent that restarts adopts its running containers and does not restart them.
+// TestAgentRestart: after a restart, an agent takes its running containers over and does not restart them.
 func TestAgentRestart(t *testing.T) {
 	t.Run("docker", func(t *testing.T) {
 		e, image := theEngine(t)
@@ -124,7 +126,7 @@ func TestAgentRestart(t *testing.T) {
 		control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
 		resp, err := control.DeleteWorkload(t.Context(), &controlv1.DeleteWorkloadRequest{WorkloadId: "adopted"})
 		if err != nil || !resp.GetSuccess() {
-			t.Fatalf("delete: %v %s", err, resp.GetErrorMessage())
+			t.Fatalf("the delete returned %v %s, want success", err, resp.GetErrorMessage())
 		}
 		must(t, testbed.Poll(t.Context(), settle, "the container's removal", func(ctx context.Context) error {
 			all, err := e.Workload(ctx, id, "adopted")
@@ -157,8 +159,8 @@ func TestAgentRestart(t *testing.T) {
 	})
 }
 
-// TestAgentLostOnDocker: after an agent has died, another agent on the same Docker engine runs its workload a few
-// seconds after the lease at the latest.
+// TestAgentLostOnDocker: two agents use the same Docker engine. When the agent of a workload dies, the
+// other agent runs the workload at the latest a few seconds after the lease has ended.
 func TestAgentLostOnDocker(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
@@ -182,20 +184,21 @@ func TestAgentLostOnDocker(t *testing.T) {
 	if nodes[other.NodeID] != "running" {
 		t.Errorf("the engine has containers in the states %v (by node), want one running of %s", nodes, other.NodeID)
 	}
-	// The old agent returns and stops its container.
+	// Start the killed agent again. It must stop its container of the workload, which now runs at the other
+	// agent.
 	must(t, holder.Start())
 	must(t, testbed.Poll(t.Context(), settle, "the old container's removal", func(ctx context.Context) error {
 		all, err := e.Workload(ctx, id, "moving")
 		if err == nil && (len(all) != 1 || all[0].Labels["persys.node_id"] != other.NodeID) {
-			err = fmt.Errorf("the engine has %d containers", len(all))
+			err = fmt.Errorf("the engine has %d containers of the workload, want only the one on the other agent", len(all))
 		}
 		return err
 	}))
 }
 
-// TestAgentLost kills the agent of a node. The workload must start on the other node, but not before the lease has
-// ended, and its old instance must stop when the first agent returns. Each agent has a simulated engine, which records
-// every start and stop.
+// TestAgentLost kills the agent of a node. The workload must start on the other node, but not before the
+// lease has ended, and the instance on the first node must stop when the first agent starts again. Each
+// agent has a simulated engine, which records every start and stop.
 func TestAgentLost(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	for range 2 {
@@ -221,9 +224,11 @@ func TestAgentLost(t *testing.T) {
 	for i := range 3 {
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), fmt.Sprintf("many-%d", i), settle, runningOn(holder.NodeID)))
 	}
-	// Another workload on the node whose agent will be killed has failed, and waits for its next attempt.
+	// Apply a workload whose program ends at once. It fails on this node, and the agent waits before it starts
+	// the program again.
 	crashing := container("sim/crash")
-	crashing.GetContainer().RestartPolicy = "no"
+	crashing.GetContainer().RestartPolicy = ""
+	crashing.Kind, crashing.Job = "job", &controlv1.JobSpec{Retries: new(int32(100))}
 	apply(t, c, "retried", crashing)
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "retried", settle, func(w *controlv1.WorkloadView) bool {
 		return w.GetStatus() == "RetryPending" && w.GetAssignedNodeId() == holder.NodeID
@@ -231,8 +236,8 @@ func TestAgentLost(t *testing.T) {
 
 	must(t, holder.Kill())
 	killed, at := sim.Boottime(), time.Now()
-	// Another workload is placed on the dead node before any scheduler has noticed the death. Its order never
-	// arrives.
+	// Another workload is placed on the dead node before any scheduler has noticed the death. The agent never
+	// gets the order.
 	apply(t, c, "late", container("persys/any:1"))
 	late := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "late", settle, func(w *controlv1.WorkloadView) bool {
 		return w.GetAssignedNodeId() != "" || w.GetReason().GetCode() != ""
@@ -246,7 +251,8 @@ func TestAgentLost(t *testing.T) {
 		if len(runs) != 2 || runs[1].NodeID != other.NodeID {
 			t.Fatalf("%s: want one run on each node, got %+v", id, runs)
 		}
-		// The lease was granted at the last heartbeat: at most one interval before the kill.
+		// The workload may start elsewhere only after the lease. The lease began at the last heartbeat, which was
+		// at most one interval before the kill.
 		if early := runs[1].From - killed; early < lease-interval-200*time.Millisecond {
 			t.Errorf("workload %s was started again %s after its agent was killed, before its lease of %s could end", id, early, lease)
 		}
@@ -257,8 +263,8 @@ func TestAgentLost(t *testing.T) {
 		t.Errorf("moving took %s, want the lease (%s) and a few seconds", took, lease)
 	}
 
-	// The workload that had failed (retried) and the workload whose order never arrived (late) move to the
-	// other node too.
+	// The other node must also run two more workloads: retried, which had failed on the dead node, and late,
+	// whose order the dead agent never got.
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "late", settle, runningOn(other.NodeID)))
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "retried", settle, func(w *controlv1.WorkloadView) bool {
 		return w.GetAssignedNodeId() == other.NodeID
@@ -267,7 +273,8 @@ func TestAgentLost(t *testing.T) {
 		t.Errorf("workload late ran %+v, want one run, on %s", runs, other.NodeID)
 	}
 
-	// The exclusive workload waits for an operator. persysctl why names the command.
+	// The exclusive workload must stay until an operator confirms that the dead node is off (persysctl node
+	// fence). persysctl why must name that command.
 	view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "single", settle, func(w *controlv1.WorkloadView) bool {
 		return w.GetReason().GetCode() == fsm.CodeAwaitFailover
 	}))
@@ -282,7 +289,8 @@ func TestAgentLost(t *testing.T) {
 	if runs := runsOf(t, c, "single"); len(runs) != 1 {
 		t.Errorf("the exclusive workload ran again without a fence: %+v", runs)
 	}
-	// The machine is powered off, and the operator fences the node.
+	// Power the machine off: all instances on its engine end. Then confirm that the node is off, as an operator
+	// does (node fence).
 	engine := got[*sim.Engine](t)(sim.NewEngine(sim.Options{Dir: holder.SimDir}))
 	must(t, engine.PowerOff())
 	_, err = admin.FenceNode(t.Context(), &clusterv1.FenceNodeRequest{NodeId: holder.NodeID})
@@ -292,7 +300,8 @@ func TestAgentLost(t *testing.T) {
 		t.Errorf("the exclusive workload ran twice at one time: %+v", over)
 	}
 
-	// The old agent returns. The moved workloads stay on the other node, and the old agent stops its instances of them.
+	// Start the killed agent again. The moved workloads must stay on the other node, and the restarted agent
+	// must stop its own instances of them.
 	must(t, holder.Start())
 	must(t, c.WaitNode(t.Context(), holder.NodeID, "Ready", settle))
 	for _, id := range []string{"many-0", "many-1", "many-2", "late", "single"} {
@@ -311,9 +320,9 @@ func TestAgentLost(t *testing.T) {
 	}
 }
 
-// TestSleepEvictsNobody: the leader alone, and then all schedulers, are frozen for longer than a lease. No workload may
+// TestFrozenSchedulersEvictNoWorkload: the leader alone, and then all schedulers, are frozen for longer than a lease. No workload may
 // be evicted or restarted.
-func TestSleepEvictsNobody(t *testing.T) {
+func TestFrozenSchedulersEvictNoWorkload(t *testing.T) {
 	// The lease is one second longer than in other tests, because the agent must first notice that the leader
 	// hangs, and the race detector is slow on a busy machine.
 	const lease = 4 * time.Second
@@ -338,7 +347,8 @@ func TestSleepEvictsNobody(t *testing.T) {
 			}
 		}
 	}
-	// asleep freezes the schedulers with these indexes for longer than a lease, which runs in real time.
+	// asleep freezes the schedulers with these indexes for longer than a lease. The schedulers measure the lease
+	// by the real clock, so asleep blocks for this time.
 	asleep := func(who ...int) {
 		t.Helper()
 		for _, i := range who {

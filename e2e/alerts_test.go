@@ -23,8 +23,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// prometheusServer is a Prometheus with the configuration and the rules of deploy/. It asks a gateway what to scrape,
-// scrapes the real programs twice a second, and an alert fires as soon as its condition holds.
+// prometheusServer is a Prometheus with the configuration and the rules of deploy/. It gets the list of
+// programs to scrape from a gateway and scrapes them twice a second. Alerts have no waiting time: each
+// fires as soon as its condition holds.
 type prometheusServer struct {
 	t    *testing.T
 	addr string
@@ -58,13 +59,13 @@ func watched(t *testing.T, c *harness.Cluster) *prometheusServer {
 	must(t, p.Start())
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("prometheus says:\n%s", p.Tail(10))
+			t.Logf("Prometheus has printed:\n%s", p.Tail(10))
 		}
 		if err := p.Kill(); err != nil {
 			t.Error(err)
 		}
 	})
-	// Every program and the workload "well" are scraped and healthy.
+	// Wait until Prometheus scrapes every program and the workload "well", and all of them are up.
 	must(t, testbed.Poll(t.Context(), settle, "every program scraped", func(ctx context.Context) error {
 		var out struct {
 			Data struct {
@@ -81,7 +82,7 @@ func watched(t *testing.T, c *harness.Cluster) *prometheusServer {
 			}
 		}
 		if up != len(c.Schedulers)+len(c.Agents)+1 {
-			return fmt.Errorf("%d targets are up: %+v", up, out.Data.ActiveTargets)
+			return fmt.Errorf("only %d targets are up: %+v", up, out.Data.ActiveTargets)
 		}
 		return nil
 	}))
@@ -91,7 +92,7 @@ func watched(t *testing.T, c *harness.Cluster) *prometheusServer {
 func (w *prometheusServer) ask(ctx context.Context, what string, out any) error {
 	code, body, err := getText(ctx, "http://"+w.addr+"/api/v1/"+what)
 	if err == nil && code != 200 {
-		err = fmt.Errorf("%d %s", code, body)
+		err = fmt.Errorf("Prometheus answered %d %s", code, body)
 	}
 	if err != nil {
 		return err
@@ -99,7 +100,7 @@ func (w *prometheusServer) ask(ctx context.Context, what string, out any) error 
 	return json.Unmarshal(body, out)
 }
 
-// firing returns the names of the firing alerts, each once.
+// firing returns the names of the alerts that fire now, without duplicates.
 func (w *prometheusServer) firing(ctx context.Context) ([]string, error) {
 	var out struct {
 		Data struct {
@@ -123,7 +124,8 @@ func (w *prometheusServer) firing(ctx context.Context) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// fires waits until all wanted alerts fire; others may fire too.
+// fires waits until all alerts in want fire after the fault that the text after names. Other alerts may fire
+// too.
 func (w *prometheusServer) fires(after string, want ...string) {
 	w.t.Helper()
 	must(w.t, testbed.Poll(w.t.Context(), settle, strings.Join(want, ", ")+" after "+after, func(ctx context.Context) error {
@@ -137,9 +139,9 @@ func (w *prometheusServer) fires(after string, want ...string) {
 	}))
 }
 
-// TestAlertsFire: the most important alerts must fire for real faults of real programs. A rule with a label
-// that no program sets never fires, and tests with series that are written by hand do not show that. promtool
-// tests every rule with such series (TestRulesByPromtool in cmd/persys).
+// TestAlertsFire: the most important alerts must fire for real faults of real programs. A rule that names a
+// label which no program sets never fires. Only a test with real programs finds such a mistake:
+// TestRulesByPromtool (cmd/persys) tests every rule with promtool, but on metrics that are written by hand.
 func TestAlertsFire(t *testing.T) {
 	etcd := etcdPart(t)
 	c := start(t, harness.Options{
@@ -174,7 +176,7 @@ func TestAlertsFire(t *testing.T) {
 	must(t, testbed.Poll(t.Context(), settle, "no alert in a healthy cluster", func(ctx context.Context) error {
 		now, err := w.firing(ctx)
 		if err == nil && len(now) > 0 {
-			err = fmt.Errorf("%v fire", now)
+			err = fmt.Errorf("in a healthy cluster the alerts %v fire", now)
 		}
 		return err
 	}))

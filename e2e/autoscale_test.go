@@ -14,8 +14,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestAutoscale: a group for which the agent reports a high CPU use grows to its maximum number of members. A change of
-// leader and another apply of the file keep that number.
+// TestAutoscale: a group for which the agent reports a high CPU use grows to its maximum number of members.
+// The number stays the same when the leader changes and when the file is applied again.
 func TestAutoscale(t *testing.T) {
 	c := start(t, harness.Options{Binaries: shipped(t), SchedulerEnv: fast(nil)})
 	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -34,7 +34,7 @@ func TestAutoscale(t *testing.T) {
 			}
 			list, err := api.ListWorkloads(ctx, &controlv1.ListWorkloadsRequest{Group: "web", Status: "Running"})
 			if err == nil && len(list.GetWorkloads()) != n {
-				err = fmt.Errorf("there are %d", len(list.GetWorkloads()))
+				err = fmt.Errorf("%d members run", len(list.GetWorkloads()))
 			}
 			return err
 		}))
@@ -48,7 +48,7 @@ func TestAutoscale(t *testing.T) {
 	must(t, testbed.Poll(t.Context(), time.Minute, "the last decision in persysctl why", func(ctx context.Context) error {
 		res, err := c.Ctl(ctx, "why", "web-0", "-o", "json")
 		if err == nil && !strings.Contains(res.Stdout, "4 members, the limit") {
-			err = fmt.Errorf("it prints %s%s", res.Stdout, res.Stderr)
+			err = fmt.Errorf("persysctl why prints %s%s", res.Stdout, res.Stderr)
 		}
 		return err
 	}))

@@ -19,7 +19,8 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// untouched checks that each workload has had only one run, which has not ended.
+// untouched checks that each workload has run without interruption: its simulated engine has recorded one
+// start and no end.
 func untouched(t *testing.T, c *harness.Cluster, ids ...string) {
 	t.Helper()
 	for _, id := range ids {
@@ -29,8 +30,8 @@ func untouched(t *testing.T, c *harness.Cluster, ids ...string) {
 	}
 }
 
-// refusesEarlierEpoch checks that an agent refuses an order whose epoch has a lower incarnation, even with a higher
-// term.
+// refusesEarlierEpoch checks that an agent refuses an order whose epoch has a lower incarnation than the
+// present one, even if the order's term is higher.
 func refusesEarlierEpoch(t *testing.T, a *harness.Agent, cluster string, incarnation uint64) {
 	t.Helper()
 	cc, err := grpc.NewClient("passthrough:///"+a.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -51,7 +52,8 @@ func incarnation(t *testing.T, c *harness.Cluster, i int) uint64 {
 	return got[*clusterv1.StatusResponse](t)(c.Status(t.Context(), i)).GetIncarnation()
 }
 
-// startAndKeep starts two agents and some workloads, one of which is exclusive. It returns their ids.
+// startAndKeep starts two agents and some workloads, which must keep running until the end of the test; one
+// of them is exclusive. It returns their ids.
 func startAndKeep(t *testing.T, c *harness.Cluster) []string {
 	t.Helper()
 	for range 2 {
@@ -71,8 +73,8 @@ func startAndKeep(t *testing.T, c *harness.Cluster) []string {
 }
 
 // TestLostQuorumIsRecovered: two of three schedulers are lost with their disks. One command on the third
-// makes the cluster work again: it applies workloads, new schedulers join, agents refuse orders of the
-// earlier epoch, and workloads that run are not touched.
+// makes the cluster work again: it applies workloads, new schedulers join, agents refuse orders with an
+// epoch from before the loss, and running workloads are not touched.
 func TestLostQuorumIsRecovered(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	ids := startAndKeep(t, c)
@@ -107,11 +109,11 @@ func TestLostQuorumIsRecovered(t *testing.T) {
 	}
 	out, err := recovery("--yes")
 	if err != nil {
-		t.Fatalf("recover: %v\n%s", err, out)
+		t.Fatalf("persys-scheduler recover failed: %v\n%s", err, out)
 	}
 	for _, want := range []string{cluster, id, c.Schedulers[lost[0]].Name, c.Schedulers[lost[1]].Name, "4 workloads (4 running)", "Recovered under incarnation"} {
 		if !strings.Contains(out, want) {
-			t.Errorf("recover does not say %q:\n%s", want, out)
+			t.Errorf("persys-scheduler recover does not print %q:\n%s", want, out)
 		}
 	}
 
@@ -119,10 +121,10 @@ func TestLostQuorumIsRecovered(t *testing.T) {
 	leader, err := c.WaitLeader(t.Context(), electionLimit)
 	must(t, err)
 	if leader != left || selfID(t, c, left) != id {
-		t.Errorf("scheduler %d leads as %s", leader, selfID(t, c, left))
+		t.Errorf("scheduler %d leads with the replica id %s, want the recovered scheduler with its former id", leader, selfID(t, c, left))
 	}
 	if now := incarnation(t, c, left); now <= old {
-		t.Errorf("incarnation %d after %d", now, old)
+		t.Errorf("the incarnation is %d and was %d, want a higher one", now, old)
 	}
 	for _, id := range ids {
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
@@ -134,7 +136,7 @@ func TestLostQuorumIsRecovered(t *testing.T) {
 	}
 	refusesEarlierEpoch(t, agentWith(t, c, "new"), cluster, old)
 
-	// The machines get new disks, and their schedulers join as new replicas.
+	// Start the two lost schedulers again with empty disks. They must join as new replicas.
 	for _, i := range lost {
 		must(t, c.Schedulers[i].Start())
 	}
@@ -145,7 +147,7 @@ func TestLostQuorumIsRecovered(t *testing.T) {
 	untouched(t, c, append(ids, "new")...)
 }
 
-// agentWith returns the agent that runs a workload.
+// agentWith returns the agent of the node to which a workload is assigned.
 func agentWith(t *testing.T, c *harness.Cluster, id string) *harness.Agent {
 	t.Helper()
 	w := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
@@ -165,8 +167,8 @@ func ctl(t *testing.T, c *harness.Cluster, args ...string) string {
 }
 
 // TestBackupIsRestored restores a backup twice: first into the running cluster, after mistakes of an
-// operator, and then into new schedulers, after all schedulers were lost with their disks. Workloads that run
-// all the time are not touched.
+// operator, and then into new schedulers, after all schedulers were lost with their disks. Workloads that
+// are in the backup and in the cluster keep running and are not restarted.
 func TestBackupIsRestored(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	ids := startAndKeep(t, c)
@@ -177,14 +179,14 @@ func TestBackupIsRestored(t *testing.T) {
 	code, err := c.RunCtl(t.Context(), c.CtlEnv(c.Schedulers[from].GRPC), &out, &errs, "backup", "create", file)
 	must(t, err)
 	if code != 0 || !strings.Contains(out.String(), "4 workloads, 2 nodes") {
-		t.Fatalf("backup create: exit %d\n%s%s", code, out.String(), errs.String())
+		t.Fatalf("persysctl backup create ended with exit %d, want 0\n%s%s", code, out.String(), errs.String())
 	}
 	st := got[*clusterv1.StatusResponse](t)(c.Status(t.Context(), from))
 	if got := ctl(t, c, "backup", "inspect", file); !strings.Contains(got, st.GetClusterId()) || !strings.Contains(got, "4, 4 running") {
-		t.Errorf("backup inspect:\n%s", got)
+		t.Errorf("persysctl backup inspect prints\n%s", got)
 	}
 
-	// The mistakes: one workload is deleted, one is stopped, and one is added.
+	// Make the mistakes of an operator: delete one workload, stop one, and add one.
 	ctl(t, c, "delete", "kept-0", "--wait")
 	ctl(t, c, "stop", "kept-1", "--wait")
 	apply(t, c, "younger", container("persys/any:1"))
@@ -192,7 +194,7 @@ func TestBackupIsRestored(t *testing.T) {
 	preview := ctl(t, c, "backup", "restore", file, "--dry-run")
 	for _, want := range []string{"would be brought back: kept-0", "would be changed back: kept-1", "would be forgotten: younger", "2 workloads would be left"} {
 		if !strings.Contains(preview, want) {
-			t.Errorf("the preview does not say %q:\n%s", want, preview)
+			t.Errorf("the preview of the restore does not print %q:\n%s", want, preview)
 		}
 	}
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
@@ -203,7 +205,7 @@ func TestBackupIsRestored(t *testing.T) {
 	}
 	leader = got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	if now := incarnation(t, c, leader); now <= old {
-		t.Errorf("incarnation %d after %d", now, old)
+		t.Errorf("the incarnation is %d and was %d, want a higher one", now, old)
 	}
 	if res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "get", "younger")); res.Code != 3 {
 		t.Errorf("a restore must remove a workload that the backup lacks, but persysctl get ended with exit %d\n%s", res.Code, res.Stdout)
@@ -211,7 +213,7 @@ func TestBackupIsRestored(t *testing.T) {
 	untouched(t, c, "kept-2", "kept-3", "younger")
 	refusesEarlierEpoch(t, agentWith(t, c, "kept-0"), st.GetClusterId(), old)
 
-	// All schedulers are lost. The agents, their workloads and the backup remain.
+	// Kill all schedulers and delete their data. The agents, their workloads and the backup file remain.
 	old = incarnation(t, c, leader)
 	for _, s := range c.Schedulers {
 		must(t, s.Kill())

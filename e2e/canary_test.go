@@ -13,9 +13,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestSecretsAreNowhereButInTheRuntime gives a secret to a container and to a stack: once in a form that runs
-// and once in a form that fails. The secret reaches the runtime and appears nowhere else: not in logs at
-// debug level, data folders, state files, the mirror, a backup, the output of any command, the answers of the
+// TestSecretsAreNowhereButInTheRuntime gives a secret to a container and to a stack, and puts it into further
+// specifications that fail. The secret reaches the runtime and appears nowhere else: not in logs at debug
+// level, data folders, state files, the mirror, a backup, the output of any command, the answers of the
 // gateway, events or errors.
 func TestSecretsAreNowhereButInTheRuntime(t *testing.T) {
 	const canary = "c4nary0f7he7est"
@@ -48,8 +48,8 @@ compose:
   inline: |
     services: {api: {image: "`+image+`", environment: {PASSWORD: "${PASSWORD}", FIXED: "`+canary+`-inline"}}}
 `)
-	// This specification has a secret where a port belongs, and the scheduler refuses it. An error that quotes the
-	// wrong value would reveal the secret.
+	// The specification bad.yaml has a secret where a port belongs, and the scheduler refuses it. An error that quotes
+	// the wrong value would reveal the secret.
 	failing := write("bad.yaml", `id: bad
 compose:
   env: {PORT: "`+canary+`-port"}
@@ -109,7 +109,7 @@ compose:
 	code, body := api.do("GET", "/v1/workloads", "")
 	fmt.Fprintf(&shown, "GET /v1/workloads %d %v\n", code, body)
 	if !strings.Contains(shown.String(), "***") {
-		t.Errorf("nothing was redacted:\n%s", shown.String())
+		t.Errorf("no shown text has a redacted value:\n%s", shown.String())
 	}
 	backup := filepath.Join(c.Dir, "backup")
 	run("backup", "create", backup)
@@ -121,7 +121,7 @@ compose:
 	for _, s := range secret {
 		for line := range strings.Lines(shown.String()) {
 			if strings.Contains(line, s) {
-				t.Errorf("shown: %s", line)
+				t.Errorf("a command or answer shows the secret: %s", line)
 			}
 		}
 		// c.Dir has data and logs of the schedulers, state and folders of the agent, the log of the gateway,

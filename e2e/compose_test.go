@@ -29,14 +29,14 @@ func TestComposeStack(t *testing.T) {
 	ctl(t, c, "apply", "-f", file, "--wait")
 	view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "shop", settle, running))
 	if view.GetType() != "compose" || len(view.GetPorts()) == 0 {
-		t.Errorf("type %q, ports %v", view.GetType(), view.GetPorts())
+		t.Errorf("the stack is shown with type %q and ports %v", view.GetType(), view.GetPorts())
 	}
 	if out := ctl(t, c, "get", "shop"); !strings.Contains(out, "web: running; worker: running") {
 		t.Errorf("persysctl get does not show the services of the stack and their states:\n%s", out)
 	}
 	must(t, testbed.Poll(t.Context(), settle, "the output of both services", func(context.Context) error {
 		if out := ctl(t, c, "logs", "shop"); !strings.Contains(out, "web-1 | ") || !strings.Contains(out, "worker-1 | ") {
-			return fmt.Errorf("logs:\n%s", out)
+			return fmt.Errorf("the logs of the stack are\n%s", out)
 		}
 		return nil
 	}))
@@ -44,7 +44,7 @@ func TestComposeStack(t *testing.T) {
 	must(t, testbed.Poll(t.Context(), settle, "the stack's removal", func(ctx context.Context) error {
 		all, err := e.Workload(ctx, id, "shop")
 		if err == nil && len(all) > 0 {
-			err = fmt.Errorf("%d containers are left", len(all))
+			err = fmt.Errorf("after the delete %d containers of the stack are left", len(all))
 		}
 		return err
 	}))

@@ -12,8 +12,9 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// TestConditionsOverREST calls a real gateway and real schedulers. A change for a former ETag must be refused with 412,
-// and a repeated idempotency key must apply nothing twice.
+// TestConditionsOverREST calls a real gateway and real schedulers. A change whose If-Match header has an
+// outdated ETag must be refused with status 412. A request that repeats an idempotency key must not be
+// applied again.
 func TestConditionsOverREST(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), Dir: t.TempDir(), SchedulerEnv: fast(nil)})
 	base := "http://" + gatewayOf(t, c)
@@ -38,7 +39,7 @@ func TestConditionsOverREST(t *testing.T) {
 	expect := func(what string, a answer, code int, words ...string) answer {
 		t.Helper()
 		if a.code != code {
-			t.Errorf("%s: %d %s, want %d", what, a.code, a.body, code)
+			t.Errorf("%s: the answer is %d %s, want status %d", what, a.code, a.body, code)
 		}
 		for _, w := range words {
 			if !strings.Contains(a.body, w) {
@@ -58,13 +59,13 @@ func TestConditionsOverREST(t *testing.T) {
 	second := expect("change", do("POST", "/v1/workloads", web("web", "web:2"), "If-Match", first.etag), 200)
 	expect("change of the former revision", do("POST", "/v1/workloads", web("web", "web:3"), "If-Match", first.etag), 412, "is at revision 2", "persysctl history web", "OTHER_REVISION")
 	expect("delete of the former revision", do("DELETE", "/v1/workloads/web", "", "If-Match", first.etag), 412)
-	expect("the same over the contract's route", do("DELETE", "/workloads/web", "", "If-Match", first.etag), 412)
+	expect("delete of the former revision over the route of the legacy contract", do("DELETE", "/workloads/web", "", "If-Match", first.etag), 412)
 	expect("retry of the former revision", do("POST", "/v1/workloads/web/retry", "", "If-Match", first.etag), 412)
 	expect("roll back of the former revision", do("POST", "/v1/workloads/web/rollback", "", "If-Match", first.etag), 412)
 	expect("two etags", do("DELETE", "/v1/workloads/web", "", "If-Match", first.etag+", "+second.etag), 400, "one ETag")
 	expect("a call without a condition", do("POST", "/v1/mode", `{"mode":"normal"}`, "If-Match", first.etag), 400, "takes no condition")
 	if older := expect("the first file again", do("POST", "/v1/workloads", web("web", "web:1")), 200, `"takes_back":[`, "container.image", "web:2"); older.etag == second.etag {
-		t.Error("the ETag did not change")
+		t.Error("the apply of an older file changed the workload but not its ETag")
 	}
 
 	key := uuid.Must(uuid.NewV7()).String()
@@ -73,7 +74,7 @@ func TestConditionsOverREST(t *testing.T) {
 		return do(method, path, body, "Idempotency-Key", key)
 	}
 	expect("with a key", keyed("POST", "/v1/workloads", web("api", "api:1")), 200)
-	expect("the same again", keyed("POST", "/v1/workloads", web("api", "api:1")), 200)
+	expect("the same request and key again", keyed("POST", "/v1/workloads", web("api", "api:1")), 200)
 	for _, x := range []struct{ what, method, path, body string }{
 		{"another body", "POST", "/v1/workloads", web("api", "api:2")},
 		{"another method", "DELETE", "/v1/workloads/api", ""},

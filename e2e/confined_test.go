@@ -33,13 +33,14 @@ type twoTeams struct {
 	conn  map[string]*grpc.ClientConn
 }
 
-// confinedMemory is the memory of the scheduler: an eighth of it is for specifications.
+// confinedMemory is the memory limit of the scheduler in bytes. The stored specifications may take an
+// eighth of it.
 const confinedMemory = 1 << 30
 
 func startTwoTeams(t *testing.T) *twoTeams {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		testbed.Need(t, "root for a control group", errors.New("this is another user"))
+		testbed.Need(t, "root for a control group", errors.New("this process does not run as root"))
 	}
 	bin := shipped(t)
 	group, err := harness.LimitMemory(t.TempDir(), bin.Scheduler, confinedMemory)
@@ -68,7 +69,8 @@ func startTwoTeams(t *testing.T) *twoTeams {
 	return c
 }
 
-// as runs persysctl as a user, in a folder with files.
+// as runs persysctl with the certificate of a user, in a new folder with the given files. It returns the exit
+// code and the output.
 func (c *twoTeams) as(t *testing.T, user string, files map[string]string, args ...string) (code int, said string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -85,7 +87,8 @@ func (c *twoTeams) as(t *testing.T, user string, files map[string]string, args .
 	return code, out.String()
 }
 
-// works applies a new workload of a user and fails the test if it does not become Running.
+// works checks that the cluster still serves a user: it applies a new workload with that user's certificate,
+// and fails the test if the workload does not become Running.
 func (c *twoTeams) works(t *testing.T, user, namespace, id string) {
 	t.Helper()
 	code, said := c.as(t, user, map[string]string{"w.yaml": "id: " + id + "\nnamespace: " + namespace + "\ncontainer: {image: sim/run}\nresources: {cpu: 10m, memory: 8Mi}\n"}, "apply", "-f", "DIR/w.yaml", "--wait")
@@ -94,9 +97,9 @@ func (c *twoTeams) works(t *testing.T, user, namespace, id string) {
 	}
 }
 
-// TestConfined acts as an operator who is confined to one namespace and tries to get more: access to the machine, the
-// resources of others, their data, or all of the cluster's memory. Every attempt must fail, and other users must still
-// be served.
+// TestConfined acts as an operator who may act in one namespace only, and tries to get more: access to the
+// machine, the resources or the data of other namespaces, or all of the cluster's memory. Every attempt must
+// fail, and other users must still be served.
 func TestConfined(t *testing.T) {
 	c := startTwoTeams(t)
 	for _, part := range []struct {
@@ -105,7 +108,7 @@ func TestConfined(t *testing.T) {
 	}{
 		{"rights on the machine", (*twoTeams).machine},
 		{"files of the machine", (*twoTeams).hostFiles},
-		{"the place of another team", (*twoTeams).place},
+		{"preemption of another team's workload", (*twoTeams).place},
 		{"the volume of another team", (*twoTeams).volume},
 		{"many large Compose files", (*twoTeams).largeStacks},
 		{"many large specifications", (*twoTeams).largeSpecs},
@@ -166,13 +169,13 @@ func (c *twoTeams) machine(t *testing.T) {
 			t.Errorf("%s: exit code %d, want a refusal by rule %s: %s", x.name, code, x.rule, said)
 		}
 		if code, said := c.as(t, "ada", x.files, "plan", "-f", "DIR/w.yaml"); !strings.Contains(said, "rule "+x.rule) {
-			t.Errorf("%s: the plan names no rule (exit code %d): %s", x.name, code, said)
+			t.Errorf("%s: the output of persysctl plan does not name the rule of the policy (exit code %d): %s", x.name, code, said)
 		}
 	}
 	if list, err := controlv1.NewAgentControlClient(c.conn["ada"]).ListWorkloads(t.Context(), &controlv1.ListWorkloadsRequest{}); err != nil || len(list.GetWorkloads()) > 0 {
-		t.Errorf("there are workloads: %v (%v)", list.GetWorkloads(), err)
+		t.Errorf("refused specifications must leave no workload, but there are %v (%v)", list.GetWorkloads(), err)
 	}
-	t.Logf("%d ways were refused", len(all))
+	t.Logf("%d specifications were refused", len(all))
 }
 
 // hostFiles applies stacks that name files of the machine, 20 times each. Every apply is refused, and the
@@ -192,7 +195,7 @@ func (c *twoTeams) hostFiles(t *testing.T) {
 					r, err = control.ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{WorkloadId: fmt.Sprintf("files-%d", n), Spec: composeSpec("shop", "services:\n  a:\n    image: sim/run\n    "+field+": "+path+"\n")})
 				}
 				if err != nil || r.GetSuccess() || !strings.Contains(r.GetErrorMessage(), path) || !strings.Contains(r.GetErrorMessage(), field) {
-					t.Errorf("%s %s: %v, %q", field, path, err, r.GetErrorMessage())
+					t.Errorf("an apply with %s: %s must be refused with the path and the field, but: %v, %q", field, path, err, r.GetErrorMessage())
 				}
 			})
 		}
@@ -205,7 +208,7 @@ func (c *twoTeams) hostFiles(t *testing.T) {
 	c.works(t, "bob", "bank", "afterwards")
 	for _, id := range []string{"meanwhile", "afterwards"} {
 		if code, said := c.as(t, "bob", nil, "delete", id, "--wait"); code != 0 {
-			t.Errorf("the delete of %s: %s", id, said)
+			t.Errorf("the delete of %s failed: %s", id, said)
 		}
 	}
 }
@@ -214,7 +217,8 @@ func composeSpec(namespace, text string) *controlv1.WorkloadSpec {
 	return &controlv1.WorkloadSpec{Type: "compose", Namespace: namespace, Workload: &controlv1.WorkloadSpec_Compose{Compose: &controlv1.ComposeSpec{SourceType: "inline", InlineYaml: text}}}
 }
 
-// place checks that a workload with a priority evicts no workload of another namespace, whoever applied it.
+// place checks that a workload with a priority evicts no workload of another namespace, no matter whether
+// an operator or an admin applied it.
 func (c *twoTeams) place(t *testing.T) {
 	order := func(user, id, namespace string, priority int) (int, string) {
 		return c.as(t, user, map[string]string{"w.yaml": fmt.Sprintf("id: %s\nnamespace: %s\npriority: %d\ncontainer: {image: sim/run}\nresources: {cpu: 400m, memory: 8Mi}\n", id, namespace, priority)}, "apply", "-f", "DIR/w.yaml")
@@ -236,7 +240,7 @@ func (c *twoTeams) place(t *testing.T) {
 		return w.GetReason().GetCode() != "" && w.GetStatus() == "Pending"
 	}))
 	if _, said := c.as(t, "admin", nil, "why", "greedy"); !strings.Contains(said, "--max-priority") {
-		t.Errorf("why names no command with which an admin may allow it: %s", said)
+		t.Errorf("persysctl why must name --max-priority, with which an admin can allow the priority, but prints: %s", said)
 	}
 	for id, was := range before {
 		if now := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running)); now.GetAssignedNodeId() != was.GetAssignedNodeId() {
@@ -244,7 +248,7 @@ func (c *twoTeams) place(t *testing.T) {
 		}
 	}
 	if said := ctl(t, c.Cluster, "audit"); strings.Contains(said, "Preempt") {
-		t.Errorf("something was preempted:\n%s", said)
+		t.Errorf("a workload was preempted, want none; the audit log:\n%s", said)
 	}
 	for _, id := range []string{"greedy", "vault-1", "vault-2"} {
 		ctl(t, c.Cluster, "delete", id, "--wait")
@@ -259,24 +263,30 @@ func (c *twoTeams) volume(t *testing.T) {
 		code, said := c.as(t, user, map[string]string{"w.yaml": "id: vol-" + namespace + "\nnamespace: " + namespace + "\ncontainer:\n  image: sim/run\n  managed_volumes: [{name: data, path: /data}]\nresources: {cpu: 10m, memory: 8Mi}\n"},
 			"apply", "-f", "DIR/w.yaml", "--wait")
 		if code != 0 {
-			t.Fatalf("%s: %s", user, said)
+			t.Fatalf("the apply of user %s failed: %s", user, said)
 		}
 	}
-	for _, name := range []string{"local:shop~data", "local:bank~data"} {
-		if list := ctl(t, c.Cluster, "volume", "list"); !strings.Contains(list, name) {
-			t.Errorf("there is no volume %s:\n%s", name, list)
+	for _, namespace := range []string{"shop", "bank"} {
+		if list := ctl(t, c.Cluster, "volume", "list", "-n", namespace); !strings.Contains(list, "local:data") {
+			t.Errorf("there is no volume in namespace %s:\n%s", namespace, list)
 		}
 	}
-	if code, said := c.as(t, "bob", nil, "delete", "vol-bank", "--wait"); code != 0 {
+	if code, said := c.as(t, "ada", nil, "volume", "list"); code != 0 || !strings.Contains(said, "vol-shop") || strings.Contains(said, "vol-bank") {
+		t.Errorf("ada must see the volume of her namespace only:\n%s", said)
+	}
+	if code, said := c.as(t, "ada", nil, "volume", "rm", "data", "-n", "bank", "--yes"); code == 0 {
+		t.Errorf("ada deleted a volume of another team:\n%s", said)
+	}
+	if code, said := c.as(t, "bob", nil, "delete", "vol-bank", "--volumes", "--wait"); code != 0 {
 		t.Fatal(said)
 	}
-	must(t, testbed.Poll(t.Context(), settle, "the end of bob's volume alone", func(context.Context) error {
-		if list := ctl(t, c.Cluster, "volume", "list"); strings.Contains(list, "bank~data") || !strings.Contains(list, "local:shop~data") {
+	must(t, testbed.Poll(t.Context(), settle, "the removal of bob's volume, while ada's volume stays", func(context.Context) error {
+		if list := ctl(t, c.Cluster, "volume", "list"); strings.Contains(list, "bank") || !strings.Contains(list, "shop") {
 			return errors.New(list)
 		}
 		return nil
 	}))
-	ctl(t, c.Cluster, "delete", "vol-shop", "--wait")
+	ctl(t, c.Cluster, "delete", "vol-shop", "--volumes", "--wait")
 	ctl(t, c.Cluster, "uncordon", c.Agents[1].NodeID)
 }
 
@@ -313,20 +323,20 @@ func (c *twoTeams) largeStacks(t *testing.T) {
 	}
 	c.works(t, "bob", "bank", "beside")
 	calls.Wait()
-	measured(t, "100 applies of a Compose file of %d bytes: %v", text.Len(), answers)
+	measured(t, "100 applies of a Compose file of %d bytes gave these numbers of answers: %v", text.Len(), answers)
 	if !c.Schedulers[0].Running() {
-		t.Error("the scheduler ended")
+		t.Error("the scheduler has exited, want that it keeps running")
 	}
 	for _, id := range accepted {
 		if code, said := c.as(t, "ada", nil, "delete", id); code != 0 {
-			t.Errorf("the delete of %s: %s", id, said)
+			t.Errorf("the delete of %s failed: %s", id, said)
 		}
 	}
 	ctl(t, c.Cluster, "delete", "beside", "--wait")
 }
 
-// largeSpecs applies 2,000 specifications of 500 KiB. The limit of the state's size stops them, and a restart
-// afterwards is quick.
+// largeSpecs applies 2,000 specifications of 500 KiB. The schedulers refuse further specifications when the
+// state has reached its size limit, and a scheduler that is restarted afterwards is ready quickly.
 func (c *twoTeams) largeSpecs(t *testing.T) {
 	control := controlv1.NewAgentControlClient(c.conn["bob"])
 	next, accepted, refused := make(chan int), atomic.Int64{}, atomic.Int64{}
@@ -343,7 +353,7 @@ func (c *twoTeams) largeSpecs(t *testing.T) {
 				case err == nil && strings.Contains(r.GetErrorMessage(), "the cluster is full"):
 					refused.Add(1)
 				default:
-					t.Errorf("specification %d: %v, %q", n, err, r.GetErrorMessage())
+					t.Errorf("specification %d was answered with %v, %q; want success or the error that the cluster is full", n, err, r.GetErrorMessage())
 				}
 			}
 		})
@@ -357,7 +367,7 @@ func (c *twoTeams) largeSpecs(t *testing.T) {
 		t.Errorf("%d specifications were accepted and %d refused, want at most %d accepted", accepted.Load(), refused.Load(), most)
 	}
 	if said := ctl(t, c.Cluster, "status"); !strings.Contains(said, "Warning") || !strings.Contains(said, "specifications and files take") {
-		t.Errorf("the status does not warn:\n%s", said)
+		t.Errorf("persysctl status does not warn about the size of specifications:\n%s", said)
 	}
 	must(t, c.Schedulers[0].Kill())
 	began := time.Now()

@@ -55,7 +55,7 @@ func dev(t *testing.T) (grpc, http, dir string) {
 	must(t, testbed.Poll(t.Context(), settle, "persys dev to be up", func(context.Context) error {
 		m := addrs.FindStringSubmatch(p.Tail(200))
 		if m == nil {
-			return fmt.Errorf("the program says:\n%s", p.Tail(5))
+			return fmt.Errorf("persys dev has printed:\n%s", p.Tail(5))
 		}
 		http, grpc = m[1], m[2]
 		return nil
@@ -67,7 +67,7 @@ func dev(t *testing.T) (grpc, http, dir string) {
 func browser(t *testing.T) *page {
 	t.Helper()
 	path := testbed.Program(t, "chromium")
-	opts := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.WindowSize(1440, 900), chromedp.WSURLReadTimeout(settle))
+	opts := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.WindowSize(1440, 900), chromedp.WSURLReadTimeout(2*settle))
 	if os.Getuid() == 0 {
 		opts = append(opts, chromedp.NoSandbox)
 	}
@@ -91,7 +91,7 @@ func browser(t *testing.T) *page {
 	return p
 }
 
-// page is a browser tab, with the errors that it has reported.
+// page is a tab of the browser, with the errors that its scripts and requests have caused.
 type page struct {
 	t   *testing.T
 	ctx context.Context
@@ -120,7 +120,8 @@ func (p *page) listen(ev any) {
 	}
 }
 
-// clean fails the test if the page has reported errors since the last call.
+// clean fails the test if the page has caused errors since the last call: exceptions in its scripts, or
+// failed requests.
 func (p *page) clean(where string) {
 	p.t.Helper()
 	p.mu.Lock()
@@ -208,7 +209,8 @@ func (p *page) accessible(where string) {
 	p.do(chromedp.Evaluate(`delete document.documentElement.dataset.theme`, nil))
 }
 
-// stray starts an instance on the simulated engine of persys dev for which the cluster has no workload.
+// stray starts a container on the simulated engine of persys dev for which the cluster has no workload (an
+// orphan).
 func stray(t *testing.T, dir, status string) {
 	t.Helper()
 	var st struct {
@@ -293,7 +295,7 @@ func TestConsole(t *testing.T) {
 	must(t, testbed.Poll(p.ctx, settle, "the search to narrow the list", func(ctx context.Context) error {
 		var rows int
 		if err := chromedp.Run(ctx, chromedp.Evaluate(`document.querySelectorAll(".row").length`, &rows)); err != nil || rows != 1 {
-			return fmt.Errorf("%d rows: %v", rows, err)
+			return fmt.Errorf("the list has %d rows as elements (%v)", rows, err)
 		}
 		return nil
 	}))
@@ -345,7 +347,8 @@ func TestConsole(t *testing.T) {
 		t.Errorf("the workload does not run:\n%s", out)
 	}
 
-	// A Compose file is chosen from the disk, named, planned and confirmed.
+	// On the page for new workloads, choose a Compose file from the disk, give the stack a name, look at the
+	// plan and confirm it.
 	file := filepath.Join(t.TempDir(), "compose.yaml")
 	must(t, os.WriteFile(file, []byte("services:\n  web: {image: \"nginx:1.27\"}\n  db: {image: \"postgres:17\", environment: {POSTGRES_PASSWORD: swordfish}}\n"), 0o644))
 	open("/deploy", "Specification")
@@ -389,7 +392,7 @@ func TestConsole(t *testing.T) {
 	p.sees("Delete stray on dev-1?")
 	p.press("Delete")
 	p.sees("Every machine has what was asked for.")
-	open("/audit", "anonymous")
+	open("/audit", "Workload, node, person or text", "anonymous") // the frame around the pages shows the caller too
 	seen("audit")
 	sharedPages(p, open, seen)
 	open("/events", "WorkloadCreated")
@@ -402,11 +405,12 @@ func TestConsole(t *testing.T) {
 	p.sees("Received", "at most")
 	seen("node-usage")
 
-	// Set the window to the size of a phone; after that, use only the keyboard.
+	// Give the window the size of a phone, and check the pages. After that, use the console with the keyboard
+	// only.
 	p.do(emulation.SetDeviceMetricsOverride(390, 844, 2, true))
 	for path, want := range map[string]string{"/": "Needs attention", "/workloads": "web-0", "/nodes": "dev-1", "/workloads/web-0": "Identity",
 		"/workloads/nightly": "Next run", "/workloads/encode": "Start a run", "/workloads/shipper": "1 of 1 run", "/groups/web": "Members", "/nodes/dev-1": "Received",
-		"/namespaces": "default", "/networks": "New network …", "/secrets": "New secret …", "/volumes": "No node has a volume.", "/policies": "baseline"} {
+		"/namespaces": "default", "/networks": "New network …", "/secrets": "New secret …", "/volumes": "There is no volume.", "/policies": "baseline"} {
 		open(path, want)
 		var wide bool
 		p.do(chromedp.Evaluate(`document.documentElement.scrollWidth > document.documentElement.clientWidth + 1`, &wide))
@@ -428,8 +432,8 @@ func TestConsole(t *testing.T) {
 	p.clean("keys")
 }
 
-// sharedPages creates, changes and deletes what workloads share, on the pages of namespaces, networks, secrets and
-// configs, volumes and policies.
+// sharedPages creates, changes and deletes namespaces, networks, secrets, configs, volumes and policies, each
+// on its page of the console.
 func sharedPages(p *page, open func(string, ...string), seen func(string)) {
 	p.t.Helper()
 	fill := func(id, text string) { p.t.Helper(); p.do(chromedp.SetValue("#"+id, text)) }
@@ -499,7 +503,7 @@ func sharedPages(p *page, open func(string, ...string), seen func(string)) {
 		p.sees(name + " is deleted.")
 	}
 
-	open("/volumes", "No node has a volume.")
+	open("/volumes", "There is no volume.")
 	seen("volumes")
 	open("/policies", "baseline", "restricted", "What it allows")
 	seen("policies")
@@ -534,7 +538,7 @@ func execSession(t *testing.T, p *page, ctl func(string, ...string) string, open
 	var bad []string
 	p.do(chromedp.Evaluate(terminalCases, &bad, func(e *runtime.EvaluateParams) *runtime.EvaluateParams { return e.WithAwaitPromise(true) }))
 	for _, b := range bad {
-		t.Errorf("the terminal: %s", b)
+		t.Errorf("a test of the terminal failed: %s", b)
 	}
 	shows := func(want string) {
 		t.Helper()
@@ -557,7 +561,8 @@ func execSession(t *testing.T, p *page, ctl func(string, ...string) string, open
 	seen("workload-exec")
 	keys("exit 3\r")
 	p.sees("The command ended with exit code 3.")
-	// Holding the Enter key a little too long must not run the command again.
+	// A held Enter key sends further line ends after the one that starts the command. They must not start the
+	// command again.
 	keys("\r\r")
 	p.sees("The command ended with exit code 3.")
 	p.do(chromedp.SetValue("#exec-command", "echo 'unfinished"))
@@ -569,7 +574,8 @@ func execSession(t *testing.T, p *page, ctl func(string, ...string) string, open
 	p.press("Console")
 	p.sees("Open on dev-1")
 	shows("sim: console of web-1")
-	// Ctrl+] moves the focus out of the terminal, and leaving the page ends the session.
+	// Press Ctrl+], which moves the keyboard focus out of the terminal. Then leave the page, which must end the
+	// session.
 	p.do(chromedp.KeyEvent("]", chromedp.KeyModifiers(input.ModifierCtrl)))
 	var focused string
 	p.do(chromedp.Evaluate(`document.activeElement.textContent`, &focused))

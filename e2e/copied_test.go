@@ -19,14 +19,15 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestACopiedScheduler: a scheduler with a copy of another scheduler's data directory is refused. Either it
-// starts while the original runs, or both start at the same moment and the copy is ready first. Both
-// schedulers report the copy with both addresses.
+// TestACopiedScheduler: a scheduler with a copy of another scheduler's data directory is refused. The test
+// has two cases. In the first, the copy starts while the original runs. In the second, both start at the same
+// moment, and the copy is ready first. Both schedulers report the copy with both addresses.
 func TestACopiedScheduler(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t)})
 	first := c.Schedulers[follower(t, c)]
 	must(t, first.Terminate(10*time.Second))
-	// The whole machine was cloned, so the copy also has the name of the original.
+	// clone makes a scheduler with a copy of the data directory and with the same name, as if the whole machine
+	// had been cloned.
 	clone := func() *harness.Scheduler {
 		s := got[*harness.Scheduler](t)(c.NewScheduler())
 		out, err := exec.CommandContext(t.Context(), "cp", "-a", first.DataDir+"/.", s.DataDir).CombinedOutput() // cp -a keeps the modes of the key files
@@ -48,7 +49,7 @@ func TestACopiedScheduler(t *testing.T) {
 		}
 		healthy(t, s, "says that it is a copy", func(h *healthText) error {
 			if h.code != 503 || h.Status != "copied" {
-				return errors.New("not refused")
+				return errors.New("/health does not say that the scheduler is a copy")
 			}
 			return names(h.Reason)
 		})
@@ -59,7 +60,7 @@ func TestACopiedScheduler(t *testing.T) {
 		}
 		healthy(t, first, "shows the copy", func(h *healthText) error {
 			if h.code != 200 || h.Status != "ok" || !slices.Equal(h.Copies, []string{s.Raft}) {
-				return errors.New("not shown")
+				return errors.New("/health of the original does not show the copy")
 			}
 			return nil
 		})
@@ -80,7 +81,7 @@ func TestACopiedScheduler(t *testing.T) {
 				return err
 			}
 			if res.Code != 0 {
-				return fmt.Errorf("code %d: %s", res.Code, res.Stderr)
+				return fmt.Errorf("persysctl ended with code %d: %s", res.Code, res.Stderr)
 			}
 			return names(res.Stdout)
 		}))
@@ -100,7 +101,7 @@ func TestACopiedScheduler(t *testing.T) {
 			}
 			return nil
 		}))
-		// The copy takes no part in the cluster, and its process ends on SIGTERM.
+		// The process of the refused copy must keep running, to report the reason, and must end on SIGTERM.
 		if !s.Running() {
 			t.Error("the process of the copied scheduler has ended; want that it runs and reports the copy")
 		}
@@ -111,19 +112,19 @@ func TestACopiedScheduler(t *testing.T) {
 	must(t, later.Start())
 	refused(later)
 
-	// Original and copy restart at the same moment, and the copy is ready first.
+	// Restart original and copy at the same moment, so that the copy is ready first.
 	must(t, first.Kill())
 	must(t, before.Start())
 	healthy(t, before, "waits", func(h *healthText) error {
 		if h.code != 503 || h.Status != "waiting" || !strings.Contains(h.Reason, first.Raft) {
-			return errors.New("it does not wait")
+			return errors.New("/health does not have the status waiting, with the address of the original")
 		}
 		return nil
 	})
 	must(t, first.Start())
 	refused(before)
 
-	// The cluster still has the original under its own address.
+	// The cluster must still list the original, with the original's own address and not that of the copy.
 	st, err := c.Status(t.Context(), first.Index)
 	must(t, err)
 	for _, r := range st.GetReplicas() {

@@ -21,15 +21,15 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// part prepares a third-party server. If it cannot be built on this machine, the test is skipped
-// (testbed.Need).
+// part calls make, which prepares a third-party server (etcd or CoreDNS). If this machine cannot build the
+// server, the test is skipped, or fails with CI=true (testbed.Need).
 func part(t *testing.T, make func() (*harness.Part, error)) *harness.Part {
 	t.Helper()
 	p, err := make()
-	testbed.Need(t, "a server of others", err)
+	testbed.Need(t, "a third-party server", err)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the end of %s:\n%s", p.Name, p.Tail(12))
+			t.Logf("the end of the log of %s:\n%s", p.Name, p.Tail(12))
 		}
 		if err := p.Kill(); err != nil {
 			t.Error(err)
@@ -38,9 +38,9 @@ func part(t *testing.T, make func() (*harness.Part, error)) *harness.Part {
 	return p
 }
 
-// said returns the part of a DNS answer that must be equal from CoreDNS and from a scheduler: the records and
-// their targets in a canonical form. TTLs differ, and CoreDNS makes up names for SRV targets that are
-// addresses.
+// said returns the part of a DNS answer in which CoreDNS and a scheduler must agree: the records and their
+// targets, in canonical form. It leaves out TTLs, which differ. It also leaves out the names of SRV targets:
+// for a record with an IP address as its target, CoreDNS invents a name.
 func said(ctx context.Context, server, name string, qtype uint16) (string, error) {
 	q := new(dns.Msg).SetQuestion(name, qtype)
 	q.SetEdns0(1232, false)
@@ -81,7 +81,8 @@ func said(ctx context.Context, server, name string, qtype uint16) (string, error
 		}
 	}
 	slices.Sort(out)
-	// Of the SOA record in a negative answer, only its presence must be equal.
+	// A negative answer has an SOA record. Its content may differ between the servers, so only its presence
+	// is compared.
 	text := dns.RcodeToString[m.Rcode] + " " + strings.Join(slices.Compact(out), " ")
 	if len(out) == 0 && len(m.Ns) == 1 && m.Ns[0].Header().Rrtype == dns.TypeSOA {
 		text += "SOA"
@@ -89,7 +90,7 @@ func said(ctx context.Context, server, name string, qtype uint16) (string, error
 	return text, nil
 }
 
-// shard is a cluster that shares etcd and CoreDNS with another one.
+// shard is one of two clusters that share an etcd and a CoreDNS.
 type shard struct {
 	*harness.Cluster
 	key, domain, agents string
@@ -103,9 +104,9 @@ func (s *shard) env(etcd *harness.Part) map[string]string {
 	}
 }
 
-// questions returns DNS questions for CoreDNS and a scheduler, about names that exist and names that do not. It asks no
-// A or AAAA question about the name of a service, because in the SkyDNS layout every key that holds an address answers
-// it.
+// questions returns DNS questions for CoreDNS and a scheduler, about names that exist and names that do
+// not. It asks no A or AAAA question about the name of a service, because with the SkyDNS layout CoreDNS
+// answers it from every key that holds an address.
 func (s *shard) questions(nodes ...string) (out [][2]string) {
 	for _, name := range []string{"_persys-scheduler." + s.domain, "_persys-scheduler._tcp." + s.domain} {
 		out = append(out, [2]string{name, "SRV"})
@@ -152,13 +153,14 @@ func (s *shard) agree(t *testing.T, coredns *harness.Part, when string, nodes ..
 func (s *shard) want(t *testing.T, answers map[string]string, question, want string) {
 	t.Helper()
 	if got := answers[question]; got != want {
-		t.Errorf("%s: %q, want %q", question, got, want)
+		t.Errorf("the answer to the question %s is %q, want %q", question, got, want)
 	}
 }
 
 // TestCoreDNS: two clusters share one etcd and one CoreDNS. CoreDNS serves the same names of each cluster as
 // the cluster's own DNS servers, and follows when replicas and nodes leave. Neither cluster sees or changes
-// the records of the other, or accepts its nodes. Workloads keep running without CoreDNS or etcd.
+// the records of the other, and each refuses the other's nodes. Workloads keep running without CoreDNS or
+// etcd.
 func TestCoreDNS(t *testing.T) {
 	dir := t.TempDir()
 	etcd := part(t, func() (*harness.Part, error) { return harness.Etcd(t.Context(), dir) })
@@ -187,7 +189,8 @@ func TestCoreDNS(t *testing.T) {
 	}
 	a := got[*harness.Agent](t)(east.StartAgent(t.Context(), at("127.0.0.21")))
 	b := got[*harness.Agent](t)(east.StartAgent(t.Context(), at("127.0.0.22")))
-	// The other cluster has a node of the same id at another address. Its agent finds the scheduler by name.
+	// The other cluster has a node with the same id at another address. The agent of that node finds its
+	// scheduler by DNS.
 	far := at("::1")
 	far.Env["PERSYS_SCHEDULER_ADDR"], far.Env["PERSYS_SCHEDULER_DISCOVERY"] = "", "srv://west.persys.local?dns="+west.Schedulers[0].DNS
 	got[*harness.Agent](t)(west.StartAgent(t.Context(), far))
@@ -241,7 +244,7 @@ func TestCoreDNS(t *testing.T) {
 		must(t, testbed.Poll(t.Context(), settle, "the records' removal", func(context.Context) error {
 			answers = east.agree(t, coredns, "after the removals", a.NodeID, b.NodeID)
 			if answers[gone.Name+".persys-scheduler.east.persys.local A"] != "NXDOMAIN SOA" || answers["node-b.east.agents.persys.cloud A"] != "NXDOMAIN SOA" {
-				return fmt.Errorf("answers %v", answers)
+				return fmt.Errorf("CoreDNS still answers %v", answers)
 			}
 			return nil
 		}))
@@ -254,14 +257,15 @@ func TestCoreDNS(t *testing.T) {
 	})
 
 	t.Run("CoreDNS killed, and back", func(t *testing.T) {
-		// While etcd had no records, CoreDNS may have been reported as unreachable: wait until it is reported as back.
+		// While etcd had no records, the scheduler may have reported CoreDNS as unreachable. Wait until the
+		// scheduler reports that CoreDNS is back.
 		must(t, testbed.Poll(t.Context(), settle, "the scheduler to notice that CoreDNS is back", func(ctx context.Context) error {
 			leader, err := east.WaitLeader(ctx, electionLimit)
 			if err != nil {
 				return err
 			}
 			if up, err := harness.Metric(ctx, east.Schedulers[leader].HTTP, `persys_scheduler_coredns_up{server="`+coredns.Addr+`"}`); err != nil || up != 1 {
-				return fmt.Errorf("the metric is %v, %v", up, err)
+				return fmt.Errorf("the metric persys_scheduler_coredns_up is %v, %v", up, err)
 			}
 			return nil
 		}))
@@ -292,7 +296,7 @@ func TestCoreDNS(t *testing.T) {
 					return nil
 				}
 			}
-			return errors.New("none about etcd")
+			return errors.New("the log has no warning about etcd")
 		}))
 		for _, s := range []*shard{east, west} {
 			for _, r := range s.Schedulers {
@@ -313,7 +317,8 @@ func TestCoreDNS(t *testing.T) {
 		must(t, etcd.Start())
 		must(t, coredns.Start())
 		must(t, harness.WaitListening(t.Context(), coredns, settle))
-		// Changes that were made during the outage of etcd are in its records afterwards.
+		// After the outage, add a node. For it and for all other names, CoreDNS must answer from etcd as the
+		// schedulers do.
 		extra := got[*harness.Agent](t)(east.StartAgent(t.Context(), at("127.0.0.23")))
 		east.want(t, east.agree(t, coredns, "after the outage", extra.NodeID), extra.NodeID+".east.agents.persys.cloud A", "NOERROR 127.0.0.23")
 		for id, was := range w.before {
@@ -327,9 +332,9 @@ func TestCoreDNS(t *testing.T) {
 	})
 }
 
-// advertised makes a scheduler advertise an address, family and port other than those on which it listens.
-// A relay listens at the advertised address, as a load balancer or a port mapping would. It returns the
-// port and a counter of the connections through the relay. The scheduler must not run yet.
+// advertised makes a scheduler advertise an address, an address family and a port other than those on which
+// it listens. A relay listens at the advertised address, as a load balancer or a port mapping would. It
+// returns the port and a counter of the connections through the relay. The scheduler must not run yet.
 func advertised(t *testing.T, s *harness.Scheduler) (port string, passed *atomic.Int64) {
 	t.Helper()
 	l, err := net.Listen("tcp", "[::1]:0")
@@ -378,9 +383,9 @@ func advertised(t *testing.T, s *harness.Scheduler) (port string, passed *atomic
 }
 
 // TestCoreDNSOneDomain: two clusters with the same DOMAIN share one etcd, and each has a CoreDNS. Each
-// CoreDNS serves the schedulers of its own cluster, and the nodes of both clusters under their shards. A change in one
-// cluster does not change the DNS answers about the other. A cluster that is configured with the address of the other
-// cluster's CoreDNS reports that.
+// CoreDNS serves the schedulers of its own cluster, and the nodes of both clusters under their shards. A
+// change in one cluster does not change the DNS answers about the other. If a cluster is configured with the
+// address of the other cluster's CoreDNS, it reports this mistake.
 func TestCoreDNSOneDomain(t *testing.T) {
 	dir := t.TempDir()
 	etcd := part(t, func() (*harness.Part, error) { return harness.Etcd(t.Context(), dir) })
@@ -422,7 +427,7 @@ func TestCoreDNSOneDomain(t *testing.T) {
 		t.Error("no log line says that the watched CoreDNS belongs to another cluster")
 	}
 
-	// Both CoreDNS servers serve the nodes of both clusters.
+	// Both CoreDNS servers must answer queries for the nodes of both clusters.
 	for _, server := range []string{coredns.Addr, other.Addr} {
 		for name, want := range map[string]string{
 			"node-a.east.agents.persys.cloud.": "NOERROR 127.0.0.21", "node-a.west.agents.persys.cloud.": "NOERROR 127.0.0.31",
@@ -435,7 +440,8 @@ func TestCoreDNSOneDomain(t *testing.T) {
 			}
 		}
 	}
-	// A client that looks up the schedulers there finds the right cluster.
+	// A client that looks up the schedulers in one of the CoreDNS servers finds the cluster of that
+	// CoreDNS.
 	for server, s := range map[string]*shard{coredns.Addr: east, other.Addr: west} {
 		st, err := s.Status(t.Context(), 0)
 		must(t, err)
@@ -449,16 +455,16 @@ func TestCoreDNSOneDomain(t *testing.T) {
 	must(t, b.Kill())
 	must(t, testbed.Poll(t.Context(), settle, "the record's removal", func(context.Context) error {
 		if answers := west.agree(t, other, "after the removal", b.NodeID); answers[b.NodeID+".west.agents.persys.cloud A"] != "NXDOMAIN SOA" {
-			return fmt.Errorf("answers %v", answers)
+			return fmt.Errorf("CoreDNS still answers %v", answers)
 		}
 		return nil
 	}))
-	if now := east.agree(t, coredns, "beside the other", "node-a"); fmt.Sprint(now) != fmt.Sprint(eastAlone) {
+	if now := east.agree(t, coredns, "while cluster west runs beside it", "node-a"); fmt.Sprint(now) != fmt.Sprint(eastAlone) {
 		t.Errorf("the answers for cluster east must not change when cluster west starts, but they are %v, before: %v", now, eastAlone)
 	}
 }
 
-// count returns the number of events of a type.
+// count returns how many events of the given type the cluster has recorded.
 func count(t *testing.T, c *harness.Cluster, kind string) int {
 	t.Helper()
 	admin := got[clusterv1.ClusterClient](t)(c.AnyAdmin(t.Context()))
@@ -479,8 +485,8 @@ func count(t *testing.T, c *harness.Cluster, kind string) int {
 	}
 }
 
-// awaitChangeEvents waits until changes of a CoreDNS have caused the given number of events, a line in the
-// leader's log, and a change of the metric.
+// awaitChangeEvents waits until the leader has noticed the given number of times that a CoreDNS server was
+// lost or has come back: by that many events, a line in the leader's log and a change of the metric.
 func awaitChangeEvents(t *testing.T, s *shard, server, kind string, times int) {
 	t.Helper()
 	line, up := "CoreDNS is back", 1.0
@@ -496,14 +502,14 @@ func awaitChangeEvents(t *testing.T, s *shard, server, kind string, times int) {
 			return err
 		}
 		if now, err := harness.Metric(ctx, s.Schedulers[leader].HTTP, `persys_scheduler_coredns_up{server="`+server+`"}`); err != nil || now != up {
-			return fmt.Errorf("the metric is %v, %v", now, err)
+			return fmt.Errorf("the metric persys_scheduler_coredns_up is %v, %v", now, err)
 		}
 		for _, r := range s.Schedulers {
 			if text, err := r.Output(); err == nil && strings.Contains(text, line) {
 				return nil
 			}
 		}
-		return errors.New("no log has " + line)
+		return errors.New("no scheduler's log has the line " + line)
 	}))
 }
 
@@ -532,7 +538,7 @@ func foreignNodes(t *testing.T, east, west *shard, member *harness.Agent) {
 					return nil
 				}
 			}
-			return fmt.Errorf("no line with %q:\n%s", want, p.Tail(5))
+			return fmt.Errorf("the agent's log has no line with %q:\n%s", want, p.Tail(5))
 		}))
 	}
 	says(member.Process, "node-b belongs to cluster "+idEast, "this is cluster "+idWest)

@@ -14,8 +14,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestCronsFireWhileLeadersDie: the leader is killed around the moment at which ten crons fire, eight times.
-// At each time at which a cron was due, exactly one run was created, which ran once.
+// TestCronsFireWhileLeadersDie: ten crons fire at the same moments. Around eight of these moments the leader
+// is killed. For each time at which a cron was due, exactly one run must have been created, and its container
+// must have been started exactly once.
 func TestCronsFireWhileLeadersDie(t *testing.T) {
 	cronsWhileLeadersDie(t, raced(t), 8)
 }
@@ -30,9 +31,9 @@ const (
 	runTime   = "20060102-1504" // the time in the id of a run, in UTC
 )
 
-// cronsWhileLeadersDie kills leaders at the times of crons. No schedule fires more often than each minute, so the
-// test does not wait for the minute: before each kill all schedulers restart with clocks that show a few seconds before
-// the next time of the crons.
+// cronsWhileLeadersDie kills leaders at the times of crons. A cron fires at most once a minute. To save
+// time, the test restarts all schedulers before each kill, with clocks that show a few seconds before the
+// crons are due.
 func cronsWhileLeadersDie(t *testing.T, b harness.Binaries, kills int) {
 	testbed.Need(t, "another process's clock", harness.CanShiftClock())
 	c := start(t, harness.Options{Binaries: b})
@@ -58,7 +59,8 @@ func cronsWhileLeadersDie(t *testing.T, b harness.Binaries, kills int) {
 		}
 		restartAt(t, c, due.Add(-lead))
 		leader := c.Schedulers[got[int](t)(c.WaitLeader(ctx, electionLimit))]
-		// The leader creates the runs some milliseconds after their time. Some kills come before that, others after.
+		// The leader creates the runs some milliseconds after their time. Some kills happen before the runs
+		// are created, others after it.
 		at := due.Add(time.Duration(i%8*15-30) * time.Millisecond)
 		if wait := time.Until(at.Add(-leader.Clock)); wait > 0 {
 			hits++
@@ -82,7 +84,7 @@ func cronsWhileLeadersDie(t *testing.T, b harness.Binaries, kills int) {
 		case fsm.EventCronFired:
 			fired[e.Message]++
 		case fsm.EventCronMissed, fsm.EventCronSkipped:
-			t.Errorf("cron %s: %s", e.Workload, e.Message)
+			t.Errorf("cron %s missed or skipped a time: %s", e.Workload, e.Message)
 		}
 		return true
 	})
@@ -106,7 +108,7 @@ func cronsWhileLeadersDie(t *testing.T, b harness.Binaries, kills int) {
 	}
 }
 
-// finished waits until a job has its result.
+// finished waits until the record of a job has its result (succeeded or failed), and returns the record.
 func finished(t *testing.T, c *harness.Cluster, id string) *controlv1.WorkloadView {
 	t.Helper()
 	return got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, 2*settle, func(w *controlv1.WorkloadView) bool { return w.GetJobResult() != nil }))
@@ -124,7 +126,7 @@ func nextTime(t *testing.T, c *harness.Cluster, crons []string) (next time.Time)
 	return next
 }
 
-// restartAt restarts all schedulers with clocks that show a given time.
+// restartAt restarts all schedulers with shifted clocks, which show the time at, so that the crons fire soon.
 func restartAt(t *testing.T, c *harness.Cluster, at time.Time) {
 	t.Helper()
 	for _, s := range c.Schedulers {

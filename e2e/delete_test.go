@@ -43,8 +43,9 @@ func awaitNoRun(t *testing.T, c *harness.Cluster, id string) {
 }
 
 // TestStopsAndDeletesEnd: on a healthy node a stop or a delete takes seconds. On a lost node it completes
-// when the node returns, or when an operator fences or removes the node, and is not reported as done before.
-// A node that returns after that ends the workloads that were deleted in the meantime.
+// when the node returns, or when an operator fences or removes the node, and until then no program reports it
+// as completed. A node that returns after it was fenced or removed stops the workloads that were deleted in
+// the meantime.
 func TestStopsAndDeletesEnd(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	a := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -62,7 +63,8 @@ func TestStopsAndDeletesEnd(t *testing.T) {
 	t.Logf("a delete on a healthy node took %s", time.Since(began).Round(time.Millisecond))
 	awaitNoRun(t, c, "well")
 
-	// The node dies before the stop reaches it. The workload may still run, and its reason says so.
+	// Kill the agent and then stop the workload, so that the order does not arrive. The workload may still run
+	// on the node, and the reason in its record must say so.
 	must(t, a.Kill())
 	ctl(t, c, "stop", "halted")
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "halted", settle, func(w *controlv1.WorkloadView) bool {

@@ -98,7 +98,7 @@ func TestDemo(t *testing.T) {
 		t.Cleanup(func() { _ = p.Terminate(time.Minute) })
 		must(t, testbed.Poll(t.Context(), 2*time.Minute, "the invitation", func(context.Context) error {
 			if !p.Running() {
-				return testbed.Final(errors.New("it has ended"))
+				return testbed.Final(errors.New("the demo has ended"))
 			}
 			return saysOneOf(p, "Ctrl-C stops everything")
 		}))

@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// ctlAt runs persysctl with another --server than the addresses of the cluster, and fails the test
+// ctlAt runs persysctl with the option --server, as its only way to find the schedulers, and fails the test
 // if the exit code is not 0.
 func ctlAt(t *testing.T, c *harness.Cluster, server string, args ...string) string {
 	t.Helper()
@@ -41,8 +41,8 @@ func TestGatewayAndCtlFindSchedulersBySRV(t *testing.T) {
 	t.Cleanup(tr.CloseIdleConnections)
 	web := rest{t, "http://" + addr, &http.Client{Transport: tr, Timeout: settle}}
 
-	// found waits until the gateway knows exactly the running schedulers, at their present
-	// addresses, and makes a call through the gateway and two with persysctl.
+	// found waits until the gateway has found by DNS exactly the running schedulers, at their present addresses.
+	// Then it checks that one call through the gateway and two calls with persysctl succeed.
 	found := func(when string) {
 		t.Helper()
 		want := map[string]bool{}
@@ -56,7 +56,7 @@ func TestGatewayAndCtlFindSchedulersBySRV(t *testing.T) {
 			cluster, _ := body["cluster"].(map[string]any)
 			members, _ := cluster["schedulers"].([]any)
 			if code != http.StatusOK || len(members) != len(want) || cluster["healthy_schedulers"] != float64(len(want)) {
-				return fmt.Errorf("%d %v, want %v", code, body, want)
+				return fmt.Errorf("the gateway answered %d %v, want 200 with the healthy schedulers %v", code, body, want)
 			}
 			for _, m := range members {
 				if m, _ := m.(map[string]any); !want[fmt.Sprint(m["address"])] {
@@ -76,7 +76,7 @@ func TestGatewayAndCtlFindSchedulersBySRV(t *testing.T) {
 	}
 	found("at first")
 
-	// One of the DNS servers dies with the leader.
+	// Kill the leader, and with it one of the DNS servers that the gateway and persysctl ask.
 	leader := c.Schedulers[got[int](t)(c.WaitLeader(t.Context(), electionLimit))]
 	must(t, leader.Kill())
 	got[int](t)(c.WaitLeader(t.Context(), electionLimit))

@@ -55,13 +55,13 @@ func (f *frozenDisk) lead() {
 		if _, err := admin.TransferLeadership(ctx, &clusterv1.TransferLeadershipRequest{Replica: f.on.Name}); err != nil {
 			return err
 		}
-		return errors.New("not seen to lead yet")
+		return errors.New("the scheduler does not lead yet")
 	}))
 	caughtUp(f.T, f.Cluster, f.on.Index)
 }
 
-// write applies workloads until one that was sent after the call of write is acknowledged, and returns how
-// long that took.
+// write applies workloads again and again until an apply that it sent itself is acknowledged, and returns
+// how long that took.
 func (f *frozenDisk) write() time.Duration {
 	f.Helper()
 	began := time.Now()
@@ -78,12 +78,13 @@ func (f *frozenDisk) write() time.Duration {
 	return time.Since(began)
 }
 
-// complete waits until the scheduler on the disk follows another leader and has every acknowledged write.
+// complete waits until the scheduler whose disk was frozen follows another leader and has received every
+// write that was acknowledged meanwhile.
 func (f *frozenDisk) complete() {
 	f.Helper()
 	healthy(f.T, f.on, "follows again", func(h *healthText) error {
 		if h.code != http.StatusOK || h.Status != "ok" || h.Mode != "normal" || h.Leader == "" {
-			return errors.New("not ok")
+			return errors.New("/health does not have the status ok")
 		}
 		return nil
 	})
@@ -97,7 +98,7 @@ func (f *frozenDisk) complete() {
 }
 
 // TestTheLeadersDiskHangs: a leader whose disk hangs is replaced, reports the hanging disk, and no workload
-// is stopped. When the disk works again, it is a follower.
+// is stopped. When the disk works again, the replaced leader is a follower.
 func TestTheLeadersDiskHangs(t *testing.T) {
 	f := onFrozenDisk(t)
 	a := got[*harness.Agent](t)(f.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -122,10 +123,10 @@ func TestTheLeadersDiskHangs(t *testing.T) {
 	if next == f.on {
 		t.Fatal("the scheduler whose disk hangs is still the leader")
 	}
-	healthy(t, f.on, "tells of the write under way", func(h *healthText) error {
+	healthy(t, f.on, "reports the hanging write", func(h *healthText) error {
 		switch {
 		case h.code != http.StatusServiceUnavailable || h.Status != "stalled" || h.Mode != "degraded":
-			return errors.New("not stalled")
+			return errors.New("/health does not report the status stalled with mode degraded")
 		case !strings.Contains(h.Reason, "the disk of the log hangs") || !strings.Contains(h.Reason, filepath.Join(f.on.DataDir, "raft", "log.db")):
 			return errors.New("the reason in /health does not name the disk and the file")
 		case h.Leader != next.Name || h.Role == "leader":
@@ -163,8 +164,9 @@ func TestTheLeadersDiskHangs(t *testing.T) {
 	series("persys_scheduler_raft_append_pending_seconds", func(v float64) bool { return v < 1 })
 }
 
-// TestSIGTERMWhileTheDiskHangs: SIGTERM ends a scheduler whose disk hangs within 2 s, as far as the kernel
-// allows it: a thread that writes to a frozen file system exists until the file system thaws.
+// TestSIGTERMWhileTheDiskHangs: a scheduler whose disk hangs ends within 2 s of SIGTERM, as far as the kernel
+// allows. The process itself stays until the file system thaws, because a thread that writes to a frozen file
+// system cannot end earlier. But its ports must be closed.
 func TestSIGTERMWhileTheDiskHangs(t *testing.T) {
 	f := onFrozenDisk(t)
 	for _, round := range []struct {
@@ -200,7 +202,8 @@ func TestSIGTERMWhileTheDiskHangs(t *testing.T) {
 	}
 }
 
-// hang sends a write whose log append hangs.
+// hang sends a write to the leader whose disk is frozen, and waits until its append to the log hangs. It does
+// not wait for the answer.
 func (f *frozenDisk) hang() {
 	f.Helper()
 	control := got[controlv1.AgentControlClient](f.T)(f.Control(f.on.Index))
@@ -212,7 +215,7 @@ func (f *frozenDisk) hang() {
 	must(f.T, testbed.Poll(f.Context(), settle, "an append under way", func(ctx context.Context) error {
 		v, err := harness.Metric(ctx, f.on.HTTP, "persys_scheduler_raft_append_pending_seconds")
 		if err == nil && v == 0 {
-			err = errors.New("none")
+			err = errors.New("no append to the Raft log is under way")
 		}
 		return err
 	}))
@@ -233,7 +236,8 @@ func (f *frozenDisk) portsClosed() error {
 	return errors.Join(errs...)
 }
 
-// ended returns an error if any thread of the scheduler on the disk is not waiting for the disk.
+// ended returns nil if the scheduler whose disk is frozen has ended, except for threads that wait for the
+// disk.
 func (f *frozenDisk) ended() error {
 	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", f.on.PID()))
 	if err != nil {

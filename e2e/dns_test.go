@@ -20,15 +20,15 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// schedulerTTL is the TTL of the records of schedulers. A change must be visible in DNS within
-// dnsLimit: the TTL and the time limit of dig, one second.
+// schedulerTTL is the TTL of the records of schedulers. A change must be visible in DNS within dnsLimit,
+// which is the TTL plus the time limit of dig (one second).
 const (
 	schedulerTTL = 5 * time.Second
 	dnsLimit     = schedulerTTL + time.Second
 )
 
-// dig asks one server with Debian's dig, over UDP unless args say otherwise, and returns the
-// records of the answer and the additional section, one line each with single spaces.
+// dig asks one server with Debian's dig, over UDP unless args select TCP, and returns the records of the
+// answer and the additional section, one line each with single spaces.
 func dig(ctx context.Context, server string, args ...string) ([]string, error) {
 	host, port, _ := strings.Cut(server, ":")
 	cmd := exec.CommandContext(ctx, "dig", append([]string{"@" + host, "-p", port, "+noall", "+answer", "+additional", "+nocookie", "+tries=1", "+time=1"}, args...)...)
@@ -65,15 +65,15 @@ func schedulersAt(ctx context.Context, server string) ([]srv, error) {
 		ttl, err1 := strconv.Atoi(f[1])
 		priority, err2 := strconv.Atoi(f[4])
 		if err1 != nil || err2 != nil {
-			return nil, fmt.Errorf("%s answers %q", server, l)
+			return nil, fmt.Errorf("the DNS server %s answers with the record %q, want an SRV record", server, l)
 		}
 		out = append(out, srv{ttl, priority, f[6]})
 	}
 	return out, nil
 }
 
-// names waits until the DNS server of replica at returns exactly the listed schedulers, each at its present
-// address, with the leader first.
+// names waits until the DNS server of the replica with index at returns exactly the schedulers in listed,
+// each at its present address, with the leader first.
 func names(t *testing.T, c *harness.Cluster, at int, leader int, listed ...int) {
 	t.Helper()
 	var want []string
@@ -93,7 +93,7 @@ func names(t *testing.T, c *harness.Cluster, at int, leader int, listed ...int) 
 		for _, s := range have {
 			ports = append(ports, s.port)
 			if s.ttl > int(schedulerTTL/time.Second) {
-				return fmt.Errorf("a TTL of %d s", s.ttl)
+				return fmt.Errorf("an SRV record has a TTL of %d s", s.ttl)
 			}
 			if (s.priority == 10) != (s.port == first) {
 				return fmt.Errorf("the leader's port is %s, but the answer begins with %v", first, have)
@@ -105,7 +105,7 @@ func names(t *testing.T, c *harness.Cluster, at int, leader int, listed ...int) 
 		}
 		return nil
 	}))
-	t.Logf("%s lists %d schedulers right after %s", c.Schedulers[at].Name, len(listed), time.Since(began).Round(time.Millisecond))
+	t.Logf("the DNS server of %s lists the %d expected schedulers after %s", c.Schedulers[at].Name, len(listed), time.Since(began).Round(time.Millisecond))
 }
 
 func indexes(list []*harness.Scheduler) []int {
@@ -116,7 +116,7 @@ func indexes(list []*harness.Scheduler) []int {
 	return out
 }
 
-// talksTo returns the indexes of the schedulers to which a process has connections.
+// talksTo returns the indexes of the schedulers to whose API a process has an open TCP connection.
 func talksTo(c *harness.Cluster, p *harness.Process) ([]int, error) {
 	sockets := map[string]bool{}
 	dir := fmt.Sprintf("/proc/%d/", p.PID())
@@ -149,7 +149,7 @@ func talksTo(c *harness.Cluster, p *harness.Process) ([]int, error) {
 	return out, nil
 }
 
-// undisturbedSet is a set of workloads that must not be disturbed.
+// undisturbedSet holds workloads that must keep running on their nodes while the test causes faults.
 type undisturbedSet struct {
 	t      *testing.T
 	c      *harness.Cluster
@@ -230,7 +230,8 @@ func TestDiscoverySurvives(t *testing.T) {
 		names(t, c, i, leader, 0, 1, 2)
 	}
 
-	// down kills a scheduler, checks the DNS answers of the other schedulers, and starts it again.
+	// down kills a scheduler, checks the DNS answers of the other schedulers, and starts the killed
+	// scheduler again.
 	down := func(what string, i int) {
 		t.Helper()
 		must(t, c.Schedulers[i].Kill())
@@ -291,11 +292,13 @@ func TestDiscoverySurvives(t *testing.T) {
 			}
 		}
 		w.undisturbed("the move of all schedulers")
-		// The agents stay in contact, although none of their configured addresses exists any more.
+		// All schedulers have moved. The agents must stay in contact, although no scheduler has one of the
+		// addresses in their settings any more.
 		must(t, c.Schedulers[got[int](t)(c.WaitLeader(t.Context(), electionLimit))].Kill())
 		got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 		w.undisturbed("the death of a leader that has moved")
-		// The agents also find the schedulers after their own restart.
+		// Restart the agents. They must find the schedulers, although no scheduler has an address from their
+		// settings.
 		for _, a := range c.Agents {
 			must(t, a.Restart())
 		}
@@ -303,7 +306,7 @@ func TestDiscoverySurvives(t *testing.T) {
 			must(t, testbed.Poll(t.Context(), settle, a.NodeID+" registering again", func(context.Context) error {
 				text, err := a.Output()
 				if err == nil && !strings.Contains(text[strings.LastIndex(text, "using the addresses in the cache file")+1:], "msg=registered") {
-					err = fmt.Errorf("the agent says:\n%s", a.Tail(5))
+					err = fmt.Errorf("the agent has logged:\n%s", a.Tail(5))
 				}
 				return err
 			}))
@@ -313,8 +316,8 @@ func TestDiscoverySurvives(t *testing.T) {
 }
 
 // TestARestartedReplicaForgetsADeadOne: a replica that starts while another replica is dead does not list the
-// dead replica after the TTL, although it has never seen that replica alive. It lists the replica again after
-// its return.
+// dead replica after the TTL, although it has never seen that replica alive. When the dead replica has
+// returned, the other one must list it again.
 func TestARestartedReplicaForgetsADeadOne(t *testing.T) {
 	testbed.Program(t, "dig")
 	c := start(t, harness.Options{Binaries: shipped(t), SchedulerEnv: fast(nil)})
@@ -324,12 +327,12 @@ func TestARestartedReplicaForgetsADeadOne(t *testing.T) {
 	must(t, dead.Kill())
 	must(t, again.Kill())
 	must(t, again.Start())
-	// For a moment the former leader still considers itself the leader. Its term ends before the restarted
-	// replica knows a leader.
+	// Wait until the restarted replica knows a leader. Until then, the former leader may still consider itself
+	// the leader, although it has lost its quorum.
 	must(t, testbed.Poll(t.Context(), electionLimit, "a leader at the restarted replica", func(ctx context.Context) error {
 		st, err := c.Status(ctx, again.Index)
 		if err == nil && st.GetLeaderId() == "" {
-			err = errors.New("it knows none")
+			err = errors.New("the replica knows no leader")
 		}
 		return err
 	}))
@@ -340,8 +343,9 @@ func TestARestartedReplicaForgetsADeadOne(t *testing.T) {
 	names(t, c, again.Index, got[int](t)(c.WaitLeader(t.Context(), electionLimit)), 0, 1, 2)
 }
 
-// cutOff waits until the DNS server of a replica answers like one without contact to the other replicas. It still lists
-// all schedulers, itself last and none as the leader, and its answers have a TTL of at most one second.
+// cutOff waits until the DNS server of a replica answers like one without contact to the other replicas.
+// The server still lists all schedulers, with its own replica last and no replica as the leader, and its
+// answers have a TTL of at most one second.
 func cutOff(t *testing.T, c *harness.Cluster, at int, node, ip string) {
 	t.Helper()
 	s := c.Schedulers[at]
@@ -436,8 +440,8 @@ func TestDiscoveryPartition(t *testing.T) {
 		w.undisturbed("the end of " + what)
 	}
 	t.Run("one replica has no DNS server", func(t *testing.T) {
-		// The replica runs, as leader or follower, but no question reaches its DNS server, which is the
-		// first that agents ask.
+		// Block the DNS port of a replica that goes on running, so that its DNS server gets no questions. The
+		// agents' settings list this DNS server first.
 		s := c.Schedulers[0]
 		must(t, wire.Block(t.Context(), s.DNS))
 		if answer, err := schedulersAt(t.Context(), s.DNS); err == nil {
@@ -447,7 +451,7 @@ func TestDiscoveryPartition(t *testing.T) {
 		for _, j := range []int{1, 2} {
 			names(t, c, j, leader, 0, 1, 2)
 		}
-		// Wait longer than a lease and a TTL, so that the agents have asked again.
+		// Wait longer than a lease and a TTL, so that the agents have looked the schedulers up by DNS again.
 		pause(t.Context(), 6*time.Second)
 		w.undisturbed("the loss of one replica's DNS")
 		must(t, wire.Heal(t.Context()))

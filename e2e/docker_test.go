@@ -22,8 +22,9 @@ type docker struct {
 
 var shared docker
 
-// theEngine returns the Docker engine and an image. It reserves the engine until the test ends, because
-// containers have the names of workloads and some publish a port of the machine.
+// theEngine returns the Docker engine and an image. It reserves the engine until the test ends: container
+// names are made from workload names, and some containers publish a port of the machine, so two tests at
+// once would conflict.
 func theEngine(t *testing.T) (*harness.Engine, string) {
 	t.Helper()
 	if testbed.HasOwnNetwork() {

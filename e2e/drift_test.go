@@ -27,8 +27,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// missingGrace is longer than it takes to record a drift: a round of drift detection runs every second,
-// and an inspection confirms the drift two seconds later.
+// missingGrace is the grace period before a missing workload is ordered again. It must be longer than the
+// time in which drift detection records the drift: a round of drift detection runs every second, and a second
+// inspection confirms the drift two seconds later.
 const missingGrace = 8 * time.Second
 
 // driftText is a record under the etcd key /drifts, in the format of the legacy contract.
@@ -138,7 +139,8 @@ func driftEvent(s fsm.State, since uint64, event, node, workload, kind string) *
 	return found
 }
 
-// opened waits until a drift is shown by an event, by a key in etcd and, while the drift is open, by the metric.
+// opened waits until an event says that a drift was found, etcd has a key for it and, while the drift is
+// open, the metric counts it. It returns the event.
 func (b *driftBook) opened(since uint64, node, workload, kind, action string) *fsm.Event {
 	b.t.Helper()
 	var event *fsm.Event
@@ -156,9 +158,10 @@ func (b *driftBook) opened(since uint64, node, workload, kind, action string) *f
 		if !slices.ContainsFunc(b.records[key], func(d driftText) bool {
 			return !d.Resolved && d.NodeID == node && d.WorkloadID == workload && d.DriftType == kind && d.Action == action && !d.DetectedAt.IsZero()
 		}) {
-			return fmt.Errorf("etcd had %+v under %s", b.records[key], key)
+			return fmt.Errorf("etcd had only the records %+v under %s", b.records[key], key)
 		}
-		// A drift that is repaired at once may end between two reads of the metric.
+		// If a drift is repaired at once, it may be closed before the test reads the metric again. So the metric
+		// must show the drift only if it is still open.
 		if _, open := s.Drift(node, workload, kind); open && b.most[kind] == 0 {
 			return fmt.Errorf("the metric of open drifts never showed the drift: %v", b.most)
 		}
@@ -167,7 +170,8 @@ func (b *driftBook) opened(since uint64, node, workload, kind, action string) *f
 	return event
 }
 
-// closed waits until the state, an event, etcd and the metric show that a drift is closed.
+// closed waits until a drift is repaired or has ended: the state has no record of it, an event says so, its
+// key in etcd is resolved, and the metric no longer counts it.
 func (b *driftBook) closed(since uint64, node, workload, kind string) {
 	b.t.Helper()
 	key := "/drifts/" + node + "/" + workload + "/" + kind
@@ -193,7 +197,7 @@ func (b *driftBook) closed(since uint64, node, workload, kind string) {
 		defer b.mu.Unlock()
 		all := b.records[key]
 		if len(all) == 0 || !all[len(all)-1].Resolved {
-			return fmt.Errorf("etcd had %+v under %s", all, key)
+			return fmt.Errorf("etcd had only the records %+v under %s", all, key)
 		}
 		if b.last[kind] != left {
 			return fmt.Errorf("the metric is %v, but the state has %v open drifts", b.last[kind], left)
@@ -218,7 +222,8 @@ func moves(s fsm.State, since uint64, workload string) (out []string) {
 }
 
 // TestDriftOnDocker: a real engine is made to differ from the desired state in every possible way. Each drift
-// is recorded, repaired and closed. Only orphans are left to operators.
+// must be recorded, repaired and closed. Only orphans (containers without a workload) are not repaired, but
+// left to operators.
 func TestDriftOnDocker(t *testing.T) {
 	e, image := theEngine(t)
 	b, kv := drifting(t)
@@ -232,7 +237,7 @@ func TestDriftOnDocker(t *testing.T) {
 		must(t, testbed.Poll(t.Context(), settle, "one container of "+workload, func(ctx context.Context) error {
 			all, err := e.Workload(ctx, cluster, workload)
 			if err == nil && (len(all) != 1 || string(all[0].State) != "running") {
-				err = fmt.Errorf("the engine has %d", len(all))
+				err = fmt.Errorf("the engine has %d containers of the workload, want one", len(all))
 			}
 			if err == nil {
 				id, labels = all[0].ID, all[0].Labels
@@ -242,7 +247,8 @@ func TestDriftOnDocker(t *testing.T) {
 		return id, labels
 	}
 
-	// Two orphans exist during the whole test, one for each action of the operator.
+	// Start two orphans (containers without a workload). They stay until the end of the test, where the operator
+	// adopts one of them and deletes the other one.
 	orphans := map[string]string{}
 	since := b.now().Info().EventSeq
 	for _, name := range []string{"ghost", "spook"} {
@@ -255,12 +261,12 @@ func TestDriftOnDocker(t *testing.T) {
 		b.opened(since, a.NodeID, name, fsm.DriftOrphan, fsm.ActionInvestigate)
 	}
 	if out := ctl(t, c, "drift", "list"); !strings.Contains(out, "ghost") || !strings.Contains(out, fsm.DriftOrphan) || !strings.Contains(out, "2 orphans left alone") {
-		t.Errorf("drift list:\n%s", out)
+		t.Errorf("persysctl drift list does not show both orphans:\n%s", out)
 	}
 
 	t.Run("containers killed or removed without their agent: the agent repairs them, nothing moves", func(t *testing.T) {
-		// Each case has a workload of its own, because several ends of one workload in a short time would be
-		// a crash loop with a growing backoff.
+		// Each case uses another workload: if the container of one workload ended several times in a short time,
+		// the agent would wait longer before each start, as in a crash loop.
 		apply(t, c, "api", container(image))
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "api", settle, running))
 		for _, x := range []struct {
@@ -272,7 +278,7 @@ func TestDriftOnDocker(t *testing.T) {
 			id, _ := one(x.workload)
 			was := got[string](t)(e.Started(t.Context(), id))
 			must(t, x.harm(t.Context(), id))
-			must(t, testbed.Poll(t.Context(), settle, "another run of what was "+x.what, func(ctx context.Context) error {
+			must(t, testbed.Poll(t.Context(), settle, "a new run of the container that was "+x.what, func(ctx context.Context) error {
 				all, err := e.Workload(ctx, cluster, x.workload)
 				if err != nil || len(all) != 1 || string(all[0].State) != "running" {
 					return fmt.Errorf("the engine has %d containers of the workload, want one that runs: %w", len(all), err)
@@ -317,7 +323,7 @@ func TestDriftOnDocker(t *testing.T) {
 		}
 	})
 
-	// After a change of the leader and a restart of the agent, the orphans are still known.
+	// Change the leader and restart the agent. The schedulers must still list the two orphans.
 	must(t, c.Schedulers[got[int](t)(c.WaitLeader(t.Context(), electionLimit))].Restart())
 	must(t, c.WaitReady(t.Context(), settle))
 	for name, id := range orphans {
@@ -350,7 +356,7 @@ func TestDriftOnDocker(t *testing.T) {
 		t.Errorf("the deleted orphan still has %d containers", len(all))
 	}
 	if out := ctl(t, c, "drift", "list"); strings.Contains(out, "ghost") || strings.Contains(out, "spook") {
-		t.Errorf("drift list at the end:\n%s", out)
+		t.Errorf("persysctl drift list at the end prints:\n%s", out)
 	}
 	equals(t, c, kv, "after all drifts")
 }
@@ -358,8 +364,8 @@ func TestDriftOnDocker(t *testing.T) {
 // got1 returns the first of two values.
 func got1[T, U any](v T, _ U) T { return v }
 
-// legacyAgent is a legacy v1 agent. Its orders have neither epoch nor generation, and it sends no status by
-// itself. The test changes its workloads.
+// legacyAgent is a legacy v1 agent. The orders to it have neither epoch nor generation, and it reports the
+// status of a workload only when asked. The test changes its workloads.
 type legacyAgent struct {
 	agentv1.UnimplementedAgentServiceServer
 
@@ -367,7 +373,8 @@ type legacyAgent struct {
 	has   map[string]*agentv1.WorkloadStatus
 	tasks []*agentv1.AgentAction
 	polls int
-	// ordered counts orders by workload, recreated those that replaced an instance of another revision.
+	// ordered counts the orders for each workload. recreated counts those orders that replaced an instance
+	// of another revision.
 	ordered, recreated map[string]int
 }
 
@@ -423,7 +430,8 @@ func (x *legacyAgent) ListActions(context.Context, *agentv1.ListActionsRequest) 
 	return &agentv1.ListActionsResponse{Actions: slices.Clone(x.tasks)}, nil
 }
 
-// set changes a workload of the agent without an order. With nil it removes the workload.
+// set changes the status of a workload of the agent without an order of a scheduler, as when somebody changes
+// the container by hand. If change returns nil, the workload is removed.
 func (x *legacyAgent) set(id string, change func(*agentv1.WorkloadStatus) *agentv1.WorkloadStatus) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -461,8 +469,9 @@ func startLegacyAgent(t *testing.T, c *harness.Cluster, node string) *legacyAgen
 	return x
 }
 
-// TestDriftOfLegacyAgent: a legacy v1 agent works with the schedulers of this version. They poll the status
-// of its workloads until it is as desired, record its actions, and find drifts on it.
+// TestDriftOfLegacyAgent: a legacy v1 agent works with the schedulers of this version. The schedulers poll
+// the status of the agent's workloads until it is the desired one, record the agent's actions, and find
+// drifts on its node.
 func TestDriftOfLegacyAgent(t *testing.T) {
 	b, kv := drifting(t)
 	c := b.c
@@ -473,7 +482,7 @@ func TestDriftOfLegacyAgent(t *testing.T) {
 	x.mu.Lock()
 	polls := x.polls
 	x.mu.Unlock()
-	t.Logf("applied, polled %d times and known to be running after %s", polls, time.Since(began).Round(time.Millisecond))
+	t.Logf("the agent was polled %d times; the schedulers knew that the workload runs %s after its apply", polls, time.Since(began).Round(time.Millisecond))
 	if polls == 0 {
 		t.Error("the workload is known to be running, although its status was never polled")
 	}
@@ -488,7 +497,7 @@ func TestDriftOfLegacyAgent(t *testing.T) {
 			return !found
 		})
 		if !found {
-			return fmt.Errorf("the event is missing")
+			return fmt.Errorf("the history has no event of the agent's task")
 		}
 		return nil
 	}))
@@ -531,7 +540,8 @@ func TestDriftOfLegacyAgent(t *testing.T) {
 	ctl(t, c, "drift", "delete", "older", "ghost", "--yes")
 	b.closed(since, "older", "ghost", fsm.DriftOrphan)
 
-	// An adopted orphan keeps its revision, so the agent does not recreate it.
+	// Adopt the orphan. Its order must carry the revision that the orphan has, so that the legacy agent does not
+	// recreate it.
 	since = b.now().Info().EventSeq
 	x.set("found", func(*agentv1.WorkloadStatus) *agentv1.WorkloadStatus {
 		return &agentv1.WorkloadStatus{Id: "found", RevisionId: "rev-7", ActualState: agentv1.ActualState_ACTUAL_STATE_RUNNING}
@@ -552,7 +562,7 @@ func TestDriftOfLegacyAgent(t *testing.T) {
 
 	began = time.Now()
 	if r := got[*controlv1.DeleteWorkloadResponse](t)(control.DeleteWorkload(t.Context(), &controlv1.DeleteWorkloadRequest{WorkloadId: "web"})); !r.GetSuccess() {
-		t.Fatalf("delete: %s", r.GetErrorMessage())
+		t.Fatalf("the delete was refused: %s", r.GetErrorMessage())
 	}
 	must(t, testbed.Poll(t.Context(), settle, "the end of web", func(ctx context.Context) error {
 		s, err := b.state(ctx)
@@ -560,10 +570,10 @@ func TestDriftOfLegacyAgent(t *testing.T) {
 			return err
 		}
 		if w, ok := s.Workload("web"); ok {
-			return fmt.Errorf("the workload has the state %s", w.Status)
+			return fmt.Errorf("the workload still has the state %s", w.Status)
 		}
 		return nil
 	}))
-	t.Logf("deleted in %s", time.Since(began).Round(time.Millisecond))
+	t.Logf("the workload was deleted within %s", time.Since(began).Round(time.Millisecond))
 	equals(t, c, kv, "after all drifts")
 }

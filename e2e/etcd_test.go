@@ -43,7 +43,8 @@ func etcdPart(t *testing.T, args ...string) *harness.Part {
 	return e
 }
 
-// etcdClient returns a client of the etcd library, for the acts of operators and for checks.
+// etcdClient returns an etcd client, with which the test acts as an operator and checks the content of
+// etcd.
 func etcdClient(t *testing.T, e *harness.Part) *clientv3.Client {
 	t.Helper()
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://" + e.Addr}, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
@@ -91,7 +92,8 @@ func stateOf(ctx context.Context, admin clusterv1.ClusterClient) (fsm.State, err
 	}
 }
 
-// cursorText is the public part of the mirror's cursor in etcd.
+// cursorText is the documented part of the mirror's cursor: the key in etcd that says up to which log index
+// the mirror contains the state.
 type cursorText struct {
 	Incarnation uint64 `json:"incarnation"`
 	Term        uint64 `json:"term"`
@@ -102,9 +104,9 @@ type cursorText struct {
 
 func cursorKey(cluster string) string { return "/persys/mirror/" + cluster + "/cursor" }
 
-// equals waits until etcd has exactly the records that the state requires. It compares key by key, in the form that the
-// legacy contract documents, without using the mirror's code. The comparison that the schedulers make themselves must
-// give the same result.
+// equals waits until etcd has exactly the records that the state requires. It compares key by key, in the
+// form that the legacy contract documents, without using the mirror's code. The schedulers' own comparison of
+// state and etcd (RestoreMirror with preview) must find no difference either.
 func equals(t *testing.T, c *harness.Cluster, kv *clientv3.Client, when string) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), settle, "the mirror to equal the state "+when, func(ctx context.Context) error {
@@ -122,7 +124,7 @@ func equals(t *testing.T, c *harness.Cluster, kv *clientv3.Client, when string) 
 		}
 		var at cursorText
 		if err := json.Unmarshal([]byte(have[cursorKey(s.Info().ClusterID)]), &at); err != nil {
-			return fmt.Errorf("the cursor %q: %w", have[cursorKey(s.Info().ClusterID)], err)
+			return fmt.Errorf("the mirror's cursor %q cannot be read: %w", have[cursorKey(s.Info().ClusterID)], err)
 		}
 		// The cursor of the mirror need not equal the last log index: entries that change no record, such as barriers,
 		// do not move it.
@@ -130,7 +132,7 @@ func equals(t *testing.T, c *harness.Cluster, kv *clientv3.Client, when string) 
 			return fmt.Errorf("the cursor in etcd is %+v, want a complete one at index %d of incarnation %d", at, s.Info().Index, s.Info().Incarnation)
 		}
 		if wrong := differences(s, have); len(wrong) > 0 {
-			return fmt.Errorf("%d differences: %s", len(wrong), strings.Join(wrong[:min(len(wrong), 5)], "; "))
+			return fmt.Errorf("etcd has %d differences from the state: %s", len(wrong), strings.Join(wrong[:min(len(wrong), 5)], "; "))
 		}
 		p, err := admin.RestoreMirror(ctx, &clusterv1.RestoreMirrorRequest{Preview: true})
 		if err != nil {
@@ -224,7 +226,7 @@ func differences(s fsm.State, have map[string]string) (wrong []string) {
 			seq := k[strings.LastIndex(k, "-")+1:]
 			e := events[seq]
 			if e == nil {
-				wrong = append(wrong, k+" is of no event")
+				wrong = append(wrong, k+" belongs to no event")
 				continue
 			}
 			if err := fields(map[string]any{"type": e.Type, "workloadId": e.Workload, "nodeId": e.Node, "reason": e.Reason})(v); err != nil {
@@ -245,7 +247,8 @@ func differences(s fsm.State, have map[string]string) (wrong []string) {
 	return wrong
 }
 
-// zeroAsNone formats a number; 0 becomes "", because records in etcd omit it.
+// zeroAsNone formats a number as text. It returns "" for 0, because records in etcd have no field for a value
+// of 0.
 func zeroAsNone(n int64) string {
 	if n == 0 {
 		return ""
@@ -253,7 +256,7 @@ func zeroAsNone(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// waitMode waits until every running scheduler is in a mode.
+// waitMode waits until every running scheduler reports the given mode of the control plane.
 func waitMode(t *testing.T, c *harness.Cluster, mode string) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), settle, "mode "+mode, func(ctx context.Context) error {

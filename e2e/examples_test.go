@@ -22,7 +22,7 @@ func exampleFiles(t *testing.T) []string {
 		out = append(out, got[[]string](t)(filepath.Glob(pattern))...)
 	}
 	if len(out) < 12 {
-		t.Fatalf("only %d examples: %v", len(out), out)
+		t.Fatalf("only %d example files were found: %v", len(out), out)
 	}
 	return out
 }
@@ -32,8 +32,8 @@ var appliedNames = regexp.MustCompile(`(?m)^(\S+) (applied|unchanged)`)
 
 var onlyUnchanged = regexp.MustCompile(`(?m)^\d+ unchanged\. Nothing`)
 
-// runExample applies an example, waits until it runs, applies it again, which must change nothing, and
-// deletes it.
+// runExample applies an example, waits until it runs, applies it a second time, which must change nothing,
+// and deletes it.
 func runExample(t *testing.T, c *harness.Cluster, file string) {
 	t.Helper()
 	var ids []string
@@ -41,13 +41,13 @@ func runExample(t *testing.T, c *harness.Cluster, file string) {
 		ids = append(ids, m[1])
 	}
 	if len(ids) == 0 {
-		t.Fatal("nothing was applied")
+		t.Fatal("the output of persysctl apply names no workload")
 	}
 	if again := ctl(t, c, "apply", "-f", file); strings.Count(again, "unchanged") != len(ids) {
 		t.Errorf("applying the example again changes something:\n%s", again)
 	}
 	if plan := ctl(t, c, "plan", "-f", file); !onlyUnchanged.MatchString(plan) {
-		t.Errorf("its plan is not empty:\n%s", plan)
+		t.Errorf("a plan of the applied example is not empty:\n%s", plan)
 	}
 	ctl(t, c, append([]string{"delete", "--wait", "--timeout", "40s"}, ids...)...)
 }
@@ -58,7 +58,7 @@ func TestExamples(t *testing.T) {
 	for range 2 {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true, Env: map[string]string{"PERSYS_NODE_LABELS": "region=eu,disk=ssd"}}))
 	}
-	// A simulated container serves nothing, so this server answers the health check for it.
+	// A simulated container runs no program, so this HTTP server answers the health check of the example.
 	hello := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	t.Cleanup(hello.Close)
 	asked := regexp.MustCompile(`(health_check: .*port: )8080`)

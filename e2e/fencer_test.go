@@ -25,10 +25,10 @@ import (
 // fencerGrace is how long the fencers of these tests wait for a container to stop by itself.
 const fencerGrace = time.Second
 
-// supervisor does the work of systemd for a fencer, the process that stops exclusive workloads when the lease
-// of the node ends. It runs the fencer of an agent as deploy/systemd/persys-fencer.service says: if a fencer
-// exits, it kills the fencer's process group and starts the fencer again; if a fencer misses its watchdog,
-// the supervisor kills the fencer.
+// supervisor does the work of systemd for a fencer, the process that stops exclusive workloads when the
+// lease of the node ends. It runs the fencer of an agent as deploy/systemd/persys-fencer.service says. If a
+// fencer exits, the supervisor kills the fencer's process group and starts the fencer again. If a fencer
+// does not notify its watchdog in time, the supervisor kills it.
 type supervisor struct {
 	agent    *harness.Agent
 	fencer   *harness.Process
@@ -41,7 +41,8 @@ type supervisor struct {
 	done     chan struct{}
 }
 
-// unit reads the [Service] section of a systemd unit. The last value of a key wins.
+// unit returns the keys and values of the [Service] section of a unit file in deploy/systemd. If a key occurs
+// several times, it has the last value.
 func unit(t *testing.T, name string) map[string]string {
 	t.Helper()
 	f, err := os.Open(filepath.Join("..", "deploy", "systemd", name))
@@ -66,7 +67,7 @@ func supervise(t *testing.T, c *harness.Cluster, a *harness.Agent, bin string) *
 		}
 		d, err := time.ParseDuration(text)
 		if err != nil {
-			t.Fatalf("%s: %v", key, err)
+			t.Fatalf("systemd setting %s: %v", key, err)
 		}
 		return d
 	}
@@ -89,10 +90,10 @@ func supervise(t *testing.T, c *harness.Cluster, a *harness.Agent, bin string) *
 	go s.run(ctx, t)
 	t.Cleanup(func() {
 		for _, p := range s.fencer.Alarms() {
-			t.Errorf("a fencer is broken: %s", p)
+			t.Errorf("the log of a fencer has a panic or a data race: %s", p)
 		}
 		if t.Failed() {
-			t.Logf("the fencer of %s:\n%s", a.NodeID, s.fencer.Tail(40))
+			t.Logf("the log of the fencer of %s:\n%s", a.NodeID, s.fencer.Tail(40))
 		}
 	})
 	return s
@@ -133,7 +134,8 @@ func (s *supervisor) run(ctx context.Context, t *testing.T) {
 			}
 		}
 		look.Stop()
-		// systemd would kill all processes in the control group of the unit.
+		// When a fencer has exited, systemd kills all other processes of the unit's control group. Do the same with
+		// the fencers of this agent.
 		if err := s.agent.SignalFencers(syscall.SIGKILL); err != nil {
 			t.Error(err)
 		}
@@ -155,7 +157,7 @@ func (s *supervisor) close() {
 // fencer.
 func fencing(t *testing.T, control controlv1.AgentControlClient, a *harness.Agent, since time.Time) {
 	t.Helper()
-	must(t, testbed.Poll(t.Context(), settle, a.NodeID+" with a fencer and its second", func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, a.NodeID+" with a fencer and a standby fencer", func(ctx context.Context) error {
 		n, err := control.GetNode(ctx, &controlv1.GetNodeRequest{NodeId: a.NodeID})
 		if err != nil {
 			return err
@@ -170,7 +172,7 @@ func fencing(t *testing.T, control controlv1.AgentControlClient, a *harness.Agen
 	}))
 }
 
-// runEnded waits for the end of a run of db and returns its time.
+// runEnded waits until a run of the container of workload db has ended, and returns the time of the end.
 func runEnded(t *testing.T, runs *harness.Runs, held harness.Run, limit time.Duration, what string) (stopped time.Time) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), limit, what+": the end of db on "+held.Node, func(context.Context) error {
@@ -184,17 +186,18 @@ func runEnded(t *testing.T, runs *harness.Runs, held harness.Run, limit time.Dur
 			}
 		}
 		if stopped.IsZero() {
-			return errors.New("it still runs")
+			return errors.New("the container still runs")
 		}
 		return nil
 	}))
 	return stopped
 }
 
-// TestFencer moves an exclusive container with on_lost_lease: stop from node to node on a real engine,
-// while agents, fencers and leaders are killed or paused. The container never runs twice at the same time,
-// and it stops within the time that the schedulers rely on. On one node the agent starts the fencers. On
-// the other node a supervisor does, as in production, so that agent and both fencers may die at once.
+// TestFencer moves an exclusive container with on_lost_lease: stop from node to node on a real engine, while
+// agents, fencers and leaders are killed or paused. The container never runs twice at the same time, and it
+// stops within the fence bound, after which the schedulers start it elsewhere. On one node the agent starts
+// the fencers. On the other node a supervisor does, as in production, so that agent and both fencers may die
+// at once.
 func TestFencer(t *testing.T) {
 	e, image := theEngine(t)
 	bins := raced(t)
@@ -285,13 +288,13 @@ func TestFencer(t *testing.T) {
 		before := got[[]harness.Run](t)(runs.Of("db"))
 		held := before[len(before)-1]
 		if held.Node != round.on.NodeID || !held.To.IsZero() {
-			t.Fatalf("%s: the workload runs %+v", round.what, held)
+			t.Fatalf("%s: before the fault the last run of the workload is %+v, want an open run on the node of this case", round.what, held)
 		}
 		at := time.Now()
 		hurt := round.strike()
 		struck := time.Now()
-		// The agent requested its last lease before the fault: at most one heartbeat interval earlier, plus the
-		// delay of a busy machine.
+		// The last lease began when the agent sent its last heartbeat: before the fault by at most one
+		// heartbeat interval, plus a delay if the machine is busy.
 		limit := lease + fence.Bound(fencerGrace)
 		stopped := runEnded(t, runs, held, limit+settle, round.what)
 		if early := stopped.Sub(at); early < lease-interval-500*time.Millisecond {
@@ -307,12 +310,13 @@ func TestFencer(t *testing.T) {
 		}
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "db", 2*settle, runningOn(other.NodeID)))
 		now := got[[]harness.Run](t)(runs.Of("db"))
-		t.Logf("%s: stopped after %s, ran on the other node after %s", round.what,
+		t.Logf("%s: the container stopped after %s and ran on the other node after %s", round.what,
 			stopped.Sub(at).Round(10*time.Millisecond), now[len(now)-1].From.Sub(at).Round(10*time.Millisecond))
-		// The fencer must have killed the paused agent, which could otherwise have continued with a start.
+		// The fencer must have killed the paused agent. Otherwise the agent could continue after the pause and
+		// start the container that it was about to start before.
 		must(t, testbed.Poll(t.Context(), settle, round.what+": the end of the agent", func(context.Context) error {
 			if round.on.Running() {
-				return errors.New("it is still there")
+				return errors.New("the agent still runs, want that its fencer has killed it")
 			}
 			return nil
 		}))

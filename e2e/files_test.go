@@ -11,7 +11,8 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// containsText returns the path of the first file below a folder that contains a text, or "".
+// containsText searches all files below the folder dir and returns the path of the first file that contains
+// text, or "" if no file does.
 func containsText(dir, text string) (string, error) {
 	found := ""
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -31,7 +32,8 @@ func containsText(dir, text string) (string, error) {
 	return found, err
 }
 
-// saysOneOf returns nil if the output of a process contains one of the texts.
+// saysOneOf returns nil if the output of a process contains at least one of the texts, otherwise an error for
+// testbed.Poll.
 func saysOneOf(p *harness.Process, texts ...string) error {
 	out, err := p.Output()
 	if err != nil {

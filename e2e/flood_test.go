@@ -35,7 +35,8 @@ func dialFrom(ctx context.Context, from, to string) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", to)
 }
 
-// trustOf connects to the scheduler at an address, without a certificate and from a local address.
+// trustOf returns a client of the Trust API, without a certificate. It connects from the local address from
+// to the scheduler at the address to.
 func trustOf(t *testing.T, tok pki.JoinToken, from, to string) clusterv1.TrustClient {
 	t.Helper()
 	cc := got[*grpc.ClientConn](t)(grpc.NewClient("passthrough:///"+to, grpc.WithNoProxy(), grpc.WithDisableRetry(),
@@ -64,13 +65,13 @@ func peakMiB(t *testing.T, pid int) int {
 	return 0
 }
 
-// leaderState returns the state of the leader.
+// leaderState returns the replicated state as the leader has it.
 func leaderState(t *testing.T, c *harness.Cluster) fsm.State {
 	t.Helper()
 	return got[fsm.State](t)(stateOf(t.Context(), got[clusterv1.ClusterClient](t)(c.LeaderAdmin(t.Context()))))
 }
 
-// keptLease fails the test if a node lost its lease after an event.
+// keptLease fails the test if the node lost its lease after the event with the sequence number after.
 func keptLease(t *testing.T, s fsm.State, after uint64, node string) {
 	t.Helper()
 	s.Events(after, func(e *fsm.Event) bool {
@@ -81,18 +82,19 @@ func keptLease(t *testing.T, s fsm.State, after uint64, node string) {
 	})
 }
 
-// TestFloodOfConnections: strangers open 10,000 connections to the leader, from 200 addresses in 20 networks.
-// The addresses are those of the loopback device in the network namespace of the test. A third of the
-// connections is silent, a third sends the beginning of a handshake, and a third completes the handshake
-// without a certificate. Meanwhile the agent keeps its lease, the calls of an operator are answered, also over
-// new connections, and a program joins from an address that the scheduler does not know.
+// TestFloodOfConnections: strangers open 10,000 connections to the leader, from 200 addresses in 20
+// networks. The addresses belong to the loopback device in the network namespace of the test. A third of
+// the connections sends nothing, a third sends the beginning of a TLS handshake, and a third completes the
+// handshake without a certificate. Meanwhile the agent keeps its lease, the calls of an operator are
+// answered, also over new connections, and a program joins from an address that the scheduler does not
+// know.
 func TestFloodOfConnections(t *testing.T) {
 	const networks, hosts, each = 20, 10, 50
 	const all, places = networks * hosts * each, 512
 	var files syscall.Rlimit
 	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files))
 	if files.Cur < all+1000 {
-		testbed.Need(t, "many open files", fmt.Errorf("this process may open %d", files.Cur))
+		testbed.Need(t, "many open files", fmt.Errorf("this process may open %d files", files.Cur))
 	}
 	c := start(t, harness.Options{Binaries: shipped(t), Schedulers: 3, OwnCA: true}) // with the default leases: the load must not cost them
 	agent := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -128,7 +130,7 @@ func TestFloodOfConnections(t *testing.T) {
 		}
 		<-slots
 		if err != nil {
-			t.Errorf("a connection from %s: %v", from, err)
+			t.Errorf("opening a connection from %s failed: %v", from, err)
 			return
 		}
 		for err == nil { // read until the scheduler closes the connection
@@ -151,8 +153,8 @@ func TestFloodOfConnections(t *testing.T) {
 	defer flood.Wait()
 	defer cancel()
 
-	// Calls of the operator, over one connection and over new connections, until the flood has been complete
-	// for two leases.
+	// Calls of the operator, over one connection and over new connections, until all connections of the
+	// flood have been open for two lease times.
 	held := got[*grpc.ClientConn](t)(c.Dial(target.GRPC, ada))
 	defer held.Close()
 	calls, longest := 0, time.Duration(0)
@@ -167,8 +169,9 @@ func TestFloodOfConnections(t *testing.T) {
 		fresh := got[*grpc.ClientConn](t)(c.Dial(target.GRPC, ada))
 		for _, cc := range []*grpc.ClientConn{held, fresh} {
 			asked := time.Now()
-			// The full server may close the operator's new connection before it has seen the certificate, to make room
-			// for a stranger's. The operator then connects again, as every client of the schedulers does.
+			// A server that has reached its limit of connections may close the operator's new connection
+			// before it has seen the certificate, in favour of a stranger's connection. The operator then
+			// connects again, as every client of the schedulers does.
 			call, done := context.WithTimeout(ctx, settle)
 			_, err := controlv1.NewAgentControlClient(cc).ListWorkloads(call, &controlv1.ListWorkloadsRequest{}, grpc.WaitForReady(true))
 			done()
@@ -210,10 +213,10 @@ func TestRefusedJoins(t *testing.T) { refusedJoins(t, 20_000) }
 // TestAMillionRefusedJoins runs refusedJoins with a million requests to join without a valid token.
 func TestAMillionRefusedJoins(t *testing.T) { refusedJoins(t, 1_000_000) }
 
-// refusedJoins asks n times to join, from 30 networks, with tokens that do not exist and with a wrong secret of
-// a good token. Few of the refusals are recorded one by one; the others are counted. The state, the audit logs and the
-// memory of the schedulers stay bounded, the agent keeps its lease, and the good token still admits an agent during the
-// refusals.
+// refusedJoins sends n requests to join, from 30 networks, with tokens that do not exist or with a valid
+// token whose secret is wrong. The first refusals of each network are recorded one by one; all further
+// refusals are only counted. The state, the audit logs and the memory of the schedulers stay bounded, the
+// agent keeps its lease, and an agent can still join with the valid token meanwhile.
 func refusedJoins(t *testing.T, n int64) {
 	const networks, callers = 30, 16
 	c := start(t, harness.Options{Binaries: shipped(t), Schedulers: 3, OwnCA: true}) // with the default leases: the load must not cost them
@@ -282,7 +285,8 @@ func refusedJoins(t *testing.T, n int64) {
 		t.Fatalf("only %d joins without a valid token were answered: %v", answered.Load(), answers)
 	}
 
-	// Every refusal is recorded by itself or in a count of refusals, which is recorded within a minute.
+	// Every refusal has a record of its own or is part of a recorded number of refusals. Such a number is
+	// recorded within a minute.
 	judged := answers[codes.NotFound] + answers[codes.PermissionDenied]
 	var single, numbers, counted int64
 	var state fsm.State
@@ -312,7 +316,8 @@ func refusedJoins(t *testing.T, n int64) {
 		}
 		return err
 	}))
-	// If leadership moves, a replica repeats a call at the new leader, which counts the refusal again.
+	// If leadership moves during a call, the replica repeats the call at the new leader, which counts the
+	// refusal a second time. So allow a tenth more.
 	if most := (judged + lost.Load()) * 11 / 10; single+counted > most {
 		t.Errorf("%d refusals are on record, but only %d calls were made", single+counted, judged+lost.Load())
 	}

@@ -30,7 +30,8 @@ func gatewayOf(t *testing.T, c *harness.Cluster) string {
 	return gatewayWith(t, c, map[string]string{"PERSYS_INSECURE": "true"})
 }
 
-// gatewayWith starts a gateway with more settings and arguments, and returns its address.
+// gatewayWith starts a gateway with the additional settings in more and the arguments args, and returns its
+// address.
 func gatewayWith(t *testing.T, c *harness.Cluster, more map[string]string, args ...string) string {
 	t.Helper()
 	addr := freeAddr(t)
@@ -46,7 +47,7 @@ func gatewayWith(t *testing.T, c *harness.Cluster, more map[string]string, args 
 			t.Errorf("stopping the gateway: %v", err)
 		}
 		for _, a := range p.Alarms() {
-			t.Errorf("the gateway is broken: %s", a)
+			t.Errorf("the log of the gateway has a panic or a data race: %s", a)
 		}
 		if t.Failed() {
 			t.Logf("the gateway says:\n%s", p.Tail(20))
@@ -94,8 +95,8 @@ func (r rest) do(method, path, body string) (int, map[string]any) {
 	return resp.StatusCode, out
 }
 
-// as returns a client with the certificate of a user. If who is empty, it returns a client without a
-// certificate.
+// as returns an HTTP client of the gateway at addr that uses the certificate of the user who, or no
+// certificate if who is empty.
 func as(t *testing.T, c *harness.Cluster, addr, who string) rest {
 	t.Helper()
 	ca, err := os.ReadFile(c.Leaf("user/admin").CA)
@@ -124,11 +125,11 @@ func TestGateway(t *testing.T) {
 
 	code, out := admin.do("POST", "/workloads/schedule", `{"workload_id":"web","spec":{"type":"container","container":{"image":"nginx:1.27"},"resources":{"cpu_millicores":100,"memory_mb":64}}}`)
 	if code != 200 || out["success"] != true {
-		t.Fatalf("schedule: %d %v", code, out)
+		t.Fatalf("scheduling a workload was answered %d %v", code, out)
 	}
 	must(t, testbed.Poll(t.Context(), settle, "the workload to run", func(context.Context) error {
 		if code, out := admin.do("GET", "/workloads/web", ""); code != 200 || !strings.Contains(fmt.Sprint(out), "status:Running") {
-			return fmt.Errorf("%d %v", code, out)
+			return fmt.Errorf("the workload does not run yet: %d %v", code, out)
 		}
 		return nil
 	}))

@@ -60,7 +60,7 @@ func getText(ctx context.Context, url string) (code int, body []byte, err error)
 	return resp.StatusCode, body, err
 }
 
-// healthy waits until the function want accepts the /health of a scheduler.
+// healthy waits until the function want returns nil for the answer of a scheduler at /health.
 func healthy(t *testing.T, s *harness.Scheduler, what string, want func(*healthText) error) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), settle, "/health of "+s.Name+" "+what, func(ctx context.Context) error {
@@ -86,22 +86,22 @@ func inMode(mode, reason, mirror string) func(*healthText) error {
 		at, err := time.Parse(time.RFC3339, h.ModeChangedAt)
 		switch {
 		case h.code != http.StatusOK || h.Status != "ok":
-			return fmt.Errorf("not ok")
+			return fmt.Errorf("/health does not have the status ok")
 		case h.Mode != mode || !strings.Contains(h.Reason, reason):
 			return fmt.Errorf("/health reports mode %s with reason %q, which are not the expected ones", h.Mode, h.Reason)
 		case mirror != "" && (h.Mirror.State != mirror || h.Mirror.Lag == nil):
-			return fmt.Errorf("mirror %+v", h.Mirror)
+			return fmt.Errorf("the mirror in /health is %+v, which is not expected", h.Mirror)
 		case err != nil || at.After(time.Now().Add(time.Minute)) || at.Before(time.Now().Add(-time.Hour)):
-			return fmt.Errorf("modeChangedAt %q", h.ModeChangedAt)
+			return fmt.Errorf("modeChangedAt in /health is %q, want a time", h.ModeChangedAt)
 		case h.Term == 0 || h.Index == 0:
-			return fmt.Errorf("term %d, index %d", h.Term, h.Index)
+			return fmt.Errorf("term %d and index %d in /health must not be 0", h.Term, h.Index)
 		}
 		return nil
 	}
 }
 
-// guardedEtcd prepares an etcd that accepts only TLS with a client certificate. The function guard turns
-// on its password authentication.
+// guardedEtcd prepares an etcd that accepts only TLS connections with a client certificate, whose files are
+// in paths. The function guard makes this etcd also require a password.
 func guardedEtcd(t *testing.T) (e *harness.Part, paths pki.Paths, guard func()) {
 	t.Helper()
 	dir := t.TempDir()
@@ -143,7 +143,7 @@ func TestHealthReportsTheMode(t *testing.T) {
 	must(t, c.Schedulers[0].Start())
 	healthy(t, c.Schedulers[0], "before there is a cluster", func(h *healthText) error {
 		if h.code != http.StatusServiceUnavailable || h.Status != "starting" || h.Reason == "" {
-			return fmt.Errorf("not starting")
+			return fmt.Errorf("/health does not have the status starting")
 		}
 		return nil
 	})
@@ -151,7 +151,8 @@ func TestHealthReportsTheMode(t *testing.T) {
 	must(t, c.Schedulers[2].Start())
 	must(t, c.WaitReady(t.Context(), 60*time.Second))
 
-	// The mirror is configured, so the mode is degraded from the first boot while etcd is missing.
+	// The settings name an etcd for the mirror, which does not run yet. So the mode must be degraded from the
+	// first start on.
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	for i, s := range c.Schedulers {
 		mirror := "standby"
@@ -161,7 +162,7 @@ func TestHealthReportsTheMode(t *testing.T) {
 		want := inMode("degraded", "etcd", mirror)
 		healthy(t, s, "without etcd", func(h *healthText) error {
 			if h.Leader != c.Schedulers[leader].Name || (h.Role == "leader") != (i == leader) {
-				return fmt.Errorf("leader %q, role %s", h.Leader, h.Role)
+				return fmt.Errorf("/health names leader %q and role %s", h.Leader, h.Role)
 			}
 			return want(h)
 		})
@@ -172,7 +173,7 @@ func TestHealthReportsTheMode(t *testing.T) {
 	must(t, harness.WaitListening(t.Context(), etcd, settle))
 	protect()
 	waitMode(t, c, "normal")
-	// The replica that first reaches etcd becomes the leader.
+	// Leadership may have moved to the replica that reached etcd first, so look the leader up again.
 	leader = got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	healthy(t, c.Schedulers[leader], "with etcd", inMode("normal", "", "healthy"))
 	apply(t, c, "web", container("persys/any:1"))
@@ -191,12 +192,13 @@ func TestHealthReportsTheMode(t *testing.T) {
 		healthy(t, s, "frozen by hand", inMode("degraded", "maintenance", ""))
 	}
 	if out := ctl(t, c, "mode", "show"); !strings.Contains(out, "degraded: maintenance (set by hand)") {
-		t.Errorf("mode show:\n%s", out)
+		t.Errorf("persysctl mode show prints\n%s", out)
 	}
 	ctl(t, c, "mode", "set", "auto", "--reason", "done")
 	waitMode(t, c, "normal")
 
-	// Without a quorum no change of the mode can be committed: each scheduler reports the mode that it knows.
+	// Kill two schedulers. Without a quorum no change of the mode can be committed, so the remaining scheduler
+	// must report the mode in which it serves by itself, degraded.
 	survivor := c.Schedulers[leader]
 	for _, s := range c.Schedulers {
 		if s != survivor {
@@ -205,7 +207,7 @@ func TestHealthReportsTheMode(t *testing.T) {
 	}
 	healthy(t, survivor, "without a quorum", func(h *healthText) error {
 		if h.Leader != "" {
-			return fmt.Errorf("leader %s", h.Leader)
+			return fmt.Errorf("without a quorum /health still names the leader %s", h.Leader)
 		}
 		return inMode("degraded", "", "")(h)
 	})
@@ -227,8 +229,8 @@ func TestHealthReportsTheMode(t *testing.T) {
 	waitMode(t, c, "normal")
 }
 
-// frozen checks that a frozen cluster refuses changes with the reason in the answer, and answers reads at
-// once.
+// frozen checks that a cluster in the mode degraded or recovery refuses changes, with the reason in the
+// answer, and answers reads at once.
 func frozen(t *testing.T, c *harness.Cluster, leader int) {
 	t.Helper()
 	control := got[controlv1.AgentControlClient](t)(c.Control(leader))

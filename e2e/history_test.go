@@ -14,8 +14,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// op is one operation on one workload as a client saw it. Times are in nanoseconds since the recorder was
-// created.
+// op is one operation (read or write) on one workload, with the times and the result that its client saw.
+// Times are in nanoseconds since the recorder was created.
 type op struct {
 	Client   int            `json:"client"`
 	Workload string         `json:"workload"`
@@ -53,7 +53,7 @@ func (r *recorder) all() []op {
 	return slices.Clone(r.ops)
 }
 
-// acks returns the acknowledged writes in the order of their acknowledgement.
+// acks returns the writes that were acknowledged, in the order of their acknowledgements.
 func (r *recorder) acks() []op {
 	out := slices.DeleteFunc(r.all(), func(o op) bool { return o.Write == "" || o.Return == 0 })
 	slices.SortFunc(out, func(a, b op) int { return int(a.Return - b.Return) })
@@ -61,7 +61,8 @@ func (r *recorder) acks() []op {
 }
 
 // register is the model's state of one workload: its content, and the lowest generation and log index that
-// it can have. The planner may raise both between two operations; nothing lowers them.
+// it can have. The planner may raise generation and log index between two operations; neither ever gets
+// lower.
 type register struct {
 	content string
 	gen     fsm.Generation
@@ -69,9 +70,9 @@ type register struct {
 }
 
 // model is a register with a generation for each workload. An acknowledged write has a higher generation
-// than everything before it. A write with an unknown outcome may have happened at any time after its call,
-// or never, which is the same as a write after everything else. A read returns the content of the last
-// write.
+// than all operations before it. A write with an unknown outcome may have been applied at any time after
+// its call, or never. If it was never applied, the model places it after all other operations. A read
+// returns the content of the last write.
 func model() porcupine.Model {
 	return porcupine.Model{
 		Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
@@ -94,8 +95,8 @@ func model() porcupine.Model {
 			s, o := state.(register), input.(op)
 			switch {
 			case o.Write != "" && o.Return == 0:
-				// The generation of the write is at least one higher. The next acknowledged write shows
-				// the exact value.
+				// The outcome of this write is unknown. It raised the generation by at least one, but the
+				// exact value is known only from the next acknowledged write.
 				return true, register{o.Write, s.gen, s.index}
 			case o.Write != "":
 				return s.gen.Less(o.Gen) && s.index <= o.Index, register{o.Write, o.Gen, o.Index}
@@ -119,8 +120,8 @@ func model() porcupine.Model {
 	}
 }
 
-// judge fails the test if a history is not linearizable, and writes the history to artifacts. Reads with an
-// unknown outcome are left out.
+// judge checks the history of operations that clients saw. If it is not linearizable, judge fails the test
+// and writes the history to the folder artifacts. It ignores reads without an answer.
 func judge(t *testing.T, ops []op) {
 	t.Helper()
 	verdict, info := check(ops)
@@ -160,7 +161,8 @@ func generationOf(g *controlv1.Generation) fsm.Generation {
 	return fsm.Generation{Incarnation: g.GetIncarnation(), Sequence: g.GetSequence()}
 }
 
-// TestHistoryChecker: the checker finds each kind of violation in a history.
+// TestHistoryChecker: each kind of violation of linearizability, written by hand into a history, must be
+// found by the checker that other tests use.
 func TestHistoryChecker(t *testing.T) {
 	gen := func(n uint64) fsm.Generation { return fsm.Generation{Incarnation: 1, Sequence: n} }
 	write := func(v string, n uint64, call, ret int64) op {

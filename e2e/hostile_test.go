@@ -58,8 +58,8 @@ func newForger(t *testing.T, dir string) *forger {
 	return f
 }
 
-// cert returns a certificate that is valid between two offsets from now. who is
-// <cluster>/<role>/<id>.
+// cert returns a certificate for the identity who (<cluster>/<role>/<id>), signed by the CA. It is valid from
+// the time from until the time until, both relative to now.
 func (f *forger) cert(who string, from, until time.Duration) tls.Certificate {
 	f.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -74,7 +74,8 @@ func (f *forger) cert(who string, from, until time.Duration) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// files writes a certificate to files and returns their paths.
+// files writes a certificate, its key and the CA to files, and returns the paths for the settings of a
+// program.
 func (f *forger) files(c tls.Certificate) pki.Paths {
 	f.t.Helper()
 	dir := f.t.TempDir()
@@ -109,7 +110,8 @@ func TestHostilePeers(t *testing.T) {
 	theirs := newForger(t, elsewhere)
 	const scheduler = "e2e/scheduler/scheduler-1"
 
-	// call makes one call at a port and returns its error.
+	// call makes one gRPC call to the program at addr, with the given transport credentials, and returns its
+	// error.
 	call := func(addr string, full string, req, resp proto.Message, creds credentials.TransportCredentials) error {
 		cc, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds), grpc.WithNoProxy())
 		must(t, err)
@@ -155,7 +157,7 @@ func TestHostilePeers(t *testing.T) {
 			t.Run(tc.name+" at "+port, func(t *testing.T) {
 				err := try(tc.cfg)
 				if want := slices.Contains(tc.refused, port); (err != nil) != want {
-					t.Errorf("got %v, want a refusal: %v", err, want)
+					t.Errorf("the call returned %v, want a refusal: %v", err, want)
 				}
 			})
 		}
@@ -212,17 +214,18 @@ func TestHostilePeers(t *testing.T) {
 		st, err := c.Status(ctx, 0)
 		must(t, err)
 		if st.GetNodesReady() != 1 {
-			t.Errorf("%d nodes are Ready", st.GetNodesReady())
+			t.Errorf("%d nodes are Ready, want all", st.GetNodesReady())
 		}
 		apply(t, c, "flooded", contentSpec("x"))
 		must(t, testbed.Poll(ctx, settle, "the flood to be counted", func(ctx context.Context) error {
 			text, err := harness.Metrics(ctx, c.Schedulers[0].HTTP)
 			if err == nil && !strings.Contains(text, `persys_scheduler_refused_by_limit_total{reason="host"} 336`) {
-				err = errors.New("not 400-64 refusals")
+				err = errors.New("the scheduler has not counted 336 refused connections: 400 opened, 64 allowed")
 			}
 			return err
 		}))
-		// The server closes accepted connections whose handshake takes too long.
+		// Wait until the server has closed the 64 connections that it had accepted, because their TLS handshake
+		// does not end.
 		must(t, testbed.Poll(ctx, settle, "the end of the slow handshakes", func(ctx context.Context) error {
 			for i, conn := range flood[:64] {
 				_ = conn.SetReadDeadline(time.Now().Add(time.Millisecond))
@@ -319,8 +322,9 @@ func impostor(t *testing.T, cfg *tls.Config) (addr string, heard func() int) {
 	return l.Addr().String(), func() int { return len(calls) }
 }
 
-// compromised makes every call that the real programs serve (as the reflection service lists them) with the certificate
-// of another agent. Calls that agents may not make, and calls that name the victim's node, must be refused.
+// compromised makes every call that the reflection service of the real programs lists, with the certificate
+// of another agent. The schedulers must refuse the calls that agents may not make, and all calls that name
+// the node of the agent victim.
 func compromised(t *testing.T, c *harness.Cluster, victim *harness.Agent) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -356,7 +360,8 @@ func compromised(t *testing.T, c *harness.Cluster, victim *harness.Agent) {
 	if methods < 60 {
 		t.Errorf("only %d methods were found", methods)
 	}
-	// Each message of a control stream is checked separately.
+	// Open a control stream and send several messages. The schedulers must check each of them, not only the
+	// first one.
 	cc := got[*grpc.ClientConn](t)(c.Dial(c.Schedulers[0].GRPC, "agent/node-b"))
 	defer cc.Close()
 	control := controlv1.NewAgentControlClient(cc)
@@ -378,7 +383,7 @@ func compromised(t *testing.T, c *harness.Cluster, victim *harness.Agent) {
 	must(t, stream.CloseSend())
 }
 
-// allowedTo reads the calls that a role may make from the golden file of the permission table.
+// allowedTo returns the methods that a role may call, according to the golden file of the permission table.
 func allowedTo(t *testing.T, role string) map[string]bool {
 	t.Helper()
 	root := got[string](t)(testbed.Root(t.Context()))
@@ -424,7 +429,8 @@ func served(t *testing.T, ctx context.Context, cc *grpc.ClientConn) []protorefle
 	return out
 }
 
-// named writes node into the fields of a request that name a node, and reports whether there are such fields.
+// named sets all fields of a request that contain the id of a node to the id node, and reports whether the
+// request has such fields.
 func named(req *dynamicpb.Message, node string) bool {
 	found := false
 	for _, name := range []protoreflect.Name{"node_id", "node"} {
@@ -439,7 +445,8 @@ func named(req *dynamicpb.Message, node string) bool {
 	return found && node != ""
 }
 
-// invoke makes one call and returns the error of its first answer.
+// invoke makes one call of any kind (unary or stream) and returns the error that it gets instead of the first
+// answer, or nil.
 func invoke(ctx context.Context, cc *grpc.ClientConn, full string, m protoreflect.MethodDescriptor, req proto.Message) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -464,8 +471,8 @@ func invoke(ctx context.Context, cc *grpc.ClientConn, full string, m protoreflec
 }
 
 // TestClocksOffByAnHour: one scheduler's clock is an hour ahead, one scheduler's clock and the agent's
-// clock are an hour behind. The scheduler that is ahead leads first and dies, so that the time in the
-// state is ahead of all clocks.
+// clock are an hour behind. The scheduler whose clock is ahead leads first and is then killed, so the time
+// that it has stored in the replicated state is ahead of all other clocks.
 func TestClocksOffByAnHour(t *testing.T) {
 	testbed.Need(t, "another process's clock", harness.CanShiftClock())
 	c := start(t, harness.Options{Binaries: raced(t), OwnCA: true, Clocks: []time.Duration{0, time.Hour, -time.Hour}, SchedulerEnv: fast(nil)})
@@ -506,15 +513,16 @@ func TestClocksOffByAnHour(t *testing.T) {
 	apply(t, c, "behind", contentSpec("y"))
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "behind", settle, running))
 	if res.Code != 0 {
-		t.Errorf("revoke: %s", res.Stderr)
+		t.Errorf("the revocation failed: %s", res.Stderr)
 	}
 	t.Run("new tokens and certificates are accepted", func(t *testing.T) {
 		res := got[harness.CtlResult](t)(c.Ctl(ctx, "token", "create", "--role", "agent", "--name", "nobody"))
 		if res.Code != 0 {
-			t.Fatalf("token: %s", res.Stderr)
+			t.Fatalf("making a token failed: %s", res.Stderr)
 		}
 		// The scheduler whose clock was ahead revoked this name, so the time of the revocation is in the future. A
-		// certificate that is issued now must still be treated as newer than the revocation.
+		// certificate that is issued now must still be valid: the schedulers must regard it as newer than the
+		// revocation, although the issuer's clock shows an earlier time.
 		newAgent("nobody", strings.TrimSpace(res.Stdout), 0)
 	})
 	t.Run("leases are measured as durations", func(t *testing.T) {

@@ -17,8 +17,8 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// TestBadInput: bad input over gRPC and persysctl is refused with the status code, or with the error in the
-// answer, that the legacy contract defines. The error names the field, and no workload is stored.
+// TestBadInput: bad input over gRPC and persysctl is refused as the legacy contract defines: with a status
+// code, or with an error in the body of the answer. The error names the field, and no workload is stored.
 func TestBadInput(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t)})
 	cc := got[*grpc.ClientConn](t)(c.Pinned(follower(t, c))) // connect to a replica that forwards calls to the leader
@@ -154,21 +154,21 @@ func TestBadInput(t *testing.T) {
 		t.Run("code/"+c.name, func(t *testing.T) {
 			err := c.do()
 			if status.Code(err) != c.code || !strings.Contains(status.Convert(err).Message(), c.want) {
-				t.Errorf("got %v, want %s that names %q", err, c.code, c.want)
+				t.Errorf("the call returned %v, want code %s and a message with %q", err, c.code, c.want)
 			}
 		})
 	}
 
-	t.Run("in-band/deletion of an unknown workload", func(t *testing.T) {
+	t.Run("error in the answer/deletion of an unknown workload", func(t *testing.T) {
 		resp, err := control.DeleteWorkload(ctx, &controlv1.DeleteWorkloadRequest{WorkloadId: "nothing"})
 		if err != nil || resp.GetSuccess() || !strings.Contains(resp.GetErrorMessage(), "nothing") {
-			t.Errorf("got %v, %v", resp, err)
+			t.Errorf("the answer is %v, error %v; want an error in the answer that names the workload", resp, err)
 		}
 	})
-	t.Run("in-band/start of an unknown workload", func(t *testing.T) {
+	t.Run("error in the answer/start of an unknown workload", func(t *testing.T) {
 		resp, err := control.ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{WorkloadId: "nothing", DesiredState: "Running"})
 		if err != nil || resp.GetSuccess() || !strings.Contains(resp.GetErrorMessage(), "nothing") {
-			t.Errorf("got %v, %v", resp, err)
+			t.Errorf("the answer is %v, error %v; want an error in the answer that names the workload", resp, err)
 		}
 	})
 	for _, n := range []struct {
@@ -181,7 +181,7 @@ func TestBadInput(t *testing.T) {
 		{"a node with absurd CPU", "n", 1 << 62, 1000, "cpu"},
 		{"a node with absurd memory", "n", 1000, 1 << 62, "memory"},
 	} {
-		t.Run("in-band/"+n.name, func(t *testing.T) {
+		t.Run("error in the answer/"+n.name, func(t *testing.T) {
 			resp, err := control.RegisterNode(ctx, &controlv1.RegisterNodeRequest{NodeId: n.id, GrpcEndpoint: "127.0.0.1:1", Capabilities: capable(n.cpu, n.mem)})
 			if err != nil || resp.GetAccepted() || !strings.Contains(resp.GetReason(), n.want) {
 				t.Errorf("RegisterNode returned %v, %v, want a refusal that names %s", resp, err, n.want)
@@ -189,23 +189,23 @@ func TestBadInput(t *testing.T) {
 		})
 	}
 	for _, id := range []string{"a/b", "..", strings.Repeat("x", 300), "\x00"} {
-		t.Run(fmt.Sprintf("in-band/delete and retry of %.10q", id), func(t *testing.T) {
+		t.Run(fmt.Sprintf("error in the answer/delete and retry of %.10q", id), func(t *testing.T) {
 			del, err := control.DeleteWorkload(ctx, &controlv1.DeleteWorkloadRequest{WorkloadId: id})
 			if err != nil || del.GetSuccess() || del.GetErrorMessage() == "" {
-				t.Errorf("delete: %v, %v", del, err)
+				t.Errorf("the delete returned %v, %v, want a refusal", del, err)
 			}
 			again, err := control.RetryWorkload(ctx, &controlv1.RetryWorkloadRequest{WorkloadId: id})
 			if err != nil || again.GetAccepted() || again.GetReason() == "" {
-				t.Errorf("retry: %v, %v", again, err)
+				t.Errorf("the retry returned %v, %v, want a refusal", again, err)
 			}
 		})
 	}
-	t.Run("in-band/a node without memory", func(t *testing.T) {
+	t.Run("error in the answer/a node without memory", func(t *testing.T) {
 		resp, err := control.RegisterNode(ctx, &controlv1.RegisterNodeRequest{
 			NodeId: "n", GrpcEndpoint: "127.0.0.1:1", Capabilities: &controlv1.NodeCapabilities{CpuTotalMillicores: 1000},
 		})
 		if err != nil || resp.GetAccepted() || !strings.Contains(resp.GetReason(), "memory") {
-			t.Errorf("got %v, %v", resp, err)
+			t.Errorf("the answer is %v, error %v; want a refusal that names the memory", resp, err)
 		}
 	})
 	t.Run("in the answer: one bad workload of many does not affect the others", func(t *testing.T) {
@@ -215,11 +215,11 @@ func TestBadInput(t *testing.T) {
 		}})
 		must(t, err)
 		if r := resp.GetResults(); len(r) != 2 || !r[0].GetSuccess() || r[1].GetSuccess() {
-			t.Errorf("got %v", r)
+			t.Errorf("the result of one of the workloads is %v", r)
 		}
 		del, err := control.DeleteWorkload(ctx, &controlv1.DeleteWorkloadRequest{WorkloadId: "fine", Force: true})
 		if err != nil || !del.GetSuccess() {
-			t.Errorf("delete: %v, %v", del, err)
+			t.Errorf("the delete returned %v, %v, want success", del, err)
 		}
 	})
 
@@ -238,7 +238,7 @@ func TestBadInput(t *testing.T) {
 			res, err := c.Ctl(ctx, "apply", "-f", file)
 			must(t, err)
 			if res.Code == 0 {
-				t.Errorf("exit code 0: %s", res.Stdout)
+				t.Errorf("persysctl accepted the bad file, want a refusal: %s", res.Stdout)
 			}
 			for _, w := range y.want {
 				if !strings.Contains(res.Stderr, w) {
@@ -265,7 +265,8 @@ func capable(cpu, memory int64) *controlv1.NodeCapabilities {
 	return &controlv1.NodeCapabilities{CpuTotalMillicores: cpu, MemoryTotalMb: memory}
 }
 
-// rawMessage and rawCodec send bytes without encoding them.
+// rawMessage and rawCodec let a gRPC client send any bytes as a message, also bytes that are no valid
+// protobuf.
 type rawMessage []byte
 
 type rawCodec struct{}

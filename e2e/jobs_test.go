@@ -67,7 +67,7 @@ func TestJobs(t *testing.T) {
 		gone(t, "broken")
 		w := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "broken", settle, finished))
 		if r := w.GetJobResult(); r.GetSucceeded() || r.GetExit().GetCode() != 7 || !strings.Contains(r.GetExit().GetOutput(), "exiting with code 7") {
-			t.Errorf("the result is %v", r)
+			t.Errorf("the result of the job is %v, want exit code 7", r)
 		}
 	})
 	t.Run("an exit code that is named as success is success", func(t *testing.T) {
@@ -85,7 +85,7 @@ func TestJobs(t *testing.T) {
 		ctl(t, c, "apply", "-f", file("id: shard\nkind: job\njob: {completions: 3, parallelism: 1, ttl_after_finished: 1s}\ncontainer: {image: IMAGE, command: [exit, '0']}\n"))
 		must(t, testbed.Poll(t.Context(), settle, "the expiry of the finished jobs", func(context.Context) error {
 			if text := ctl(t, c, "list", "--group", "shard", "-o", "json"); strings.Contains(text, "shard-") {
-				return fmt.Errorf("still there: %s", text)
+				return fmt.Errorf("finished jobs are still listed: %s", text)
 			}
 			return nil
 		}))
@@ -118,11 +118,13 @@ func TestJobs(t *testing.T) {
 	})
 }
 
-// TestJobsOfALostNode: a node loses its power in the middle of two jobs. Both run again on the other node although
-// they have no retries, the exclusive one only after its node was fenced. The first node returns and changes nothing. Then the
-// jobs end while the agent is down, and have one result each.
+// TestJobsOfALostNode: a node loses its power in the middle of two jobs. Both run again on the other node
+// although they have no retries, the exclusive one only after its node was fenced. When the first node
+// returns, the jobs stay where they are. Then their containers end while the agent of the second node is
+// down. After its restart each job must have exactly one result.
 func TestJobsOfALostNode(t *testing.T) {
-	// The second agent must be back before its lease ends, also on a slow machine.
+	// The lease is longer than in other tests: the restarted second agent must be back before its lease
+	// ends, also on a slow machine.
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(map[string]string{"SCHEDULER_NODE_LEASE": "12s"})})
 	for range 2 {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))

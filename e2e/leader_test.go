@@ -14,9 +14,9 @@ import (
 
 const electionLimit = 15 * time.Second
 
-// TestLeaderKilled: eight clients apply through all replicas while leaders are killed and restarted. Writes must be
-// acknowledged again within 5 s, and the history must be linearizable. The test runs the released build, because it
-// measures time.
+// TestLeaderKilled: eight clients apply through all replicas while leaders are killed and restarted. Writes
+// must be acknowledged again within 5 s, and the history must be linearizable. The test runs the programs
+// without the race detector, as they are released, because it measures time.
 func TestLeaderKilled(t *testing.T) {
 	c := start(t, harness.Options{Binaries: shipped(t)})
 	tr := load(t, c)
@@ -56,7 +56,8 @@ func TestLeaderPaused(t *testing.T) {
 		next := got[int](t)(c.WaitLeader(t.Context(), electionLimit, leader))
 		tr.more(25, 30*time.Second) // writes are slow, because every third call goes to the frozen replica
 		must(t, c.Schedulers[leader].Continue())
-		// The replica may still consider itself the leader, so send it many reads at once.
+		// Directly after the pause, the replica may still consider itself the leader. Send it many reads: none may
+		// return old data.
 		for i := range 40 {
 			tr.read(t.Context(), &op{Client: clients + 1, Workload: workloadName(i % workloads), Via: leader}, leader)
 		}
@@ -80,7 +81,7 @@ func TestLeadershipMoves(t *testing.T) {
 		must(t, err)
 		must(t, testbed.Poll(t.Context(), electionLimit, "leadership at "+c.Schedulers[i].Name, func(ctx context.Context) error {
 			if l, err := c.Leader(ctx); err != nil || l != i {
-				return fmt.Errorf("leader %d, %v", l, err)
+				return fmt.Errorf("scheduler %d leads (error %v)", l, err)
 			}
 			return nil
 		}))
@@ -95,7 +96,7 @@ func TestLeadershipMoves(t *testing.T) {
 	}
 	at := tr.rec.now()
 	if err := c.Schedulers[leader].Terminate(30 * time.Second); err != nil {
-		t.Errorf("SIGTERM at the leader: %v", err)
+		t.Errorf("after SIGTERM the leader ended with %v, want success", err)
 	}
 	tr.more(40, 30*time.Second)
 	measured(t, "leader %s was stopped by SIGTERM; no write was acknowledged for %s", c.Schedulers[leader].Name, tr.gap(at).Round(time.Millisecond))

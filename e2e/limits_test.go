@@ -22,8 +22,8 @@ import (
 )
 
 // TestLimitsHold: the schedulers place no more workloads on a node than its limits allow, and the agent
-// itself also refuses more. The error has the figures. A container that uses more disk than its limit is
-// stopped until there is space.
+// itself also refuses more. The error names the requested and the available resources. A container that
+// uses more disk than its limit is stopped until there is space.
 func TestLimitsHold(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Schedulers: 1, Binaries: shipped(t), SchedulerEnv: fast(nil)})
@@ -46,7 +46,8 @@ container:
 	order("first")
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "first", settle, running))
 
-	// A workload that needs more than the node's limit is not placed, and its reason says why.
+	// Apply a workload that needs more than the node has left. It must not be placed, and its reason must say
+	// why.
 	order("second")
 	view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "second", settle, func(w *controlv1.WorkloadView) bool {
 		return w.GetReason().GetCode() != ""
@@ -84,13 +85,14 @@ container:
 		return n
 	}
 	again()
-	// The workload is Failed or waits for another attempt.
+	// Wait until the agent has stopped the workload. Its status is then Failed, or that of a workload that waits
+	// for another attempt.
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "first", settle, func(w *controlv1.WorkloadView) bool {
 		return w.GetStatus() != "Running" && strings.Contains(w.GetReason().GetMessage(), "its limit is 1024 MiB; stopped")
 	}))
 	must(t, testbed.Poll(t.Context(), settle, "the container's end", func(context.Context) error {
 		if n := runs(); n != 0 {
-			return fmt.Errorf("%d run", n)
+			return fmt.Errorf("%d containers still run", n)
 		}
 		return nil
 	}))
@@ -100,13 +102,14 @@ container:
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "first", settle, running))
 	must(t, testbed.Poll(t.Context(), settle, "use and limit", func(context.Context) error {
 		if out := ctl(t, c, "get", "first"); !strings.Contains(out, " of 1Gi (measured)") {
-			return fmt.Errorf("persysctl get:\n%s", out)
+			return fmt.Errorf("persysctl get does not show the disk use and the limit:\n%s", out)
 		}
 		return nil
 	}))
 
-	// The agent itself also refuses an order beyond its limits from schedulers that do not know these limits.
-	// The test acts as a scheduler with a much later term.
+	// Send the agent an order that exceeds its limits, as schedulers that do not know these limits would. The
+	// agent must refuse it. The order has a much later term than the real leader, so that the agent does not
+	// refuse it for its epoch.
 	cc, err := grpc.NewClient("passthrough:///"+a.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	defer cc.Close()
@@ -121,7 +124,7 @@ container:
 	})
 	must(t, err)
 	if resp.GetApplied() || resp.GetStatus().GetMetadata()["failure_reason"] != "INSUFFICIENT_RESOURCES" ||
-		!strings.Contains(resp.GetMessage(), "CPU: needs 300 millicores, 300 of the 500 that node") {
+		!strings.Contains(resp.GetMessage(), "CPU: needs 300 millicores, but 300 of the 500 that node") {
 		t.Errorf("the agent answers an order beyond its limits with %v, want a refusal with the figures", resp)
 	}
 }

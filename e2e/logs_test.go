@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// line is one line of a log with its keys in order.
+// line is one line of a log, parsed from JSON, with its keys in the order in which they were written.
 type line struct {
 	keys   []string
 	fields map[string]any
@@ -23,7 +23,7 @@ func parseLine(text string) (line, error) {
 	l := line{fields: map[string]any{}}
 	dec := json.NewDecoder(strings.NewReader(text))
 	if open, err := dec.Token(); err != nil || open != json.Delim('{') {
-		return l, fmt.Errorf("no JSON object: %v", err)
+		return l, fmt.Errorf("the log line is not a JSON object: %v", err)
 	}
 	for dec.More() {
 		key, err := dec.Token()
@@ -41,12 +41,12 @@ func parseLine(text string) (line, error) {
 		return l, err
 	}
 	if rest, err := io.ReadAll(dec.Buffered()); err != nil || len(bytes.TrimSpace(rest)) > 0 {
-		return l, fmt.Errorf("more than one object: %v %q", err, rest)
+		return l, fmt.Errorf("the log line has more than one object: %v %q", err, rest)
 	}
 	return l, nil
 }
 
-// fault says how a line differs from the documented format; "" if it does not.
+// fault describes how a line differs from the documented format. It returns "" if the line has that format.
 func (l line) fault() string {
 	at, _ := l.fields["time"].(string)
 	if _, err := time.Parse(time.RFC3339Nano, at); err != nil {
@@ -60,30 +60,30 @@ func (l line) fault() string {
 	}
 	for i, k := range l.keys {
 		if slices.Contains(l.keys[:i], k) {
-			return "the key " + k + " stands twice"
+			return "the line has the key " + k + " twice"
 		}
 		if slices.Contains([]string{"workload_id", "workloadId", "node_id", "nodeId", "error", "!BADKEY"}, k) {
-			return "the key " + k + " is not one of our keys: workload, node, epoch, index, err"
+			return "the key " + k + " is not allowed; the documented keys are workload, node, epoch, index and err"
 		}
 	}
 	for _, k := range []string{"workload", "node", "epoch"} {
 		if v, ok := l.fields[k]; ok {
 			if s, _ := v.(string); s == "" {
-				return k + " is no word"
+				return k + " is not a text, or is empty"
 			}
 		}
 	}
 	if v, ok := l.fields["index"]; ok {
 		if _, number := v.(float64); !number {
-			return "index is no number"
+			return "index is not a number"
 		}
 	}
 	return ""
 }
 
-// logsHaveOneForm reads the logs of a whole test. Every line must be a JSON object of the documented
-// format. The lines that an operator looks for must exist, with the ids that connect the lines of
-// different programs.
+// logsHaveOneForm reads the logs of a whole test. Every line must be a JSON object of the documented format.
+// The lines about important steps must exist, with the ids (of traces, workloads and so on) by which an
+// operator finds the lines of other programs about the same step.
 func logsHaveOneForm(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	wanted := []struct {
@@ -126,7 +126,7 @@ func logsHaveOneForm(t *testing.T, c *harness.Cluster) {
 	}
 	for i, w := range wanted {
 		if !found[i] {
-			t.Errorf("no line %q with the keys %v", w.msg, w.keys)
+			t.Errorf("no log has a line with the message %q and the keys %v", w.msg, w.keys)
 		}
 	}
 }

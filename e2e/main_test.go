@@ -16,7 +16,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// builds are the sets of programs under test. Each is built when the first test asks for it.
+// builds holds the paths of the sets of programs under test (with and without the race detector). A set is
+// built when the first test asks for it.
 type builds struct {
 	dir  string
 	made bool // whether another process has built the programs
@@ -97,19 +98,19 @@ func start(t *testing.T, opt harness.Options) *harness.Cluster {
 	return c
 }
 
-// guard closes a cluster at the end of the test. It fails the test if a log reports a data race or a
-// panic.
+// guard registers a cleanup that closes a cluster at the end of the test, and fails the test if a log reports
+// a data race or a panic.
 func guard(t *testing.T, c *harness.Cluster) {
 	t.Cleanup(func() {
 		for _, a := range c.Alarms() {
-			t.Errorf("a program is broken: %s", a)
+			t.Errorf("the log of a program has a panic or a data race: %s", a)
 		}
 		if t.Failed() {
 			dir := artifacts(t)
 			if err := c.SaveLogs(dir); err != nil {
 				t.Errorf("saving logs: %v", err)
 			}
-			t.Logf("logs are in %s; their ends:\n%s", dir, c.Tails(12))
+			t.Logf("logs are in %s; the logs end with:\n%s", dir, c.Tails(12))
 		}
 		if err := c.Close(); err != nil {
 			t.Errorf("taking the cluster down: %v", err)
@@ -131,7 +132,7 @@ func artifacts(t *testing.T) string {
 	return dir
 }
 
-// keep writes a value as JSON into artifacts.
+// keep writes a value as JSON into the folder artifacts, under the given name.
 func keep(t *testing.T, name string, v any) {
 	t.Helper()
 	data, err := json.MarshalIndent(v, "", " ")
@@ -139,7 +140,7 @@ func keep(t *testing.T, name string, v any) {
 		err = os.WriteFile(filepath.Join(artifacts(t), name), data, 0o644)
 	}
 	if err != nil {
-		t.Errorf("keeping %s: %v", name, err)
+		t.Errorf("writing %s into artifacts: %v", name, err)
 	}
 }
 
@@ -147,7 +148,7 @@ func keep(t *testing.T, name string, v any) {
 // prints at its end. A passing test prints nothing itself.
 const figuresEnv = "E2E_FIGURES"
 
-// measured logs a figure and appends it to the file of figures.
+// measured writes a measured figure to the test's log, and appends it to the file that E2E_FIGURES names.
 func measured(t *testing.T, format string, args ...any) {
 	t.Helper()
 	line := fmt.Sprintf(format, args...)
@@ -178,8 +179,8 @@ func got[T any](t *testing.T) func(T, error) T {
 	}
 }
 
-// fast returns scheduler settings with the shortest lease that is possible: three heartbeat intervals, which are whole
-// seconds.
+// fast returns scheduler settings with the shortest possible lease, so that tests need not wait long for its
+// end: three heartbeat intervals of one second. The settings in more are added.
 func fast(more map[string]string) map[string]string {
 	env := map[string]string{"SCHEDULER_HEARTBEAT_INTERVAL": "1s", "SCHEDULER_NODE_LEASE": "3s", "SCHEDULER_MISSING_GRACE_PERIOD": "3s"}
 	for k, v := range more {

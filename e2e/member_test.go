@@ -21,7 +21,7 @@ func follower(t *testing.T, c *harness.Cluster, not ...int) int {
 			return i
 		}
 	}
-	t.Fatal("no follower")
+	t.Fatal("there is no other running scheduler that does not lead")
 	return 0
 }
 
@@ -32,7 +32,7 @@ func selfID(t *testing.T, c *harness.Cluster, i int) string {
 	return st.GetSelfId()
 }
 
-// caughtUp waits until scheduler i has applied the log up to the present index of the leader.
+// caughtUp waits until scheduler i has applied the log up to the index that the leader has now.
 func caughtUp(t *testing.T, c *harness.Cluster, i int) {
 	t.Helper()
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
@@ -50,8 +50,8 @@ func caughtUp(t *testing.T, c *harness.Cluster, i int) {
 	}))
 }
 
-// TestFollowerComesBack: under load, one follower restarts with its disk and keeps its identity. Another
-// restarts without its disk and gets a new identity; its old voter is removed.
+// TestFollowerComesBack: under load, one follower restarts with its disk and keeps its Raft id. Another
+// follower restarts with an empty disk. It gets a new Raft id, and its former id is removed from the voters.
 func TestFollowerComesBack(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t)})
 	tr := load(t, c)
@@ -82,7 +82,8 @@ func TestFollowerComesBack(t *testing.T) {
 	}
 	caughtUp(t, c, lost)
 
-	// The new replica is a voter: while one of the other two replicas is dead, the quorum needs it.
+	// Check that the replica with the new id really votes: kill one of the other two replicas, so that every
+	// write needs its vote.
 	must(t, c.Schedulers[kept].Kill())
 	tr.more(40, 30*time.Second)
 	must(t, c.Schedulers[kept].Start())
@@ -96,8 +97,8 @@ func TestFollowerComesBack(t *testing.T) {
 	}
 }
 
-// replaced returns nil once all schedulers know the new identity of scheduler i as a voter and none
-// knows the old one.
+// replaced returns nil if all schedulers list scheduler i as a voter under a new Raft id, and none lists its
+// former Raft id old.
 func replaced(ctx context.Context, c *harness.Cluster, i int, old string) error {
 	return testbed.Poll(ctx, 30*time.Second, c.Schedulers[i].Name+" being replaced", func(ctx context.Context) error {
 		for _, s := range c.Schedulers {
@@ -115,7 +116,7 @@ func replaced(ctx context.Context, c *harness.Cluster, i int, old string) error 
 				}
 			}
 			if voters != len(c.Schedulers) {
-				return fmt.Errorf("%s knows %d voters", s.Name, voters)
+				return fmt.Errorf("scheduler %s knows %d voters, want 3", s.Name, voters)
 			}
 		}
 		return nil
@@ -142,7 +143,8 @@ func TestReplicaLeaves(t *testing.T) {
 		t.Errorf("the removed replica exited with code %d, and its last lines do not give the reason:\n%s", code, s.Tail(5))
 	}
 	tr.more(40, 30*time.Second)
-	// The removed replica's disk records the removal, so the replica does not start again with it.
+	// The disk of the removed replica contains a record of the removal, so a scheduler with this disk
+	// refuses to start.
 	must(t, s.Start())
 	if code, err := s.Wait(ctx); err != nil || code == 0 {
 		t.Errorf("started again on its disk, the removed replica ended with code %d, %v; want a refusal", code, err)

@@ -32,8 +32,9 @@ import (
 // file of their agent, a container with a managed volume, and a stack with a named volume
 // (contract/state-etcd.md; contract/semantics.md, section 12).
 //
-// The records differ from the machine as they do in practice. The scheduler names a revision that it never
-// sent, and labels of its own. It does not know the volume of web, and its status of web is out of date.
+// The records differ from what runs on the machine, as those of real legacy schedulers do. The scheduler's
+// record names a revision that was never sent to the agent, and labels that only the scheduler knows. The
+// record of web does not contain its volume, and has an outdated status.
 type legacyNode struct {
 	*testing.T
 	cli       *client.Client
@@ -122,7 +123,7 @@ func (n *legacyNode) etcd(kv *clientv3.Client, endpoint string) {
 	}
 }
 
-// stateFile writes the state file of the legacy agent.
+// stateFile writes the state file that the legacy v1 agent of this node would have left.
 func (n *legacyNode) stateFile(path string) {
 	n.Helper()
 	must(n.T, os.MkdirAll(filepath.Dir(path), 0o700))
@@ -150,7 +151,8 @@ func (n *legacyNode) stateFile(path string) {
 	record("attachments", "local:data:"+n.web, map[string]any{"id": "local:data:" + n.web, "volume_id": "local:data", "workload_id": n.web, "mount_path": "/data", "read_only": false, "stage_path": n.data})
 }
 
-// now returns the containers of a workload, with their start times.
+// now returns the ids of the containers of a workload with their start times. If this list does not change,
+// no container was restarted or recreated.
 func (n *legacyNode) now(id string) (out []string) {
 	n.Helper()
 	label := driver.LabelWorkload + "=" + id
@@ -165,7 +167,7 @@ func (n *legacyNode) now(id string) (out []string) {
 	return out
 }
 
-// content returns the file in the volume of the stack.
+// content returns the content of the file that the test has written into the volume of the stack.
 func (n *legacyNode) content() string {
 	n.Helper()
 	id, _, _ := strings.Cut(n.now(n.shop)[0], " ")
@@ -177,10 +179,10 @@ func (n *legacyNode) content() string {
 	return string(got[[]byte](n.T)(io.ReadAll(tr)))
 }
 
-// TestMigrationTouchesNothing follows docs/guides/migrate.md: the schedulers of this version import the etcd
-// of legacy v1 schedulers, and the agent of this version takes over the machine of a legacy v1 agent, with
-// its state file and without. No workload is restarted and no volume is deleted until a person changes a
-// specification.
+// TestMigrationTouchesNothing follows docs/guides/migrate.md: the schedulers of this version import the
+// etcd of legacy v1 schedulers, and the agent of this version takes over the machine of a legacy v1 agent,
+// once with the state file of that agent and once without. No workload is restarted and no volume is
+// deleted until a person changes a specification.
 func TestMigrationTouchesNothing(t *testing.T) {
 	e, image := theEngine(t)
 	for _, withFile := range []bool{true, false} {
@@ -199,7 +201,7 @@ func TestMigrationTouchesNothing(t *testing.T) {
 				t.Helper()
 				for _, id := range ids {
 					if now := n.now(id); fmt.Sprint(now) != fmt.Sprint(before[id]) {
-						t.Fatalf("%s: %s had %q, now %q\n%s", when, id, before[id], now, a.Tail(30))
+						t.Fatalf("%s: workload %s had the containers %q and has %q, want them untouched; the agent's log ends with\n%s", when, id, before[id], now, a.Tail(30))
 					}
 				}
 			}
@@ -212,8 +214,8 @@ func TestMigrationTouchesNothing(t *testing.T) {
 			}
 			untouched("after the import", n.web, n.shop)
 
-			// The comparison of the node with the state records the revision that runs as adopted, and finds no
-			// drift.
+			// Wait until drift detection has compared the node with the state. It must record the revision that runs
+			// on the node as the adopted revision, and must find no drift.
 			if withFile {
 				for _, id := range []string{n.web, n.shop} {
 					got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, 2*time.Minute, func(w *controlv1.WorkloadView) bool { return w.GetRevisionId() == "rev-7" }))
@@ -223,7 +225,7 @@ func TestMigrationTouchesNothing(t *testing.T) {
 			must(t, testbed.Poll(t.Context(), time.Minute, "no drift after the import", func(ctx context.Context) error {
 				drifts, err := admin.ListDrifts(ctx, &clusterv1.ListDriftsRequest{})
 				if err == nil && len(drifts.GetDrifts()) > 0 {
-					err = fmt.Errorf("drifts: %v", drifts)
+					err = fmt.Errorf("after the import there are drifts: %v", drifts)
 				}
 				return err
 			}))
@@ -232,7 +234,7 @@ func TestMigrationTouchesNothing(t *testing.T) {
 			must(t, c.WaitNode(t.Context(), "node-a", "Ready", settle))
 			untouched("after a restart of the agent", n.web, n.shop)
 
-			// An order to stop and start keeps the containers.
+			// Stop and start the workloads by persysctl. The agent must not recreate their containers.
 			for _, id := range []string{n.web, n.shop} {
 				first, _, _ := strings.Cut(before[id][0], " ")
 				ctl(t, c, "stop", id, "--wait")
@@ -242,7 +244,8 @@ func TestMigrationTouchesNothing(t *testing.T) {
 				}
 			}
 
-			// A person changes the stack: its container is replaced, and the volume keeps its content.
+			// Change the specification of the stack, as a person does. Its container must be replaced, and the volume
+			// must keep its content.
 			file := filepath.Join(t.TempDir(), "stack.yaml")
 			must(t, os.WriteFile(file, []byte(fmt.Sprintf(legacyYAML, image, ", environment: {V: \"2\"}")), 0o600))
 			ctl(t, c, "apply", "-f", file, "--name", n.shop, "--wait")
@@ -255,10 +258,10 @@ func TestMigrationTouchesNothing(t *testing.T) {
 			if now := n.content(); now != "content of shop" {
 				t.Errorf("after an update the volume of the stack holds %q, want its former content", now)
 			}
-			// The scheduler does not know the volume of web, so its delete keeps the folder.
+			// Delete web. Its imported record does not contain its volume, so the volume's folder must stay.
 			ctl(t, c, "delete", n.web, "--yes", "--wait")
 			if raw, err := os.ReadFile(filepath.Join(n.data, "f")); !withFile && (err != nil || string(raw) != "content of web") {
-				t.Errorf("the volume of web: %q %v", raw, err)
+				t.Errorf("the file in the volume of web is %q (%v), want it kept", raw, err)
 			}
 		})
 	}

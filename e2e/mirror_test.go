@@ -18,7 +18,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// cursors records which leaders move the mirror's cursor.
+// cursors records every value of the mirror's cursor in etcd, and so which leaders have written to etcd.
 type cursors struct {
 	t    *testing.T
 	stop context.CancelFunc
@@ -57,7 +57,7 @@ func (w *cursors) last() cursorText {
 	return w.seen[len(w.seen)-1]
 }
 
-// awaits waits until a leader of a later term than that in after has written to etcd.
+// awaits waits until a leader with a later term than that in the cursor value after has written to etcd.
 func (w *cursors) awaits(after cursorText) {
 	w.t.Helper()
 	must(w.t, testbed.Poll(w.t.Context(), settle, "another leader to write the mirror", func(context.Context) error {
@@ -87,7 +87,8 @@ func (w *cursors) onlyForward() {
 	w.t.Logf("etcd has %d transactions of %d leaders, in the order of their terms", len(w.seen), len(terms))
 }
 
-// mirrorStory is a cluster under load with a mirror in an etcd, in which the test causes faults.
+// mirrorStory is a cluster with a mirror in an etcd, to which clients apply all the time. Each of its methods
+// causes one kind of fault.
 type mirrorStory struct {
 	t    *testing.T
 	c    *harness.Cluster
@@ -97,7 +98,8 @@ type mirrorStory struct {
 	dir  string // data directory of etcd
 }
 
-// kill kills the leader and waits for the next leader. The returned function starts the killed scheduler again.
+// kill kills the leader and waits until another scheduler leads. It returns a function that starts the killed
+// scheduler again.
 func (s *mirrorStory) kill() (again func()) {
 	s.t.Helper()
 	leader := got[int](s.t)(s.c.WaitLeader(s.t.Context(), electionLimit))
@@ -110,7 +112,8 @@ func (s *mirrorStory) kill() (again func()) {
 	}
 }
 
-// well checks that the cluster works again without a person's help, and that etcd has the whole state.
+// well waits until the mode is normal again after a fault, without the help of an operator, and then checks
+// that etcd has the whole state. The text after names the fault.
 func (s *mirrorStory) well(after string) {
 	s.t.Helper()
 	waitMode(s.t, s.c, "normal")
@@ -134,18 +137,18 @@ func (s *mirrorStory) stopped() {
 	waitMode(s.t, s.c, "degraded")
 	s.startEtcd()
 	again()
-	s.well("after it was stopped")
+	s.well("after etcd was stopped")
 }
 
-// slow pauses etcd while requests are in flight. When etcd continues, it accepts some of them, although
-// the leader that sent them is dead by then.
+// slow pauses etcd while the leader's requests are in flight, and kills the leader. When etcd continues, it
+// carries out some of these requests, although their sender is dead.
 func (s *mirrorStory) slow() {
 	must(s.t, s.etcd.Pause())
 	waitMode(s.t, s.c, "degraded")
 	again := s.kill()
 	must(s.t, s.etcd.Continue())
 	again()
-	s.well("after it stood still")
+	s.well("after etcd was paused")
 }
 
 // deposed pauses the leader while it writes to etcd, and lets it continue when another replica leads.
@@ -158,7 +161,7 @@ func (s *mirrorStory) deposed(w *cursors) {
 	w.awaits(before)
 	must(s.t, s.c.Schedulers[leader].Continue())
 	must(s.t, s.c.WaitReady(s.t.Context(), settle))
-	s.well("after the leader slept")
+	s.well("after the leader was paused")
 }
 
 // full fills etcd to its quota, so that it refuses every write.
@@ -181,7 +184,7 @@ func (s *mirrorStory) full() {
 	again := s.kill()
 	waitMode(t, s.c, "degraded")
 
-	// Repair etcd as an operator does after it was full.
+	// Repair the full etcd as an operator does: compact it, defragment it and clear its alarm.
 	ctx, cancel := context.WithTimeout(t.Context(), settle)
 	defer cancel()
 	r, err := s.kv.Delete(ctx, "/junk/", clientv3.WithPrefix())
@@ -193,31 +196,32 @@ func (s *mirrorStory) full() {
 	_, err = s.kv.AlarmDisarm(ctx, &clientv3.AlarmMember{})
 	must(t, err)
 	again()
-	s.well("after it was full")
+	s.well("after etcd was full")
 	must(t, s.etcd.Kill())
 	s.etcd.Args = args
 	s.startEtcd()
-	s.well("with its space back")
+	s.well("after etcd had its former quota again")
 }
 
-// older restores etcd from a snapshot that is older than the last writes.
+// older replaces the data of etcd by a snapshot that was made before the last writes.
 func (s *mirrorStory) older() {
 	snapshot := filepath.Join(s.t.TempDir(), "older")
 	s.tr.held.Store(true)
 	must(s.t, s.etcd.Kill())
 	must(s.t, os.CopyFS(snapshot, os.DirFS(s.dir)))
 	s.startEtcd()
-	s.well("before it went back")
+	s.well("before etcd is set back to a snapshot")
 	s.tr.more(100, settle)
 	must(s.t, s.etcd.Kill())
 	must(s.t, os.RemoveAll(s.dir))
 	must(s.t, os.Rename(snapshot, s.dir))
 	s.startEtcd()
 	s.kill()()
-	s.well("after it went back")
+	s.well("after etcd was set back to a snapshot")
 }
 
-// wiped empties etcd. Only an operator can decide whether the state or the empty etcd is right.
+// wiped empties etcd. The schedulers then write nothing until an operator has decided whether the
+// replicated state or the empty etcd is right.
 func (s *mirrorStory) wiped() {
 	must(s.t, s.etcd.Kill())
 	must(s.t, os.RemoveAll(s.dir))
@@ -227,9 +231,9 @@ func (s *mirrorStory) wiped() {
 	waitMode(s.t, s.c, "recovery")
 	again()
 	if out := ctl(s.t, s.c, "recovery", "restore", "--yes"); !strings.Contains(out, "mode is normal") {
-		s.t.Errorf("restore:\n%s", out)
+		s.t.Errorf("persysctl recovery restore prints\n%s", out)
 	}
-	s.well("after it was wiped")
+	s.well("after etcd was wiped")
 }
 
 // TestMirrorSurvivesFaultsOfEtcd: etcd fails in many ways while clients apply and leaders die. No
@@ -250,7 +254,7 @@ func TestMirrorSurvivesFaultsOfEtcd(t *testing.T) {
 	story := func(name string, run func()) {
 		began := time.Now()
 		run()
-		t.Logf("%s: %s", name, time.Since(began).Round(100*time.Millisecond))
+		t.Logf("the fault %q took %s", name, time.Since(began).Round(100*time.Millisecond))
 	}
 	story("stopped", s.stopped)
 	story("stands still", s.slow)
@@ -265,7 +269,8 @@ func TestMirrorSurvivesFaultsOfEtcd(t *testing.T) {
 	logged(t, c)
 }
 
-// logged checks that every change of mode is in the logs with its committed time.
+// logged checks that the schedulers have logged every change of the mode, with the time in the committed
+// command.
 func logged(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	var logs strings.Builder

@@ -20,8 +20,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestRebalance: members of a group move to a node that has become free, one after the other, until no move is worth
-// it. An exclusive workload stays. No workload runs twice at once.
+// TestRebalance: a node becomes free, and persysctl rebalance must move members of a group to it, one after
+// the other, until no move would improve the balance enough. An exclusive workload stays. No workload runs
+// twice at once.
 func TestRebalance(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	for range 2 {
@@ -84,20 +85,11 @@ func TestRebalance(t *testing.T) {
 	}
 }
 
-// TestReschedule: a container whose host port is held by a stranger on its machine starts on the other machine. It
-// stays there when the stranger has gone, and a restart of its agent changes nothing.
+// TestReschedule: another program on a machine holds the host port that a container needs. After some failed
+// attempts, the container must start on the other machine. It must stay there when the port on the first machine is
+// free again, and also when the agent of the other machine restarts.
 func TestReschedule(t *testing.T) {
-	testbed.Need(t, "machines in network namespaces", harness.LacksMachines())
-	if !testbed.HasOwnNetwork() {
-		t.Fatal("this test needs a network namespace of its own: run it with e2e/lanes")
-	}
-	machines, cluster := openMachines(t, 2)
-	image := onMachines(t, machines)
-	c := start(t, harness.Options{Binaries: raced(t), Host: harness.MachineHost.String(), SchedulerEnv: fast(nil)})
-	*cluster = got[string](t)(clusterID(t, c))
-	for _, m := range machines {
-		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Machine: m}))
-	}
+	c, machines, image := onMachines(t, 2)
 	first, second := c.Agents[0].NodeID, c.Agents[1].NodeID
 	const port = 18080
 	var stranger net.Listener
@@ -117,14 +109,15 @@ func TestReschedule(t *testing.T) {
 	ctl(t, c, "uncordon", second)
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "web", 2*settle, runningOn(second)))
 	if text := ctl(t, c, "why", "web"); !strings.Contains(text, "it left node "+first) || !strings.Contains(text, "PORT_BIND_CONFLICT") {
-		t.Errorf("why does not tell that the workload left %s because of its port:\n%s", first, text)
+		t.Errorf("persysctl why does not say that the workload left %s because of its port:\n%s", first, text)
 	}
 
 	must(t, stranger.Close())
 	must(t, c.Agents[1].Kill())
 	must(t, c.Agents[1].Start())
 	must(t, c.WaitNode(t.Context(), second, "Ready", settle))
-	// The port is free: another workload gets it on the first machine, after several steps of the planner.
+	// The port on the first machine is free again. Start another workload there that needs the port. Meanwhile
+	// the planner makes several steps, in which it must not move the first workload back.
 	other := proto.CloneOf(spec)
 	other.Constraints = []*controlv1.Constraint{{Key: fsm.NodeIDLabel, Operator: "=", Values: []string{first}}}
 	apply(t, c, "other", other)
@@ -135,7 +128,7 @@ func TestReschedule(t *testing.T) {
 	}
 }
 
-// evictions returns how often a workload has left a node.
+// evictions returns how many events say that a workload left its node (WorkloadEvicted).
 func evictions(t *testing.T, c *harness.Cluster, id string) (n int) {
 	t.Helper()
 	s := got[fsm.State](t)(stateOf(t.Context(), got[clusterv1.ClusterClient](t)(c.LeaderAdmin(t.Context()))))
@@ -148,21 +141,17 @@ func evictions(t *testing.T, c *harness.Cluster, id string) (n int) {
 	return n
 }
 
-// TestJobsWhileTheEngineRestarts: the container engine restarts in the middle of three jobs, which end by its SIGTERM.
-// Each run ends once, with its exit code: a success and a failure are results, and a job with a retry runs again.
+// TestJobsWhileTheEngineRestarts: the container engine restarts in the middle of three jobs, which end by
+// its SIGTERM. Each run ends once, with its exit code. The jobs without retries keep this result, success
+// or failure. The job with a retry runs again.
 func TestJobsWhileTheEngineRestarts(t *testing.T) {
-	testbed.Need(t, "machines in network namespaces", harness.LacksMachines())
-	if !testbed.HasOwnNetwork() {
-		t.Fatal("this test needs a network namespace of its own: run it with e2e/lanes")
-	}
+	needMachines(t)
 	machines, cluster := openMachines(t, 1)
 	m := machines[0]
 	must(t, m.StartEngine(t.Context()))
 	const image = "persys/probe:machines"
 	must(t, m.Docker.BuildGo(t.Context(), image, "./agent/driver/moby/mobytest/probe", nil))
-	c := start(t, harness.Options{Binaries: raced(t), Host: harness.MachineHost.String(), SchedulerEnv: fast(nil)})
-	*cluster = got[string](t)(clusterID(t, c))
-	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Machine: m}))
+	c := onCluster(t, machines, cluster)
 	for id, code := range map[string]int{"good": 0, "bad": 42, "again": 7} {
 		spec := container(image)
 		spec.Kind, spec.GetContainer().Ports, spec.GetContainer().RestartPolicy = "job", nil, ""
@@ -206,7 +195,7 @@ func TestJobsWhileTheEngineRestarts(t *testing.T) {
 	}
 }
 
-// jobEnds counts the ends of each job in the events.
+// jobEnds returns, for each job, how many events say that it succeeded or failed.
 func jobEnds(t *testing.T, c *harness.Cluster) map[string]int {
 	t.Helper()
 	s := got[fsm.State](t)(stateOf(t.Context(), got[clusterv1.ClusterClient](t)(c.LeaderAdmin(t.Context()))))

@@ -17,21 +17,12 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestNetworkNames: three machines with an engine each. Containers find each other by name over machines, and not those
-// of another namespace. When an instance has moved, its former address is not answered any more. Names are answered
-// while no scheduler runs, also by an agent that restarts then.
+// TestNetworkNames: containers on three machines, each with its own Docker engine, find each other by name
+// across the machines. They cannot resolve the names of another namespace. After an instance has moved,
+// answers no longer contain its former address. Names are resolved even while no scheduler runs, also after
+// the restart of an agent during that time.
 func TestNetworkNames(t *testing.T) {
-	testbed.Need(t, "machines in network namespaces", harness.LacksMachines())
-	if !testbed.HasOwnNetwork() {
-		t.Fatal("this test needs a network namespace of its own: run it with e2e/lanes")
-	}
-	machines, cluster := openMachines(t, 3)
-	image := onMachines(t, machines)
-	c := start(t, harness.Options{Binaries: raced(t), Host: harness.MachineHost.String(), SchedulerEnv: fast(nil)})
-	*cluster = got[string](t)(clusterID(t, c))
-	for _, m := range machines {
-		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Machine: m}))
-	}
+	c, machines, image := onMachines(t, 3)
 	ctl(t, c, "namespace", "set", "team")
 	ctl(t, c, "network", "create", "back")
 	ctl(t, c, "network", "create", "back", "-n", "team")
@@ -39,7 +30,7 @@ func TestNetworkNames(t *testing.T) {
 	join := func(id, kind, namespace string) {
 		spec := container(image)
 		spec.Kind, spec.Namespace = kind, namespace
-		spec.GetContainer().Ports = nil
+		spec.GetContainer().Ports, spec.GetContainer().EndpointMode = nil, "dnsrr"
 		spec.GetContainer().Networks = []*controlv1.ContainerNetwork{{Name: "back"}}
 		resp, err := control.ApplyWorkload(t.Context(), &controlv1.ApplyWorkloadRequest{WorkloadId: id, Spec: spec})
 		must(t, err)
@@ -57,7 +48,7 @@ func TestNetworkNames(t *testing.T) {
 	}
 	slices.SortFunc(all, netip.Addr.Compare)
 
-	// place returns the machine and the address of db.
+	// place returns the index of the machine on which db runs, and the address of db.
 	place := func(ctx context.Context) (at int, address netip.Addr, err error) {
 		r, err := control.GetWorkload(ctx, &controlv1.GetWorkloadRequest{WorkloadId: "db"})
 		if err != nil {
@@ -76,7 +67,7 @@ func TestNetworkNames(t *testing.T) {
 		must(t, testbed.Poll(t.Context(), limit, fmt.Sprintf("%s: %s asks for %s", what, from.id, name), func(context.Context) error {
 			found, rcode, err := from.resolve(name)
 			if err == nil && (rcode != dns.RcodeSuccess || !slices.Equal(found, want)) {
-				err = fmt.Errorf("the answer is %v, code %s, want %v", found, dns.RcodeToString[rcode], want)
+				err = fmt.Errorf("the DNS answer is %v, code %s, want %v", found, dns.RcodeToString[rcode], want)
 			}
 			return err
 		}))
@@ -116,7 +107,7 @@ func TestNetworkNames(t *testing.T) {
 	must(t, testbed.Poll(t.Context(), 2*settle, "db on another machine", func(ctx context.Context) error {
 		at, now, err := place(ctx)
 		if err == nil && at == home {
-			err = errors.New("it has not moved yet")
+			err = errors.New("db has not moved yet")
 		}
 		address = now
 		return err
@@ -127,7 +118,7 @@ func TestNetworkNames(t *testing.T) {
 			answers("db has moved from "+was.String(), 3*time.Second, from, "db", address)
 		}
 	}
-	t.Logf("the new address is answered everywhere %s after the move", time.Since(moved).Round(time.Millisecond))
+	t.Logf("all other machines resolved the new address %s after the move", time.Since(moved).Round(time.Millisecond))
 	ctl(t, c, "drain", c.Agents[home].NodeID, "--undo")
 	webs, aliens = membersOn(t, c, "web", machines), membersOn(t, c, "alien", machines)
 	all = addressesOf(webs)
@@ -158,7 +149,8 @@ func addressesOf(list []member) (out []netip.Addr) {
 	return out
 }
 
-// resolve asks for the IPv4 addresses of a name as a program in the container does: it asks the engine's DNS server.
+// resolve looks up the IPv4 addresses of a name from inside the container of m, as a program there does: by
+// the DNS server that the engine provides.
 func (m member) resolve(name string) (found []netip.Addr, rcode int, err error) {
 	err = harness.InNetNS(m.netns, func() error {
 		client := &dns.Client{Timeout: 4 * time.Second}

@@ -22,11 +22,12 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// shell matches the command blocks of a page, with the comment above each block, and its YAML files.
+// shell matches the command blocks of a page, each with its run comment, and the YAML blocks, which are
+// files.
 var shell = regexp.MustCompile("(?s)<!-- run: ([^\n]*) -->\n```sh\n(.*?)```|```yaml\n(.*?)```")
 
-// TestNamespaces runs the commands of the pages on namespaces and security. Then an operator of one namespace tries
-// every call in other namespaces, through every replica, and must be refused.
+// TestNamespaces runs the commands of the pages on namespaces and security. Then an operator who may act in
+// one namespace only makes every call for other namespaces, through every replica, and each must be refused.
 func TestNamespaces(t *testing.T) {
 	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), TLS: true, Schedulers: 3, SchedulerEnv: fast(nil)}))
 	guard(t, c)
@@ -73,7 +74,7 @@ func TestNamespaces(t *testing.T) {
 		must(t, testbed.Poll(ctx, settle, "the namespaces at every replica", func(ctx context.Context) error {
 			r, err := clusterv1.NewClusterClient(as(i, "user/ada")).ListNamespaces(ctx, &clusterv1.ListNamespacesRequest{})
 			if err == nil && len(r.GetNamespaces()) != 1 {
-				err = fmt.Errorf("%d namespaces", len(r.GetNamespaces()))
+				err = fmt.Errorf("the replica knows %d namespaces", len(r.GetNamespaces()))
 			}
 			return err
 		}))
@@ -139,7 +140,7 @@ func TestNamespaces(t *testing.T) {
 	}
 	err := apply(as(0, "user/ada"), "one-too-many", "a")
 	if err == nil || !strings.Contains(err.Error(), "workloads: 4 used, 1 more asked for, limit 4") {
-		t.Errorf("a fifth workload: %v", err)
+		t.Errorf("the apply of a fifth workload returned %v, want that it is over the quota", err)
 	}
 	for _, id := range []string{"in-b", "in-default"} {
 		if _, err := c.WaitWorkload(ctx, id, settle, running); err != nil {
@@ -148,7 +149,7 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// errorOf returns the error of a call without its answer.
+// errorOf drops the answer of a call and returns its error, for calls of which only the error matters.
 func errorOf[T any](_ T, err error) error { return err }
 
 // TestQuotaHolds applies and deletes through all replicas concurrently while the leader is killed. No replica
@@ -192,7 +193,7 @@ func TestQuotaHolds(t *testing.T) {
 					mu.Unlock()
 				default:
 					refused.Add(1)
-					if len(own) > 0 { // delete one of the own workloads, which makes room for another client
+					if len(own) > 0 { // delete a workload of this client, so that others fit into the quota
 						mu.Lock()
 						delete(acknowledged, own[0])
 						mu.Unlock()
@@ -232,7 +233,7 @@ func TestQuotaHolds(t *testing.T) {
 		before := refused.Load()
 		must(t, testbed.Poll(ctx, settle, what, func(context.Context) error {
 			if n := refused.Load() - before; n < 30 {
-				return fmt.Errorf("%d refusals", n)
+				return fmt.Errorf("the applies had only %d refusals", n)
 			}
 			return nil
 		}))

@@ -20,21 +20,12 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestNetworks: three machines with an engine each. Containers on two networks reach each other over the machines on
-// each of both, with their own addresses; those of another namespace's network do not. That stays so while no agent and no scheduler
-// runs, and again after the rules of a machine were flushed and after its engine was restarted.
+// TestNetworks: three machines with a Docker engine each. Containers that join two networks reach each other
+// across the machines in both networks, and each sees the other's own address as the source. Containers in a
+// network of another namespace cannot reach them. All this holds while no agent and no scheduler runs, after
+// the packet filter rules of one machine were flushed, and after its engine was restarted.
 func TestNetworks(t *testing.T) {
-	testbed.Need(t, "machines in network namespaces", harness.LacksMachines())
-	if !testbed.HasOwnNetwork() {
-		t.Fatal("this test needs a network namespace of its own: run it with e2e/lanes")
-	}
-	machines, cluster := openMachines(t, 3)
-	image := onMachines(t, machines)
-	c := start(t, harness.Options{Binaries: raced(t), Host: harness.MachineHost.String(), SchedulerEnv: fast(nil)})
-	*cluster = got[string](t)(clusterID(t, c))
-	for _, m := range machines {
-		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Machine: m}))
-	}
+	c, machines, image := onMachines(t, 3)
 	ctl(t, c, "namespace", "set", "team")
 	ctl(t, c, "network", "create", "back")
 	ctl(t, c, "network", "create", "side")
@@ -56,6 +47,25 @@ func TestNetworks(t *testing.T) {
 	join("web", "", "back", "side")
 	join("alien", "team", "back")
 	webs, aliens := membersOn(t, c, "web", machines), membersOn(t, c, "alien", machines)
+
+	if out := ctl(t, c, "network", "check", "back"); strings.Count(out, "yes") != 6 || strings.Count(out, "1450") < 6 {
+		t.Errorf("persysctl network check finds problems between three machines:\n%s", out)
+	}
+	filter := func(rule ...string) {
+		must(t, harness.InNetNS(machines[2].NetNS(), func() error { return exec.Command("nft", rule...).Run() }))
+	}
+	filter("add table inet filtered; add chain inet filtered in { type filter hook input priority -400; }; add rule inet filtered in ip saddr " + machines[0].Address.String() + " udp dport 4790 drop")
+	res, err := c.Ctl(t.Context(), "network", "check", "back")
+	must(t, err)
+	pair := c.Agents[0].NodeID + " to " + c.Agents[2].NodeID + ":\n  " + machines[2].Address.String() + " answers, but no packet of the network comes back"
+	if res.Code == 0 || !strings.Contains(res.Stdout, pair) || strings.Count(res.Stdout, "yes") != 4 {
+		t.Errorf("with a filtered port, persysctl network check ends with %d and does not name the pair:\n%s%s", res.Code, res.Stdout, res.Stderr)
+	}
+	at := webs[2].addresses[0].String() + ":8080"
+	traces(t, c, []string{at, "--from", webs[0].id}, "stops at instance "+webs[2].id, "no answer within 1s", "open UDP port 4790")
+	traces(t, c, []string{at, "--from", webs[1].id}, "", webs[2].id, c.Agents[2].NodeID)
+	traces(t, c, []string{aliens[1].addresses[0].String() + ":8080", "--from", webs[0].id}, "stops at address "+aliens[1].addresses[0].String(), "the container does not join the network")
+	filter("delete table inet filtered")
 
 	reachAll := func(what string, limit time.Duration) {
 		t.Helper()
@@ -111,17 +121,17 @@ func TestNetworks(t *testing.T) {
 	}
 	out, err := onB("flush", "ruleset")
 	if err != nil {
-		t.Fatalf("flushing: %v\n%s", err, out)
+		t.Fatalf("flushing the rules failed: %v\n%s", err, out)
 	}
 	flushed := time.Now()
-	must(t, testbed.Poll(t.Context(), settle, "the rules of the flushed machine", func(context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "the packet filter rules on the machine where they were flushed", func(context.Context) error {
 		out, err := onB("list", "table", "inet", "persys")
 		if err == nil && !strings.Contains(out, "nobody else reaches containers") {
-			err = errors.New("rules are missing: " + out)
+			err = errors.New("the agent's rules are missing:  " + out)
 		}
 		return err
 	}))
-	t.Logf("rules back after %s", time.Since(flushed).Round(time.Millisecond))
+	t.Logf("the agent restored the rules after %s", time.Since(flushed).Round(time.Millisecond))
 	reachAll("rules flushed", settle)
 	apart("rules flushed")
 
@@ -143,6 +153,38 @@ func TestNetworks(t *testing.T) {
 	ctl(t, c, "delete", "alien", "-n", "team", "--wait")
 }
 
+// needMachines skips the test if this process cannot make machines (network namespaces with an engine each),
+// or fails it with CI=true.
+func needMachines(t *testing.T) {
+	t.Helper()
+	testbed.Need(t, "machines in network namespaces", harness.LacksMachines())
+	if !testbed.HasOwnNetwork() {
+		t.Fatal("this test needs a network namespace of its own: run it with e2e/lanes")
+	}
+}
+
+// onMachines starts schedulers and n agents, each on a machine with an engine of its own. image is on each engine.
+func onMachines(t *testing.T, n int) (c *harness.Cluster, machines []*harness.Machine, image string) {
+	t.Helper()
+	needMachines(t)
+	machines, cluster := openMachines(t, n)
+	image = startEngines(t, machines)
+	c = onCluster(t, machines, cluster)
+	return c, machines, image
+}
+
+// onCluster starts schedulers, and one agent on each of the machines. The engines of the machines must run
+// already. It stores the id of the cluster in *cluster.
+func onCluster(t *testing.T, machines []*harness.Machine, cluster *string) *harness.Cluster {
+	t.Helper()
+	c := start(t, harness.Options{Binaries: raced(t), Host: harness.MachineHost.String(), SchedulerEnv: fast(nil)})
+	*cluster = got[string](t)(clusterID(t, c))
+	for _, m := range machines {
+		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Machine: m}))
+	}
+	return c
+}
+
 // openMachines makes machines that are closed at the end of the test. Set the cluster id as soon as it is known: the
 // containers of that cluster are removed first.
 func openMachines(t *testing.T, n int) (machines []*harness.Machine, cluster *string) {
@@ -154,7 +196,7 @@ func openMachines(t *testing.T, n int) (machines []*harness.Machine, cluster *st
 		for _, m := range machines {
 			wait.Go(func() {
 				if err := m.Close(*cluster); err != nil {
-					t.Errorf("closing %s: %v\n%s", m.Name, err, m.Engine.Tail(5))
+					t.Errorf("closing machine %s failed: %v; the log of its engine ends with\n%s", m.Name, err, m.Engine.Tail(5))
 				}
 			})
 		}
@@ -164,8 +206,8 @@ func openMachines(t *testing.T, n int) (machines []*harness.Machine, cluster *st
 	return machines, cluster
 }
 
-// onMachines starts the engines and builds the image of the tests on each.
-func onMachines(t *testing.T, machines []*harness.Machine) (image string) {
+// startEngines starts the engines and builds the image of the tests on each.
+func startEngines(t *testing.T, machines []*harness.Machine) (image string) {
 	t.Helper()
 	image = "persys/hello:machines"
 	errs := make([]error, len(machines))
@@ -219,32 +261,33 @@ func memberOn(ctx context.Context, c *harness.Cluster, id string, i int, m *harn
 	}
 	list, err := m.Docker.Workload(ctx, st.GetClusterId(), out.id)
 	if err != nil || len(list) != 1 {
-		return out, fmt.Errorf("%d containers (%v)", len(list), err)
+		return out, fmt.Errorf("the workload has %d containers (%v), want one", len(list), err)
 	}
 	pid, err := m.Docker.PID(ctx, list[0].ID)
 	if err != nil || pid == 0 {
-		return out, fmt.Errorf("it does not run (%v)", err)
+		return out, fmt.Errorf("the container does not run (%v)", err)
 	}
 	out.netns = fmt.Sprintf("/proc/%d/ns/net", pid)
-	// List it again: it may have started after the first list, and before its start it has no addresses.
+	// List the containers again: the container may have been started after the first list, and before its start
+	// it has no addresses.
 	if list, err = m.Docker.Workload(ctx, st.GetClusterId(), out.id); err != nil || len(list) != 1 {
-		return out, fmt.Errorf("%d containers (%v)", len(list), err)
+		return out, fmt.Errorf("the workload has %d containers (%v), want one", len(list), err)
 	}
 	on := list[0].NetworkSettings.Networks
 	if len(on) == 0 {
-		return out, errors.New("it is on no network")
+		return out, errors.New("the container is on no network")
 	}
 	for _, name := range slices.Sorted(maps.Keys(on)) {
 		if !on[name].IPAddress.IsValid() {
-			return out, fmt.Errorf("it has no address on %s", name)
+			return out, fmt.Errorf("the container has no address on network %s", name)
 		}
 		out.addresses = append(out.addresses, on[name].IPAddress)
 	}
 	return out, nil
 }
 
-// ask connects from m to an address of another container over TCP. It returns the source address that the other
-// container sees.
+// ask opens a TCP connection from the container of m to the address at of the container to. It returns the
+// source address that to sees.
 func (m member) ask(to member, at netip.Addr) (seen netip.Addr, err error) {
 	const port = 7000
 	var l net.Listener

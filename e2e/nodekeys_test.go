@@ -10,9 +10,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestNodeLabelsAndTaints: labels and taints that a user sets override those of the agent, also after a
-// restart of all programs. A NoExecute taint moves workloads that do not tolerate it, when its time is
-// over.
+// TestNodeLabelsAndTaints: labels and taints that a user sets override those that the agent sets, also
+// after a restart of all programs. A NoExecute taint moves workloads that do not tolerate it, after the
+// delay that the taint allows.
 func TestNodeLabelsAndTaints(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	env := map[string]string{"PERSYS_NODE_LABELS": "zone=x,disk=ssd", "PERSYS_NODE_TAINTS": "old:NoSchedule"}

@@ -22,10 +22,11 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// moved is the set of metrics that ever had a value other than zero.
+// moved is the set of names of metrics that were not zero in at least one of the reads of /metrics.
 type moved map[string]bool
 
-// scrape reads the metrics of one program as Prometheus does.
+// scrape reads /metrics of the program at addr, as Prometheus does, and adds the metrics that are not zero to
+// m.
 func (m moved) scrape(ctx context.Context, addr string) error {
 	text, err := harness.Metrics(ctx, addr)
 	if err != nil {
@@ -84,8 +85,8 @@ func (m moved) all(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// traced checks that one trace contains an apply by persysctl through a follower, from the command to the
-// container: client, replica, forwarding, leader, Raft, order, agent, convergence.
+// traced checks that an apply by persysctl through a follower gives one trace with every step from the
+// command to the container: client, replica, forwarding, leader, Raft, order, agent, convergence.
 func traced(t *testing.T, c *harness.Cluster, otlp *receiver) {
 	t.Helper()
 	at := c.Schedulers[follower(t, c)]
@@ -94,14 +95,14 @@ func traced(t *testing.T, c *harness.Cluster, otlp *receiver) {
 	var out bytes.Buffer
 	env := append(c.CtlEnv(at.GRPC), "OTEL_EXPORTER_OTLP_ENDPOINT="+otlp.URL)
 	if code := got[int](t)(c.RunCtl(t.Context(), env, &out, &out, "apply", "-f", file)); code != 0 {
-		t.Fatalf("apply: exit code %d: %s", code, &out)
+		t.Fatalf("persysctl apply ended with exit code %d: %s", code, &out)
 	}
 	oneTrace(t, c, otlp, "traced", at, "persysctl apply", "persysctl: persysctl apply")
 }
 
-// tracedByREST makes the checks of traced for REST, through a gateway that knows only one replica, a
-// follower. The span of the request is the first span, or the child of the caller's span if the caller has a
-// trace.
+// tracedByREST makes the same checks as traced for a REST request, through a gateway that knows only one
+// replica, a follower. The trace begins with the gateway's span of the request, because the request has no
+// trace of its own.
 func tracedByREST(t *testing.T, c *harness.Cluster, otlp *receiver) {
 	t.Helper()
 	at := c.Schedulers[follower(t, c)]
@@ -116,7 +117,7 @@ func tracedByREST(t *testing.T, c *harness.Cluster, otlp *receiver) {
 	body := got[[]byte](t)(io.ReadAll(resp.Body))
 	must(t, resp.Body.Close())
 	if resp.StatusCode != http.StatusOK {
-		t.Fatalf("schedule: %d %s", resp.StatusCode, body)
+		t.Fatalf("scheduling a workload was answered %d %s", resp.StatusCode, body)
 	}
 	oneTrace(t, c, otlp, "traced-rest", at, "POST /workloads/schedule", "persys-gateway: POST /workloads/schedule")
 }
@@ -155,7 +156,7 @@ func oneTrace(t *testing.T, c *harness.Cluster, otlp *receiver, id string, at *h
 // TestEveryMetricIsSet: every metric that the programs declare has a value other than zero at some time in
 // this test.
 func TestEveryMetricIsSet(t *testing.T) {
-	// Metrics that stay 0 in this test, each with the test that makes it change.
+	// elsewhere lists metrics that stay 0 in this test, each with another test in which it has a value.
 	elsewhere := map[string]string{
 		"persys_scheduler_ca_not_after_seconds":                      "replica TestTheEndOfTheCAIsReported; the cluster of this test has no CA",
 		"persys_scheduler_coredns_up":                                "TestCoreDNS",
@@ -163,8 +164,8 @@ func TestEveryMetricIsSet(t *testing.T) {
 		"persys_scheduler_audit_sink_failures_total":                 "replica/auditsink TestBatchesAreRepeatedUntilStored",
 		"persys_scheduler_audit_sink_lost_records_total":             "replica/auditsink TestDroppedRecordsAreCounted",
 		"persys_scheduler_audit_sink_waiting_records":                "replica/auditsink TestBatchesAreRepeatedUntilStored",
-		"persys_scheduler_refused_by_limit_total":                    "TestHostilePeers, by a flood",
-		"persys_agent_refused_by_limit_total":                        "rpc/limits TestAFloodOfConnectionsIsClosed, for what it counts",
+		"persys_scheduler_refused_by_limit_total":                    "TestHostilePeers, which floods a scheduler with connections",
+		"persys_agent_refused_by_limit_total":                        "rpc/limits TestAFloodOfConnectionsIsClosed checks the counting",
 		"persys_scheduler_paused_seconds_total":                      "replica TestRareMetricsAreCounted",
 		"persys_scheduler_raft_copies":                               "TestACopiedScheduler",
 		"persys_scheduler_raft_repaired_timestamp_seconds":           "replica TestDamagedDataIsRepaired",
@@ -173,7 +174,7 @@ func TestEveryMetricIsSet(t *testing.T) {
 		"persys_scheduler_raft_leader_stalls_total":                  "cluster TestALeaderWhoseDiskHangsIsReplaced",
 		"persys_scheduler_raft_snapshots_total":                      "cluster TestMetricsAreTold",
 		"persys_scheduler_raft_snapshot_duration_seconds":            "cluster TestMetricsAreTold",
-		"persys_scheduler_raft_halted":                               "cluster, whatever halts a replica",
+		"persys_scheduler_raft_halted":                               "the tests of package cluster that halt a replica",
 		"persys_scheduler_feed_dropped_entries_total":                "fsm/store TestStatsFollowTheFeed",
 		"persys_scheduler_feed_compactions_total":                    "fsm/store TestStatsFollowTheFeed",
 		"persys_scheduler_feed_waiters":                              "fsm/store TestStatsFollowTheFeed",
@@ -227,7 +228,7 @@ func TestEveryMetricIsSet(t *testing.T) {
 		cron.Cron, cron.Job = &controlv1.CronSpec{Schedule: "@yearly"}, &controlv1.JobSpec{Retries: new(int32)}
 		apply(t, c, id, cron)
 		if r := got[harness.CtlResult](t)(c.Ctl(t.Context(), "cron", "trigger", id)); r.Code != 0 {
-			t.Fatalf("cron trigger %s: %s%s", id, r.Stdout, r.Stderr)
+			t.Fatalf("persysctl cron trigger %s printed %s%s", id, r.Stdout, r.Stderr)
 		}
 		_ = got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, func(w *controlv1.WorkloadView) bool {
 			seen.all(t, c)
@@ -252,8 +253,9 @@ func TestEveryMetricIsSet(t *testing.T) {
 		return nil
 	}))
 
-	// The leader dies, which causes an election. A node dies, and its lease expires. Etcd dies: the mirror
-	// fails, and the cluster changes from the mode normal to degraded.
+	// Cause three faults, for the metrics that count them. Kill the leader, so that there is an election. Kill
+	// an agent, so that the lease of its node expires. Kill etcd, so that the mirror fails and the mode changes
+	// from normal to degraded.
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	must(t, c.Schedulers[leader].Kill())
 	_ = got[int](t)(c.WaitLeader(t.Context(), electionLimit, leader))
@@ -277,6 +279,6 @@ func TestEveryMetricIsSet(t *testing.T) {
 	logsHaveOneForm(t, c)
 	exported := got[harness.CtlResult](t)(c.Ctl(t.Context(), "audit", "verify", "--file", filepath.Join(dir, "audit.jsonl")))
 	if exported.Code != 0 || !strings.Contains(exported.Stdout, "changes") {
-		t.Errorf("the exported audit logs: %s%s", exported.Stdout, exported.Stderr)
+		t.Errorf("persysctl audit verify of the exported logs prints %s%s", exported.Stdout, exported.Stderr)
 	}
 }

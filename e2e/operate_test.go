@@ -15,8 +15,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestOperatorCommands runs cordon, uncordon, drain and its undo, restart, retry, stop (twice) and start on the real
-// programs. The workloads must run where the commands say, and never twice at the same time.
+// TestOperatorCommands runs cordon, uncordon, drain and its undo, restart, retry, stop (twice) and start on
+// the real programs. After each command the workloads must run on the nodes that the command requires, and
+// never twice at the same time.
 func TestOperatorCommands(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	for range 2 {
@@ -61,7 +62,8 @@ func TestOperatorCommands(t *testing.T) {
 	if runs := runsOf(t, c, "web"); len(runs) != before+1 {
 		t.Errorf("after a restart the workload must have one more run than the %d before, got %+v", before, runs)
 	}
-	// A failed workload that has used all attempts is tried again at once.
+	// Apply a workload that fails until it has used all its attempts. persysctl retry must make the agent try it
+	// again at once.
 	broken := container("sim/missing")
 	broken.GetContainer().Env = map[string]string{"SIM_FAIL": "INVALID_IMAGE"}
 	apply(t, c, "broken", broken)
@@ -161,7 +163,7 @@ func TestLogsFollowed(t *testing.T) {
 		must(t, testbed.Poll(t.Context(), settle, "the page", func(ctx context.Context) error {
 			code, _, err := getText(ctx, url+text)
 			if err == nil && code != http.StatusOK {
-				err = fmt.Errorf("status %d", code)
+				err = fmt.Errorf("persysctl logs ended with status %d", code)
 			}
 			return err
 		}))

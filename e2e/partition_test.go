@@ -30,7 +30,8 @@ func inside(t *testing.T) (*harness.Wire, bool) {
 	return got[*harness.Wire](t)(harness.OpenWire(t.Context())), true
 }
 
-// wired starts a cluster in which each scheduler has a group id for the packet filter.
+// wired starts a cluster whose schedulers have group ids of their own, so that the test can cut the network
+// between two of them (harness.Wire).
 func wired(t *testing.T, w *harness.Wire, opt harness.Options) *harness.Cluster {
 	t.Helper()
 	opt.Schedulers = 3
@@ -43,14 +44,15 @@ func wired(t *testing.T, w *harness.Wire, opt harness.Options) *harness.Cluster 
 	return c
 }
 
-// port selects one of the ports of a scheduler.
+// port is a function that returns one of the addresses of a scheduler, such as its Raft address.
 type port func(*harness.Scheduler) string
 
 func raftPort(s *harness.Scheduler) string   { return s.Raft }
 func gossipPort(s *harness.Scheduler) string { return s.Gossip }
 func grpcPort(s *harness.Scheduler) string   { return s.GRPC }
 
-// between blocks the traffic between two schedulers at the given ports, in both directions.
+// between blocks the traffic between the schedulers a and b, in both directions, but only to the ports that
+// the functions in ports return.
 func between(t *testing.T, w *harness.Wire, how harness.How, a, b *harness.Scheduler, ports ...port) {
 	t.Helper()
 	for _, p := range ports {
@@ -76,8 +78,9 @@ func term(t *testing.T, c *harness.Cluster, i int) uint64 {
 	return st.GetTerm()
 }
 
-// fewElections calls do up to three times, until one call causes at most the given number of elections. On
-// a busy machine a missed heartbeat may cause one more.
+// fewElections calls do up to three times, until a call causes at most the given number of elections, and
+// fails the test if none does. It tries several times, because a missed heartbeat on a busy machine may cause
+// an election.
 func fewElections(t *testing.T, c *harness.Cluster, elections uint64, do func(leader int)) {
 	t.Helper()
 	var rose []uint64
@@ -95,9 +98,9 @@ func fewElections(t *testing.T, c *harness.Cluster, elections uint64, do func(le
 	t.Errorf("three rounds had %d elections, want at most %d in one of them", rose, elections)
 }
 
-// TestPartition: ports between replicas are cut one by one and together, by dropping and by refusing packets,
-// while eight clients apply through all replicas. No acknowledged write is lost, no read is stale, every
-// replica that has a quorum works, and all replicas keep their identity.
+// TestPartition: ports between replicas are cut one by one and together, once by dropping packets and once by
+// refusing them, while eight clients apply through all replicas. No acknowledged write is lost, no read is
+// stale, every replica that reaches a majority answers, and all replicas keep their identity.
 func TestPartition(t *testing.T) {
 	w, ok := inside(t)
 	if !ok {
@@ -110,7 +113,7 @@ func TestPartition(t *testing.T) {
 	}
 	tr := load(t, c)
 	lead := func() int { t.Helper(); return got[int](t)(c.WaitLeader(t.Context(), electionLimit)) }
-	// ask makes one linearizable read through the replica with index via.
+	// ask makes one linearizable read through the replica with the index via, and returns its error.
 	ask := func(via int) error {
 		control := got[controlv1.AgentControlClient](t)(c.Control(via))
 		ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
@@ -169,8 +172,8 @@ func TestPartition(t *testing.T) {
 	} {
 		t.Run(cut.name, func(t *testing.T) {
 			tr.t = t
-			// The follower may win one election with the vote of the third replica. After that the cluster
-			// is stable.
+			// The follower that is cut off from the leader may win one election with the vote of the third
+			// replica. After that there must be no more elections.
 			fewElections(t, c, 2, func(leader int) {
 				tr.more(20, settle)
 				between(t, w, cut.how, c.Schedulers[leader], others(c, leader)[0], cut.ports...)
@@ -239,9 +242,9 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// TestAgentCutOff: an agent that is cut off from all schedulers keeps its workloads running. After its lease,
-// ordinary workloads start on the other node, but the exclusive one does not. When the agent is reachable
-// again, it ends the workloads that have moved.
+// TestAgentCutOff: an agent that is cut off from all schedulers keeps its workloads running. After its
+// lease, ordinary workloads start on the other node, but the exclusive one does not. When the agent is
+// reachable again, it stops its instances of the workloads that have moved.
 func TestAgentCutOff(t *testing.T) {
 	w, ok := inside(t)
 	if !ok {

@@ -17,9 +17,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestPeople runs the commands of the page on people. Certificates of people live a minute here.
-// Certificates that are used are renewed, also the admin's while another scheduler than the admin's leads.
-// A certificate that is not used expires.
+// TestPeople runs the commands of the page on people. In this test, certificates of people live for a minute.
+// A certificate must be renewed when persysctl uses it. The admin's certificate is renewed even while the
+// leader is not the scheduler that created the admin's identity. A certificate that nobody uses must expire.
 func TestPeople(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), OwnCA: true, SchedulerEnv: fast(map[string]string{"SCHEDULER_USER_CERT_LIFE": "1m"})})
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
@@ -33,7 +33,7 @@ func TestPeople(t *testing.T) {
 		res := got[harness.CtlResult](t)(c.Ctl(ctx, "token", "create", "--role", "user", "--name", name, "--access", "viewer"))
 		var out strings.Builder
 		if code := got[int](t)(c.RunCtl(ctx, env, &out, &out, "join", strings.TrimSpace(res.Stdout))); code != 0 {
-			t.Fatalf("join: %d: %s", code, out.String())
+			t.Fatalf("persysctl join ended with %d: %s", code, out.String())
 		}
 		k := pki.IdentityStore{Dir: filepath.Join(home, ".persys", "identity")}
 		return env, func() *x509.Certificate { return got[*x509.Certificate](t)(k.Leaf()) }
@@ -53,7 +53,7 @@ func TestPeople(t *testing.T) {
 	must(t, testbed.Poll(ctx, 2*time.Minute, "renewed certificates", func(ctx context.Context) error {
 		var out strings.Builder
 		if code, err := c.RunCtl(ctx, bea, &out, &out, "list"); err != nil || code != 0 || strings.Contains(out.String(), "renewed") {
-			return testbed.Final(fmt.Errorf("list: %d, %v: %s", code, err, out.String()))
+			return testbed.Final(fmt.Errorf("persysctl list ended with %d, %v: %s", code, err, out.String()))
 		}
 		now, err := admin.Leaf()
 		switch {
@@ -62,7 +62,7 @@ func TestPeople(t *testing.T) {
 		case beas().Equal(first):
 			return errors.New("bea has her first certificate")
 		case now.Equal(admins):
-			return errors.New("the admin has the former certificate")
+			return errors.New("the admin still has the certificate from before the renewal")
 		case time.Since(joined) < time.Minute+2*time.Second:
 			return errors.New("the admin still has the certificate from the start")
 		}
@@ -79,8 +79,8 @@ func TestPeople(t *testing.T) {
 }
 
 // runPage runs the command blocks of guides as the admin, in one folder. files maps the name of a file to
-// the beginning of the YAML block with its content. The pages must have at least the given number of
-// blocks.
+// the beginning of the YAML block with its content. The pages must have at least as many blocks as the
+// parameter least says.
 func runPage(t *testing.T, c *harness.Cluster, least int, files map[string]string, guides ...string) {
 	t.Helper()
 	var page []byte

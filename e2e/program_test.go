@@ -23,7 +23,7 @@ import (
 
 const endsWithin = 20 * time.Second
 
-// solo prepares a cluster of one scheduler.
+// solo prepares a cluster of one scheduler, and does not start the scheduler.
 func solo(t *testing.T, opt harness.Options) *harness.Cluster {
 	t.Helper()
 	opt.Schedulers = 1
@@ -41,7 +41,7 @@ func up(t *testing.T, c *harness.Cluster) {
 	must(t, c.WaitReady(t.Context(), settle))
 }
 
-// set sets environment variables of a process; an empty value removes one.
+// set changes the environment for the next start of a process. A variable with an empty value is removed.
 func set(p *harness.Process, env map[string]string) {
 	var out []string
 	for _, kv := range p.Env {
@@ -194,7 +194,8 @@ func TestWrongCluster(t *testing.T) {
 		set(s.Process, map[string]string{"SCHEDULER_JOIN": b.Schedulers[0].Gossip})
 		must(t, s.Start())
 		must(t, a.WaitReady(t.Context(), settle))
-		// One of the two replicas logs the attempt with both cluster ids.
+		// Wait until one of the two replicas has logged the attempt to join the wrong cluster, with the ids of both
+		// clusters.
 		must(t, testbed.Poll(t.Context(), settle, "a log line about the wrong cluster", func(context.Context) error {
 			for _, p := range []*harness.Process{s.Process, b.Schedulers[0].Process} {
 				text, err := p.Output()
@@ -222,7 +223,7 @@ func TestWrongCluster(t *testing.T) {
 	})
 }
 
-// pad returns a specification of about a size in KiB that cannot be compressed.
+// pad returns a specification of about kib KiB whose content cannot be compressed.
 func pad(kib int) *controlv1.WorkloadSpec {
 	s := contentSpec("needle")
 	s.GetContainer().Command = []string{"needle"}
@@ -234,14 +235,14 @@ func pad(kib int) *controlv1.WorkloadSpec {
 	return s
 }
 
-// noted waits until a scheduler has written the file with the members of its cluster, which it needs to join
-// again if its data is damaged.
+// noted waits until a scheduler has written the file peers.json with the addresses of the given number of
+// replicas. The scheduler needs this file to join its cluster again if its data is damaged.
 func noted(t *testing.T, s *harness.Scheduler, replicas int) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), settle, "a note of all schedulers", func(context.Context) error {
 		b, err := os.ReadFile(filepath.Join(s.DataDir, "peers.json"))
 		if n := bytes.Count(b, []byte(`"gossip"`)); err == nil && n != replicas {
-			err = fmt.Errorf("%d gossip addresses in %s", n, b)
+			err = fmt.Errorf("the file has %d lists of gossip addresses: %s", n, b)
 		}
 		return err
 	}))
@@ -312,7 +313,7 @@ func TestDamagedData(t *testing.T) {
 		up(t, c)
 		s := c.Schedulers[0]
 		snapshots := filepath.Join(s.DataDir, "raft", "snapshots")
-		// The scheduler takes a snapshot after 128 MiB of log.
+		// Apply large workloads until the scheduler takes a snapshot, which it does after 128 MiB of log.
 		i := 0
 		must(t, testbed.Poll(t.Context(), 4*time.Minute, "a snapshot", func(context.Context) error {
 			for range 8 {
@@ -378,16 +379,16 @@ func TestDamagedData(t *testing.T) {
 		}
 		for _, kind := range []string{"ReplicaDamaged", "ReplicaRepaired"} {
 			if k := count(t, c, kind); k != 1 {
-				t.Errorf("%d events %s, want 1", k, kind)
+				t.Errorf("there are %d events %s, want 1", k, kind)
 			}
 		}
-		// If a disk keeps damaging data, the scheduler does not repair itself again.
+		// Damage the log a second time. The scheduler must not repair itself again: its disk is probably broken.
 		must(t, s.Kill())
 		damage(t, filepath.Join(s.DataDir, "raft", "log.db"), []byte("needle"))
 		must(t, s.Start())
 		refuses(t, s.Process, "corrupt", filepath.Base(filepath.Dir(kept[0])), "at most once in 1h", "check the disk")
 	})
-	// The last line names the repair, which loses no data.
+	// The last line of the output names the command that repairs the scheduler without losing data.
 	t.Run("one of three schedulers does not repair itself with SCHEDULER_REPAIR=off", func(t *testing.T) {
 		c, i, old := damaged(t, map[string]string{"SCHEDULER_REPAIR": "off"})
 		s := c.Schedulers[i]
@@ -467,7 +468,7 @@ func TestFullDisk(t *testing.T) {
 		control := got[controlv1.AgentControlClient](t)(c.Control(0))
 		acked := fill(t, control, "w", func(err error) bool { return err != nil })
 		refuses(t, s.Process, filepath.Join(s.DataDir, "raft", "log.db"), "no space left on device", "make room for "+s.DataDir)
-		// Started again without more space, the replica stops with the same error.
+		// Start the replica again while the disk is still full. It must stop with the same error.
 		must(t, s.Start())
 		refuses(t, s.Process, s.DataDir, "no space left on device")
 		grow()

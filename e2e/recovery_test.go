@@ -15,8 +15,8 @@ import (
 )
 
 // TestRecoveryFromAndIntoEtcd: all schedulers are lost with their disks, but etcd is not. A new scheduler
-// shows the state in etcd and imports it; workloads that run are not touched. Then etcd is wiped: the
-// scheduler shows the difference and writes the state back.
+// shows the state that is in etcd and imports it, and running workloads are not touched. Then etcd is
+// wiped: the scheduler shows the difference between its state and etcd, and writes its state to etcd.
 func TestRecoveryFromAndIntoEtcd(t *testing.T) {
 	etcd := etcdPart(t)
 	kv := etcdClient(t, etcd)
@@ -57,7 +57,7 @@ func TestRecoveryFromAndIntoEtcd(t *testing.T) {
 		t.Errorf("a preview must not change etcd, but it had %d keys and has %d", len(before), len(after))
 	}
 	if out := ctl(t, c, "recovery", "import", "--yes"); !strings.Contains(out, "mode is normal") {
-		t.Errorf("import:\n%s", out)
+		t.Errorf("persysctl recovery import prints:\n%s", out)
 	}
 	for _, a := range c.Agents {
 		must(t, c.WaitNode(t.Context(), a.NodeID, "Ready", settle))
@@ -86,7 +86,7 @@ func TestRecoveryFromAndIntoEtcd(t *testing.T) {
 		t.Errorf("a preview wrote %d keys", len(left))
 	}
 	if out := ctl(t, c, "recovery", "restore", "--yes"); !strings.Contains(out, "mode is normal") {
-		t.Errorf("restore:\n%s", out)
+		t.Errorf("persysctl recovery restore prints:\n%s", out)
 	}
 	equals(t, c, kv, "after the restore")
 	untouched(t, c, append(ids[1:], "new")...)
@@ -132,7 +132,7 @@ func TestImportFromLegacyEtcd(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), Schedulers: 1, TLS: true, SchedulerEnv: mirrored(etcd, nil)})
 	waitMode(t, c, "recovery")
 	if show := ctl(t, c, "recovery", "show"); !strings.Contains(show, "3 workloads, 1 node, 1 event, 1 drift") || !strings.Contains(show, "wasm") {
-		t.Errorf("recovery show:\n%s", show)
+		t.Errorf("persysctl recovery show prints:\n%s", show)
 	}
 	res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "recovery", "import", "--yes"))
 	if res.Code == 0 || !strings.Contains(res.Stderr, "/workloads/odd") || !strings.Contains(res.Stderr, "--skip-unreadable") {
@@ -145,15 +145,15 @@ func TestImportFromLegacyEtcd(t *testing.T) {
 		}
 	}
 	if len(after) != len(before) {
-		t.Errorf("%d keys, then %d", len(before), len(after))
+		t.Errorf("etcd had %d keys before the import was refused, and has %d", len(before), len(after))
 	}
 	if out := ctl(t, c, "recovery", "import", "--yes", "--skip-unreadable"); !strings.Contains(out, "2 workloads and 1 node were imported: former, later") || !strings.Contains(out, "mode is normal") {
-		t.Errorf("import:\n%s", out)
+		t.Errorf("persysctl recovery import prints:\n%s", out)
 	}
 	control := got[controlv1.AgentControlClient](t)(c.Control(0))
 	w := got[*controlv1.GetWorkloadResponse](t)(control.GetWorkload(t.Context(), &controlv1.GetWorkloadRequest{WorkloadId: "former"})).GetWorkload()
 	if w.GetAssignedNodeId() != "node-a" || w.GetDesiredState() != "Running" {
-		t.Errorf("former: %v", w)
+		t.Errorf("the imported workload former is %v", w)
 	}
 	equals(t, c, kv, "after the import")
 	for k, v := range got[map[string]string](t)(allKeys(t.Context(), kv)) {

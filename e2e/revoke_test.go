@@ -26,9 +26,9 @@ import (
 // identities every five seconds.
 const refusedWithin = 10 * time.Second
 
-// TestRevokedScheduler: within seconds after a scheduler's identity is revoked, all its connections are
-// closed, even those that are open. The others stop replicating to it, agents end their streams and refuse
-// its calls, and the cluster works without it.
+// TestRevokedScheduler: within seconds after a scheduler's identity is revoked, all its connections are closed, even
+// those that are open. The other schedulers stop replicating to it, agents end its streams and refuse its calls, and
+// the cluster works without it.
 func TestRevokedScheduler(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), OwnCA: true, SchedulerEnv: fast(nil)})
 	agent := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -38,7 +38,8 @@ func TestRevokedScheduler(t *testing.T) {
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "first", settle, running))
 
 	out := follower(t, c)
-	// An attacker with the key of the scheduler calls the agent directly.
+	// Call the agent directly with the private key and the certificate of the revoked scheduler, as an attacker
+	// who has stolen them. The agent must refuse the call.
 	dir := filepath.Join(c.Schedulers[out].DataDir, "tls")
 	p := pki.IdentityStore{Dir: dir}.Paths()
 	files := got[*pki.Files](t)(pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Mapping: pki.Mapping{}}))
@@ -55,9 +56,9 @@ func TestRevokedScheduler(t *testing.T) {
 	}}}))
 	opened := got[*agentv1.ExecResponse](t)(session.Recv())
 	if opened.GetOpened() == nil {
-		t.Fatalf("the session begins with %v", opened)
+		t.Fatalf("the session begins with %v, want that it is open", opened)
 	}
-	// Another attacker calls through the scheduler itself.
+	// Send calls to the revoked scheduler, which forwards them to the leader. The leader must refuse them.
 	through := got[clusterv1.ClusterClient](t)(c.Admin(out))
 	person := got[clusterv1.Cluster_ExecClient](t)(through.Exec(ctx))
 	must(t, person.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Open{Open: &clusterv1.ExecOpen{WorkloadId: "first", Command: []string{"cat"}, Input: true}}}))
@@ -94,7 +95,7 @@ func TestRevokedScheduler(t *testing.T) {
 	res, err := c.Ctl(ctx, "identity", "revoke", "scheduler/"+id, "--reason", "stolen", "--yes")
 	must(t, err)
 	if res.Code != 0 {
-		t.Fatalf("revoking %s: %s%s", before, res.Stdout, res.Stderr)
+		t.Fatalf("persysctl identity revoke of %s failed: %s%s", before, res.Stdout, res.Stderr)
 	}
 
 	for range 3 {
@@ -113,7 +114,8 @@ func TestRevokedScheduler(t *testing.T) {
 		t.Errorf("the agent answers a call of a revoked scheduler with %v, want Unauthenticated or Unavailable", err)
 	}
 
-	// Writes succeed, and the revoked replica receives none of them.
+	// Write while the revoked replica runs. The writes must succeed, and the revoked replica must receive none
+	// of them: its log must not grow.
 	keeps := -1
 	for i := range c.Schedulers {
 		if i != out {
@@ -134,7 +136,7 @@ func TestRevokedScheduler(t *testing.T) {
 	must(t, testbed.Poll(ctx, settle, "the writes at the others", func(ctx context.Context) error {
 		has, err := applied(ctx, c, keeps)
 		if err == nil && has < stands+5 {
-			err = errors.New("not there yet")
+			err = errors.New("the other replicas do not have all five writes yet")
 		}
 		return err
 	}))

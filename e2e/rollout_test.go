@@ -20,8 +20,8 @@ import (
 )
 
 // TestRolloutSurvivesItsLeader: a group of three is updated member by member, and the leader is killed in the
-// middle. The run logs of the engines show that at most one member was down at the same time. Then the group
-// is updated to an image that does not exist: the first member fails, and the group is rolled back.
+// middle. By the run logs of the simulated engines, at most one member may have been down at any time. Then
+// the group is updated to an image that does not exist: the first member fails, and the group is rolled back.
 func TestRolloutSurvivesItsLeader(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(map[string]string{"SCHEDULER_NODE_LEASE": "15s"})})
 	for range 3 {
@@ -47,7 +47,7 @@ func TestRolloutSurvivesItsLeader(t *testing.T) {
 	must(t, testbed.Poll(t.Context(), settle, "the second member's turn", func(ctx context.Context) error {
 		r, err := rollout(ctx)
 		if err == nil && r.GetMembers()[1].GetState() != "Updating" {
-			err = fmt.Errorf("%s: %v", r.GetPhase(), r.GetMembers())
+			err = fmt.Errorf("the rollout is in phase %s with the members %v", r.GetPhase(), r.GetMembers())
 		}
 		return err
 	}))
@@ -79,8 +79,9 @@ func TestRolloutSurvivesItsLeader(t *testing.T) {
 	must(t, c.WaitReady(t.Context(), settle))
 }
 
-// mostMissing returns the highest number of workloads with a prefix that were down at the same time, after
-// all of them ran for the first time, according to the run logs of their engines.
+// mostMissing returns how many of the workloads whose ids begin with prefix were down at the same time, at
+// most. It reads the starts and ends from the run logs of the simulated engines, from the time at which all
+// of them ran first.
 func mostMissing(t *testing.T, c *harness.Cluster, prefix string) int {
 	t.Helper()
 	type change struct {
@@ -101,7 +102,8 @@ func mostMissing(t *testing.T, c *harness.Cluster, prefix string) int {
 			}
 		}
 	}
-	// If a start and an end have the same time, count the start first: one instance replaces the other.
+	// If an instance starts at the same time at which another one ends, count the start first, because the new
+	// instance replaces the old one and none is missing in between.
 	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(cmp.Compare(a.at, b.at), b.by-a.by) })
 	up, whole, most := 0, false, 0
 	for _, ch := range changes {
@@ -116,9 +118,9 @@ func mostMissing(t *testing.T, c *harness.Cluster, prefix string) int {
 }
 
 // TestRolloutWaitsForTheFormerInstance: a program that ignores its stop signal runs until its grace period is
-// over. The deadline of a member begins with its new instance, so the update succeeds although the stop alone
-// takes longer than the deadline. While the former instance stops, the member is not Running, and its reason
-// says what happens.
+// over. The deadline for a member (healthy_deadline) begins when its new instance starts. So the update must
+// succeed, although stopping the former instance takes longer than the deadline. While the former instance
+// stops, the member is not Running, and its reason says what happens.
 func TestRolloutWaitsForTheFormerInstance(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
@@ -159,7 +161,7 @@ func TestRolloutWaitsForTheFormerInstance(t *testing.T) {
 			t.Fatalf("the update has failed: %s\n%s", r.GetReason(), strings.Join(said, "\n"))
 		}
 		if r.GetPhase() != "Completed" {
-			return fmt.Errorf("%s: %s", r.GetPhase(), r.GetReason())
+			return fmt.Errorf("the rollout is in phase %s: %s", r.GetPhase(), r.GetReason())
 		}
 		return nil
 	}))
@@ -168,12 +170,13 @@ func TestRolloutWaitsForTheFormerInstance(t *testing.T) {
 		t.Error("after the update the member still has its former revision")
 	}
 	if all := strings.Join(said, "\n"); !strings.Contains(all, "Pending Working: stopping the former container") {
-		t.Errorf("the stop is not told:\n%s", all)
+		t.Errorf("the views during the update do not say that the former container is being stopped:\n%s", all)
 	}
 }
 
-// TestRolloutThatFitsNowhere: an update for which no node has room stops no instance: the former instances
-// keep running, plan warns, and the update is rolled back with the reason of the member.
+// TestRolloutThatFitsNowhere: no node has enough resources for the new instances of an update. No former
+// instance is stopped, persysctl plan warns, and the update is rolled back. The reason of the update must be
+// why no node could take the member.
 func TestRolloutThatFitsNowhere(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -189,7 +192,7 @@ func TestRolloutThatFitsNowhere(t *testing.T) {
 	}
 	const warning = "Warning: large-0 and 1 other: node node-a has too little memory for the changed workload; it would run on unchanged, because no other node takes it: 0/1 nodes fit: 1 memory"
 	if plan := ctl(t, c, "plan", "-f", file("900Gi")); !strings.Contains(plan, warning) {
-		t.Errorf("plan does not warn: %s", plan)
+		t.Errorf("persysctl plan does not warn that the update fits on no node: %s", plan)
 	}
 	res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "apply", "-f", file("900Gi"), "--wait", "--timeout", "2m"))
 	if res.Code == 0 || !strings.Contains(res.Stderr, "0/1 nodes fit: 1 memory") {
@@ -237,8 +240,9 @@ func TestRolloutThatIsNeverHealthyGoesBack(t *testing.T) {
 	}
 }
 
-// TestStartFirstAndCanaries: on a real engine, a start-first update of two members never leaves fewer than two that
-// answer, and no extra member is left. Then an update with a canary is promoted, and another one is aborted.
+// TestStartFirstAndCanaries: on a real engine, a start-first update of two members never leaves fewer than
+// two members that answer, and the extra member is removed at the end. Then the test begins two updates with
+// a canary (a member that is updated first), promotes the first one and aborts the second one.
 func TestStartFirstAndCanaries(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
@@ -266,7 +270,8 @@ func TestStartFirstAndCanaries(t *testing.T) {
 	}
 	ctl(t, c, "apply", "-f", file("one", "order: start-first"), "--wait", "--timeout", "2m")
 
-	// Ask every member that runs, again and again, until the update has ended.
+	// Until the update has ended, send requests to every running member, again and again, and count how many
+	// answer.
 	ended, least, extra := make(chan struct{}), 99, false
 	asked := make(chan struct{})
 	go func() {
@@ -312,7 +317,7 @@ func TestStartFirstAndCanaries(t *testing.T) {
 	alone := func(ctx context.Context) error {
 		r, err := control.ListWorkloads(ctx, &controlv1.ListWorkloadsRequest{Group: "fresh"})
 		if err == nil && len(r.GetWorkloads()) != 2 {
-			err = fmt.Errorf("the group has %d members", len(r.GetWorkloads()))
+			err = fmt.Errorf("the group still has %d members", len(r.GetWorkloads()))
 		}
 		return err
 	}
@@ -351,8 +356,8 @@ func TestStartFirstAndCanaries(t *testing.T) {
 	}
 }
 
-// TestTaintDuringAnUpdate: while a group is updated, a node gets a taint NoExecute. The update ends with success
-// on the nodes that are left.
+// TestTaintDuringAnUpdate: while a group is updated, a node gets a taint NoExecute. The update still ends
+// with success, on the other nodes.
 func TestTaintDuringAnUpdate(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	for range 3 {

@@ -19,9 +19,10 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestSecretsAndConfigs puts a secret and a config, and runs a group that uses them as files and as environment
-// variables. A new version reaches the members one after the other. The value is nowhere but in the containers and
-// in files in memory, which are gone with the last workload that uses them.
+// TestSecretsAndConfigs puts a secret and a config, and runs a group that uses them as files and as
+// environment variables. A new version of the secret must reach the members one after the other. The value
+// exists only in the containers and in files on a file system in memory. When the last workload that uses the
+// secret is deleted, these files must be removed.
 func TestSecretsAndConfigs(t *testing.T) {
 	const first, second, third, variable = "f1rst-c4nary", "s3cond-c4nary", "th1rd-c4nary", "v4riable-c4nary"
 	e, image := theEngine(t)
@@ -68,8 +69,8 @@ func TestSecretsAndConfigs(t *testing.T) {
 		State  struct{ Pid int }
 		Mounts []struct{ Source, Destination string }
 	}
-	// look returns the file of the secret in the container of a member, as the container sees it, and where it lies
-	// on the machine.
+	// look returns the content of the file with the secret in the container of a member, and the path at which
+	// this file lies on the machine.
 	look := func(member string) (value, source string) {
 		t.Helper()
 		all := got[[]string](t)(containerIDs(t.Context(), e, id, member))
@@ -113,8 +114,9 @@ func TestSecretsAndConfigs(t *testing.T) {
 		t.Errorf("the file is at %s, want a folder in memory", source)
 	}
 
-	// Two versions during one update: the members end with the newest one.
-	if out := ctl(t, c, "secret", "put", "db", "--from-file", write("db", second)); !strings.Contains(out, "db version 2") || !strings.Contains(out, "web-0, web-1 updated to it") {
+	// Put two more versions, the second one while the members are still being updated to the first one. In the
+	// end all members must have the newest version.
+	if out := ctl(t, c, "secret", "put", "db", "--from-file", write("db", second)); !strings.Contains(out, "db version 2") || !strings.Contains(out, "web-0, web-1 updated to the new version") {
 		t.Errorf("the answer to a new version is %q", out)
 	}
 	ctl(t, c, "secret", "put", "db", "--from-file", write("db", third))
@@ -125,7 +127,7 @@ func TestSecretsAndConfigs(t *testing.T) {
 				return fmt.Errorf("containers %v, %w", ids, err)
 			}
 			if v, _ := look(member); v != third {
-				return fmt.Errorf("it has %q", v)
+				return fmt.Errorf("the container has the secret %q", v)
 			}
 			return nil
 		}))
@@ -150,7 +152,7 @@ func TestSecretsAndConfigs(t *testing.T) {
 		shown.WriteString(ctl(t, c, args...))
 	}
 	if !strings.Contains(shown.String(), `"db"`) {
-		t.Errorf("no list has the secret: %s", shown.String())
+		t.Errorf("no command or answer lists the secret: %s", shown.String())
 	}
 	for _, v := range []string{first, second, third, variable} {
 		for _, s := range []string{v, base64.StdEncoding.EncodeToString([]byte(v))[:12]} {
@@ -181,8 +183,9 @@ func TestSecretsAndConfigs(t *testing.T) {
 	ctl(t, c, "secret", "rm", "db")
 }
 
-// stackUsesSecret runs a Compose stack of which one service uses the secret db. A new version recreates only this
-// service. An update of the other service recreates only the other.
+// stackUsesSecret runs a Compose stack of which one service uses the secret db. A new version of the secret
+// recreates only the container of this service. An update of the other service recreates only the container
+// of that service.
 func stackUsesSecret(t *testing.T, e *harness.Engine, c *harness.Cluster, id, image string, write func(name, text string) string) {
 	t.Helper()
 	text := func(name, more string) string {
@@ -191,7 +194,7 @@ func stackUsesSecret(t *testing.T, e *harness.Engine, c *harness.Cluster, id, im
 	}
 	file := text("shop.yaml", "")
 	if out := ctl(t, c, "compose", "check", file, "-o", "json"); !strings.Contains(out, "secrets.pw") || !strings.Contains(out, "persysctl secret put db") {
-		t.Errorf("compose check says %s", out)
+		t.Errorf("persysctl compose check prints %s", out)
 	}
 	unknown := write("unknown.yaml", "name: shop\nservices: {db: {image: "+image+", secrets: [nope]}}\nsecrets: {nope: {external: true}}\n")
 	if res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "apply", "-f", unknown)); res.Code == 0 || !strings.Contains(res.Stderr, "persysctl secret put nope") {
@@ -248,7 +251,7 @@ func stackUsesSecret(t *testing.T, e *harness.Engine, c *harness.Cluster, id, im
 	}
 	ctl(t, c, "apply", "-f", text("more.yaml", ", environment: {A: b}"), "--wait", "--timeout", "2m")
 	if last, _ := containers(); last["db"] != after["db"] || last["front"] == after["front"] {
-		t.Errorf("the containers were %v and are %v after a change of front", after, last)
+		t.Errorf("the containers were %v and are %v after a change of front, want another one of front only", after, last)
 	}
 	if res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "secret", "rm", "db")); res.Code == 0 || !strings.Contains(res.Stderr, "shop") {
 		t.Errorf("a secret that a stack uses was deleted: %s", res.Stderr)
@@ -259,8 +262,9 @@ func stackUsesSecret(t *testing.T, e *harness.Engine, c *harness.Cluster, id, im
 	ctl(t, c, "delete", "shop", "--wait", "--timeout", "2m")
 }
 
-// signalsOnChange: with on_change: signal, a new version replaces the value in the running containers of a container and
-// of a stack, and signals them. With on_change: nothing, it is used from the next start on.
+// signalsOnChange: with on_change: signal, a new version replaces the value in the running containers of a
+// container and of a stack, and signals them. With on_change: nothing, a container gets the new version only
+// at its next start.
 func signalsOnChange(t *testing.T, e *harness.Engine, c *harness.Cluster, id, image string, write func(name, text string) string) {
 	t.Helper()
 	put := func(name, value string) { ctl(t, c, "secret", "put", name, "--from-file", write(name, value)) }
@@ -296,7 +300,7 @@ func signalsOnChange(t *testing.T, e *harness.Engine, c *harness.Cluster, id, im
 	for workload, service := range map[string]string{"live": "", "both": "a"} {
 		ctr, live, _, signalled, err := look(t.Context(), workload, service)
 		if must(t, err); live != "l1ve-old-and-longer-c4nary" || signalled {
-			t.Errorf("%s has %q, signalled %v", workload, live, signalled)
+			t.Errorf("workload %s has %q and was signalled: %v", workload, live, signalled)
 		}
 		before[workload] = ctr
 	}
@@ -309,7 +313,7 @@ func signalsOnChange(t *testing.T, e *harness.Engine, c *harness.Cluster, id, im
 				t.Fatalf("%s runs in %s with %q, want container %s and the old value of calm", workload, ctr, calm, before[workload])
 			}
 			if live != "l1ve-new-c4nary" || !signalled {
-				return fmt.Errorf("it has %q, signalled %v: %w", live, signalled, err)
+				return fmt.Errorf("the container has %q and was signalled: %v (%w)", live, signalled, err)
 			}
 			return nil
 		}))
@@ -321,7 +325,7 @@ func signalsOnChange(t *testing.T, e *harness.Engine, c *harness.Cluster, id, im
 	must(t, testbed.Poll(t.Context(), settle, "the new value of calm after a restart", func(ctx context.Context) error {
 		_, live, calm, _, err := look(ctx, "live", "")
 		if live != "l1ve-new-c4nary" || calm != "c4lm-new-c4nary" {
-			return fmt.Errorf("it has %q and %q: %w", live, calm, err)
+			return fmt.Errorf("after the restart the container has %q and %q: %w", live, calm, err)
 		}
 		return nil
 	}))

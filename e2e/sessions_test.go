@@ -15,7 +15,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// terminal runs persysctl on a terminal with the address of one replica.
+// terminal runs persysctl on a pseudo terminal, with the address of only one replica, through which the
+// session then runs.
 func terminal(t *testing.T, c *harness.Cluster, replica int, args ...string) *harness.Terminal {
 	t.Helper()
 	term, err := c.OpenTerminal(t.Context(), c.CtlEnv(c.Schedulers[replica].GRPC), 31, 77, args...)
@@ -36,7 +37,8 @@ func endTerminal(t *testing.T, term *harness.Terminal, code int) {
 // sessions and workloads run.
 func TestSessions(t *testing.T) {
 	e, _ := theEngine(t)
-	// The program prints, repeats its input or measures its terminal, depending on its arguments.
+	// probe is an image with a test program that, depending on its arguments, prints text, repeats its input or
+	// prints the size of its terminal.
 	probe := got[string](t)(e.BuildForRun(t.Context(), "persys/probe:e2e", "./agent/driver/moby/mobytest/probe"))
 	t.Cleanup(func() {
 		if err := e.RemoveImage(context.Background(), probe); err != nil {
@@ -70,7 +72,7 @@ compose:
 	res, err := c.Ctl(t.Context(), "apply", "-f", file, "--wait")
 	must(t, err)
 	if res.Code != 0 {
-		t.Fatalf("apply: %s%s", res.Stdout, res.Stderr)
+		t.Fatalf("persysctl apply failed: %s%s", res.Stdout, res.Stderr)
 	}
 	for _, w := range []string{"box", "shop"} {
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), w, settle, running))
@@ -82,7 +84,7 @@ compose:
 				exec := func(flags string, command ...string) []string {
 					return append(append(append([]string{"exec", flags}, of...), "--", "/probe"), command...)
 				}
-				// The command has the size of the terminal.
+				// The terminal of the command must have the size of the user's terminal.
 				term := terminal(t, c, i, exec("-it", "size")...)
 				must(t, term.Shows(t.Context(), settle, "31 77"))
 				endTerminal(t, term, 0)
@@ -106,7 +108,7 @@ compose:
 					term := terminal(t, c, i, exec("-t", "shout", text)...)
 					endTerminal(t, term, 0)
 				}
-				// A console and a followed log show what the program prints after they were opened.
+				// Open a console and a log stream (logs -f). Both must show what the program prints afterwards.
 				console := terminal(t, c, i, append([]string{"console"}, of...)...)
 				must(t, console.Shows(t.Context(), settle, "connected to the console of "+of[0]))
 				logs := terminal(t, c, i, "logs", "-f", of[0])
@@ -141,7 +143,7 @@ compose:
 			out := map[string]instance{}
 			for _, x := range list {
 				if string(x.State) != "running" {
-					t.Errorf("container %v has the state %s", x.Names, x.State)
+					t.Errorf("container %v has the state %s, want running", x.Names, x.State)
 				}
 				started, err := e.Started(t.Context(), x.ID)
 				must(t, err)
@@ -173,26 +175,26 @@ compose:
 		for _, w := range []string{"box", "shop"} {
 			got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), w, settle, running))
 		}
-		// The fencers of the new agent are of the new build too.
+		// The fencers, which outlive the agent, must be replaced by fencers of the new build too.
 		must(t, testbed.Poll(t.Context(), settle, "fencers of the new build", func(context.Context) error {
 			fencers := a.Fencers()
 			for _, pid := range fencers {
 				if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || exe != next.Dev { // the file behind the links
-					return fmt.Errorf("fencer %d is %s (%v)", pid, exe, err)
+					return fmt.Errorf("fencer %d runs the program %s (%v), want the new build", pid, exe, err)
 				}
 			}
 			if len(fencers) != 2 {
-				return fmt.Errorf("%d fencers run", len(fencers))
+				return fmt.Errorf("%d fencers run, want 2", len(fencers))
 			}
 			return nil
 		}))
 		after := all()
 		for name, was := range before {
 			if after[name] != was {
-				t.Errorf("container %s is %+v, was %+v", name, after[name], was)
+				t.Errorf("container %s is now %+v and was %+v, want it untouched", name, after[name], was)
 			}
 		}
-		// The new agent has adopted the workloads: it executes commands in them and removes them.
+		// Check that the new agent has taken the workloads over: it must execute commands in them and remove them.
 		term := terminal(t, c, 0, "exec", "-t", "box", "--", "/probe", "say", "still", "here", "0")
 		must(t, term.Shows(t.Context(), settle, "here"))
 		endTerminal(t, term, 0)
@@ -200,11 +202,11 @@ compose:
 			res, err := c.Ctl(t.Context(), "delete", w, "--wait")
 			must(t, err)
 			if res.Code != 0 {
-				t.Errorf("delete %s: %s%s", w, res.Stdout, res.Stderr)
+				t.Errorf("persysctl delete %s failed: %s%s", w, res.Stdout, res.Stderr)
 			}
 		}
 		if left := all(); len(left) != 0 {
-			t.Errorf("left behind: %v", left)
+			t.Errorf("after the deletes these containers are left: %v", left)
 		}
 	})
 }

@@ -15,9 +15,9 @@ import (
 )
 
 // TestComposeStackWithFiles: a stack runs with the files beside its Compose file: env_file, include, extends,
-// a bind mount, a config and a secret. A changed file replaces the container that uses it, a rollback brings
-// the former content back, and no file is left after the delete. The contents are in plain text only in the
-// folder that the containers mount.
+// a bind mount, a config and a secret. If a file changes, an apply must replace the container that uses it. A
+// rollback must bring the former content back, and a delete must leave no file behind. The contents are in
+// plain text only in the folder that the containers mount.
 func TestComposeStackWithFiles(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
@@ -61,14 +61,14 @@ secrets: {token: {file: ./token.txt}}
 		}
 		return out
 	}
-	// reads waits until the stack's containers see files with this content, and no other container of the
-	// stack runs.
+	// reads waits until each container of the stack reports the expected file contents, and no other container
+	// of the stack runs. main is the expected content of main.conf, which the test changes.
 	reads := func(when, main string) {
 		t.Helper()
 		must(t, testbed.Poll(t.Context(), settle, when, func(ctx context.Context) error {
 			all := containers()
 			if got := slices.Sorted(maps.Keys(all)); !slices.Equal(got, []string{"side", "web", "worker"}) {
-				return fmt.Errorf("services %v", got)
+				return fmt.Errorf("the stack runs the services %v", got)
 			}
 			for _, want := range []struct{ service, path, text string }{
 				{"web", "/etc/site/main.conf", main}, {"web", "/main.conf", main}, {"worker", "/run/secrets/token", "canary-token"},

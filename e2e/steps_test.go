@@ -38,7 +38,7 @@ func TestASingleSchedulerIsACluster(t *testing.T) {
 	must(t, c.WaitReady(t.Context(), settle))
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "kept", settle, func(*controlv1.WorkloadView) bool { return true }))
 	if log := filepath.Join(home, "persys", s.Name, "raft", "log.db"); !exists(log) {
-		t.Errorf("its log is not %s", log)
+		t.Errorf("the Raft log of the scheduler is not at %s", log)
 	}
 }
 
@@ -96,20 +96,20 @@ func TestPersysDev(t *testing.T) {
 	t.Cleanup(func() {
 		must(t, p.Kill())
 		if t.Failed() {
-			t.Logf("the end of its output:\n%s", p.Tail(20))
+			t.Logf("the output of persys dev ends with:\n%s", p.Tail(20))
 		}
 	})
 	printed := regexp.MustCompile(`export (PERSYS_SCHEDULER_ADDR=\S+) (PERSYS_INSECURE=true)`)
 	var env []string
 	must(t, testbed.Poll(t.Context(), time.Minute, "the hint with the next command", func(context.Context) error {
 		if !p.Running() {
-			return testbed.Final(errors.New("it has ended"))
+			return testbed.Final(errors.New("persys dev has ended"))
 		}
 		out, err := p.Output()
 		if m := printed.FindStringSubmatch(out); m != nil {
 			env = m[1:]
 		} else if err == nil {
-			err = errors.New("it has not said")
+			err = errors.New("persys dev has not printed the next command yet")
 		}
 		return err
 	}))
@@ -127,7 +127,7 @@ func TestPersysDev(t *testing.T) {
 		}
 		return string(out)
 	}
-	// Three healthy replicas, one of them the leader, and one node.
+	// The status must show three healthy replicas, of which one leads, and one node.
 	var st struct {
 		Replicas []struct{ Role, Health string }
 	}
@@ -136,7 +136,7 @@ func TestPersysDev(t *testing.T) {
 	for _, r := range st.Replicas {
 		roles[r.Role]++
 		if r.Health != "alive" {
-			t.Errorf("a replica is %q", r.Health)
+			t.Errorf("a replica has the health %q, want alive", r.Health)
 		}
 	}
 	if len(st.Replicas) != 3 || roles["leader"] != 1 || roles["voter"] != 2 {
@@ -162,7 +162,7 @@ func TestPersysDev(t *testing.T) {
 	}
 	must(t, json.Unmarshal([]byte(typed("get", "hello", "-o", "json")), &one))
 	if w := one.Workload; w.Status != "Running" || len(nodes.Nodes) != 1 || w.Node != nodes.Nodes[0].NodeID {
-		t.Errorf("hello is %s on %q", w.Status, w.Node)
+		t.Errorf("workload hello is %s on node %q", w.Status, w.Node)
 	}
 	if out := typed("logs", "hello"); !strings.Contains(out, "started") {
 		t.Errorf("its agent did not write its output: %q", out)
@@ -200,7 +200,7 @@ func TestEtcdInDocker(t *testing.T) {
 	script := filepath.Join(root, "hack", "start-etcd-docker.sh")
 	t.Cleanup(func() {
 		if out, err := run(script, "wipe"); err != nil {
-			t.Errorf("wipe: %v\n%s", err, out)
+			t.Errorf("hack/start-etcd-docker.sh wipe failed: %v\n%s", err, out)
 		}
 		for _, left := range []string{"container", "volume"} {
 			if out, err := run("docker", left, "inspect", name); err == nil {
@@ -212,7 +212,7 @@ func TestEtcdInDocker(t *testing.T) {
 		t.Helper()
 		out, err := run(script)
 		if err != nil || !strings.Contains(out, fmt.Sprintf("ETCD_ENDPOINTS=127.0.0.1:%d", port)) {
-			t.Fatalf("start: %v\n%s", err, out)
+			t.Fatalf("hack/start-etcd-docker.sh failed: %v\n%s", err, out)
 		}
 	}
 	start()
@@ -224,13 +224,13 @@ func TestEtcdInDocker(t *testing.T) {
 	_, err := cli.Put(ctx, "kept", "yes")
 	must(t, err)
 	if out, err := run(script, "stop"); err != nil {
-		t.Fatalf("stop: %v\n%s", err, out)
+		t.Fatalf("hack/start-etcd-docker.sh stop failed: %v\n%s", err, out)
 	}
 	start()
 	if r, err := cli.Get(ctx, "kept"); err != nil || r.Count != 1 {
-		t.Errorf("a stop lost its data: %v, %v", r, err)
+		t.Errorf("after a stop and a start, etcd has lost its data: %v, %v", r, err)
 	}
 	if out, err := run(script, "restart"); err == nil || !strings.Contains(out, "restart") {
-		t.Errorf("an unknown argument: %v, %q", err, out)
+		t.Errorf("hack/start-etcd-docker.sh with an unknown argument returned %v, %q, want its usage", err, out)
 	}
 }

@@ -55,19 +55,19 @@ func TestStrangersEtcd(t *testing.T) {
 	unchanged("after it came back")
 
 	if out := ctl(t, c, "mirror", "attach"); !strings.Contains(out, "is attached; every scheduler reaches it") {
-		t.Errorf("attach:\n%s", out)
+		t.Errorf("persysctl mirror attach prints\n%s", out)
 	}
 	equals(t, c, kv, "after the attach")
 	must(t, testbed.Poll(t.Context(), settle, "the etcd to hold the whole state", func(ctx context.Context) error {
 		if out := ctl(t, c, "mirror", "status"); !strings.Contains(out, "healthy") || strings.Count(out, "reaches etcd cluster") != 3 {
-			return fmt.Errorf("mirror status:\n%s", out)
+			return fmt.Errorf("persysctl mirror status prints\n%s", out)
 		}
 		admin, err := c.LeaderAdmin(ctx)
 		if err != nil {
 			return err
 		}
 		if s, err := stateOf(ctx, admin); err != nil || s.Info().MirrorEtcd == 0 {
-			return fmt.Errorf("not recorded yet, %w", err)
+			return fmt.Errorf("the state does not record the attached etcd yet: %w", err)
 		}
 		return nil
 	}))
@@ -78,7 +78,7 @@ func TestStrangersEtcd(t *testing.T) {
 	apply(t, c, "three", container("persys/any:1"))
 }
 
-// cable is a TCP relay to an address, which a test can cut.
+// cable is a TCP relay: it forwards connections to an address until the test cuts it.
 type cable struct {
 	net.Listener
 	mu    sync.Mutex
@@ -122,7 +122,8 @@ func newCable(t *testing.T, to string) *cable {
 	return c
 }
 
-// keep stores the two ends of a connection, or closes them if the cable is cut.
+// keep stores the two ends of a relayed connection, so that a cut can close them. If the cable is cut
+// already, it closes them and returns false.
 func (c *cable) keep(ends ...net.Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -146,8 +147,9 @@ func (c *cable) cut() {
 	c.conns = nil
 }
 
-// TestLeaderAloneLosesEtcd: each scheduler reaches etcd through a TCP relay of its own (cable). The leader's relay is
-// cut. Then leadership moves to a scheduler that still reaches etcd, and changes are never refused.
+// TestLeaderAloneLosesEtcd: each scheduler reaches etcd through a TCP relay of its own (cable). The
+// leader's relay is cut. Then leadership must move to a scheduler that still reaches etcd, and no change
+// may be refused meanwhile.
 func TestLeaderAloneLosesEtcd(t *testing.T) {
 	etcd := etcdPart(t)
 	kv := etcdClient(t, etcd)

@@ -20,7 +20,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// person lets a user join a cluster with its own CA, and returns the identity for Dial.
+// person creates a user with the given access level in a cluster that has its own CA, by a join token. It
+// returns the identity of the user, which the method Dial takes.
 func person(t *testing.T, c *harness.Cluster, name, access string) string {
 	t.Helper()
 	home := t.TempDir()
@@ -28,15 +29,16 @@ func person(t *testing.T, c *harness.Cluster, name, access string) string {
 	token := strings.Split(ctl(t, c, "token", "create", "--role", "user", "--name", name, "--access", access), "\n")[0]
 	var out strings.Builder
 	if code := got[int](t)(c.RunCtl(t.Context(), env, &out, &out, "join", token)); code != 0 {
-		t.Fatalf("join of %s: %d: %s", name, code, out.String())
+		t.Fatalf("persysctl join of %s ended with %d: %s", name, code, out.String())
 	}
 	c.SetLeaf("user/"+name, pki.IdentityStore{Dir: filepath.Join(home, ".persys", "identity")}.Paths())
 	return "user/" + name
 }
 
-// TestStreamsLeaveRoomForOrders: a viewer opens 1,300 log streams of one workload. The streams beyond a
-// limit are refused with the limit and its setting, while applies and stops on that node still succeed.
-// The limit is that of a user, of a node at one scheduler, or of the agent.
+// TestStreamsLeaveRoomForOrders: a viewer opens 1,300 log streams of one workload. Above a limit, further
+// streams must be refused with an error that names the limit and its setting, and workloads can still be
+// applied and stopped on that node. Three limits are tested: per user, per node at one scheduler, and per
+// agent.
 func TestStreamsLeaveRoomForOrders(t *testing.T) {
 	for _, x := range []struct {
 		name, setting string

@@ -13,9 +13,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestSystemWorkload: a system workload has one member on every node. A node that joins gets its member, a node that
-// is drained loses it after its other workloads, and a node that comes and goes ends with one member that ran once at
-// a time.
+// TestSystemWorkload: a system workload has one member on every node. A node that joins gets its member,
+// and a node that is drained loses its member after its other workloads. After a node has failed and
+// returned several times, it has one member, of which two instances never ran at the same time.
 func TestSystemWorkload(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	for range 2 {
@@ -33,7 +33,8 @@ func TestSystemWorkload(t *testing.T) {
 	joined := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
 	members("the member of the node that joined", "node-a", "node-b", joined.NodeID)
 
-	// A workload that takes a moment to stop runs on the node that is drained.
+	// Start a workload that takes a moment to stop on the node that is drained below. The system workload's
+	// member must leave that node after this workload.
 	for _, a := range c.Agents[:2] {
 		ctl(t, c, "cordon", a.NodeID)
 	}
@@ -53,7 +54,8 @@ func TestSystemWorkload(t *testing.T) {
 	ctl(t, c, "drain", joined.NodeID, "--undo")
 	members("the member after the drain", "node-a", "node-b", joined.NodeID)
 
-	// The agent of a node dies again and again: for a moment, for longer than its lease, and while no scheduler leads.
+	// Kill the agent of a node several times: for a moment, for longer than its lease, and while no scheduler
+	// leads.
 	flapping := c.Agents[1]
 	member := "log-" + flapping.NodeID
 	before := runsOn(t, flapping, member)
@@ -74,13 +76,13 @@ func TestSystemWorkload(t *testing.T) {
 	if now := runsOn(t, flapping, member); len(before) != 1 || !slices.Equal(now, before) {
 		t.Errorf("the member ran %+v while its agent came and went, want the run that it had before, %+v", now, before)
 	}
-	// The whole machine loses its power and returns: the member runs again on its node.
+	// Power the whole machine off and on. The member must run again on its node.
 	must(t, flapping.Kill())
 	must(t, got[*sim.Engine](t)(sim.NewEngine(sim.Options{Dir: flapping.SimDir})).PowerOff())
 	must(t, flapping.Start())
 	must(t, testbed.Poll(t.Context(), 2*settle, "the second run of the member", func(ctx context.Context) error {
 		if n := len(runsOn(t, flapping, member)); n < 2 {
-			return fmt.Errorf("%s ran %d times", member, n)
+			return fmt.Errorf("member %s has run %d times, want twice", member, n)
 		}
 		return membersAre(ctx, c, "log", []string{"node-a", "node-b", joined.NodeID})
 	}))

@@ -27,7 +27,7 @@ func aSystemd(t *testing.T) (*harness.Systemd, func(args ...string) string) {
 	testbed.Need(t, "a machine where systemd can be process 1 of a namespace", err)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the machine says:\n%s", machine.Log())
+			t.Logf("the log of the machine with systemd:\n%s", machine.Log())
 		}
 		must(t, machine.Close())
 	})
@@ -37,8 +37,8 @@ func aSystemd(t *testing.T) (*harness.Systemd, func(args ...string) string) {
 	}
 }
 
-// TestSystemd runs agent and fencer by the packaged units under a real systemd, with a container on
-// the real engine: restarts, watchdog and upgrades work as the units promise.
+// TestSystemd runs agent and fencer by the packaged units under a real systemd, with a container on the
+// real engine: restarts, the watchdog and upgrades must work as the units configure them.
 func TestSystemd(t *testing.T) {
 	const lease = 8 * time.Second // lease time, longer than systemd takes to restart a fencer
 	e, image := theEngine(t)
@@ -90,7 +90,7 @@ func TestSystemd(t *testing.T) {
 		fencing(t, control, a, time.Now())
 	}
 
-	// An upgrade: the binary is replaced and the agent restarted. Its containers keep running.
+	// Upgrade the agent: replace its binary and restart the unit. The containers must keep running.
 	must(t, os.Remove(machine.Path("/usr/bin/persys-agent")))
 	must(t, machine.Install("/usr/bin/persys-agent", bins.Agent, 0o755))
 	ctl("restart", "persys-agent")
@@ -101,7 +101,8 @@ func TestSystemd(t *testing.T) {
 		t.Fatalf("fencers and agent were restarted; the container has the runs %+v, want one that goes on", list)
 	}
 
-	// Agent and fencers are dead. The exclusive container still stops when its lease ends.
+	// Pause schedulers, agent and both fencers at once. systemd must replace a paused fencer by a new one, which
+	// stops the exclusive container when the lease ends.
 	before := restarts()
 	for _, s := range c.Schedulers {
 		must(t, s.Pause())
@@ -129,7 +130,7 @@ func TestSystemd(t *testing.T) {
 		return err == nil && len(list) == 2 && runningOn(a.NodeID)(w)
 	}))
 
-	// A stopped unit does not delete workloads.
+	// Stop the units of agent and fencers. Afterwards no fencer may run.
 	ctl("stop", "persys-agent", "persys-fencer")
 	if left := a.Fencers(); len(left) > 0 {
 		t.Errorf("fencers %v still run after systemctl stop", left)

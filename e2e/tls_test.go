@@ -45,7 +45,7 @@ func TestTLS(t *testing.T) {
 	t.Run("an agent runs a workload that an admin applied through a follower", func(t *testing.T) {
 		resp, err := controlv1.NewAgentControlClient(as(t, "user/admin")).ApplyWorkload(ctx, change)
 		if err != nil || !resp.GetSuccess() {
-			t.Fatalf("apply: %v %s", err, resp.GetErrorMessage())
+			t.Fatalf("the apply returned %v %s, want success", err, resp.GetErrorMessage())
 		}
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "sealed", settle, running))
 	})
@@ -53,7 +53,7 @@ func TestTLS(t *testing.T) {
 		res, err := c.Ctl(ctx, "list")
 		must(t, err)
 		if res.Code != 0 || !strings.Contains(res.Stdout, "sealed") {
-			t.Errorf("code %d: %s%s", res.Code, res.Stdout, res.Stderr)
+			t.Errorf("persysctl ended with code %d, want 0 and the workload: %s%s", res.Code, res.Stdout, res.Stderr)
 		}
 	})
 	t.Run("a secret is in no answer and in no file as plaintext", func(t *testing.T) {
@@ -114,7 +114,8 @@ func TestTLS(t *testing.T) {
 		}
 	})
 	t.Run("no certificate is refused", func(t *testing.T) {
-		// This client does not check the certificate of the server.
+		// This client does not check the server's certificate, so the call can fail only because the client has no
+		// certificate.
 		if err := stranger(t, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})); err == nil {
 			t.Error("a replica answered a client without certificate")
 		}
@@ -134,7 +135,7 @@ func TestTLS(t *testing.T) {
 		res, err := c.Ctl(ctx, "--tls-ca", leaf.CA, "--tls-cert", leaf.Cert, "--tls-key", leaf.Key, "--rpc-timeout-seconds", "3", "list")
 		must(t, err)
 		if res.Code == 0 || !strings.Contains(res.Stderr, "certificate") {
-			t.Errorf("code %d: %s%s", res.Code, res.Stdout, res.Stderr)
+			t.Errorf("persysctl ended with code %d: %s%s", res.Code, res.Stdout, res.Stderr)
 		}
 	})
 	t.Run("a scheduler of another CA cannot join", func(t *testing.T) {
@@ -142,8 +143,8 @@ func TestTLS(t *testing.T) {
 		leaf := other.Leaf["scheduler/scheduler-1"]
 		set(s.Process, map[string]string{"PERSYS_TLS_CA": leaf.CA, "PERSYS_TLS_CERT": leaf.Cert, "PERSYS_TLS_KEY": leaf.Key, "SCHEDULER_BOOTSTRAP_EXPECT": ""})
 		must(t, s.Start())
-		// The foreign scheduler has the cluster key, so its gossip is accepted. Its Raft connection is
-		// not.
+		// Start a scheduler with a certificate of another CA and with the cluster key. The others can decrypt its
+		// gossip messages and so accept them, but must refuse its Raft connections.
 		must(t, testbed.Poll(ctx, settle, "the newcomer's search", func(context.Context) error {
 			return saysOneOf(s.Process, "looking for a cluster")
 		}))
@@ -151,7 +152,7 @@ func TestTLS(t *testing.T) {
 		st, err := c.Status(ctx, via)
 		must(t, err)
 		if n := len(st.GetReplicas()); n != 3 {
-			t.Errorf("the cluster has %d replicas", n)
+			t.Errorf("the cluster has %d replicas, want no new one", n)
 		}
 		must(t, s.Kill())
 	})
@@ -159,7 +160,7 @@ func TestTLS(t *testing.T) {
 		change.Spec.Metadata["content"] = "y"
 		resp, err := controlv1.NewAgentControlClient(as(t, "user/admin")).ApplyWorkload(ctx, change)
 		if err != nil || !resp.GetSuccess() {
-			t.Fatalf("apply: %v %s", err, resp.GetErrorMessage())
+			t.Fatalf("the apply returned %v %s, want success", err, resp.GetErrorMessage())
 		}
 	})
 }
@@ -167,6 +168,6 @@ func TestTLS(t *testing.T) {
 func denied(t *testing.T, err error, code codes.Code, names string) {
 	t.Helper()
 	if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), names) {
-		t.Errorf("got %v, want %s that names %q", err, code, names)
+		t.Errorf("the call returned %v, want code %s and a message with %q", err, code, names)
 	}
 }

@@ -68,8 +68,9 @@ func (r *receiver) keep(in *collectorv1.ExportTraceServiceRequest) {
 	}
 }
 
-// path returns the spans from the root of a trace down to a span with the given name, each as "program: span". whole
-// reports whether the root span has the name root.
+// path returns the spans from the first span of a trace down to a span with the given name, each as "program:
+// span". whole reports whether the first span has the name root, that is, whether all spans between have
+// arrived.
 func (r *receiver) path(root, name string) (steps []string, whole bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -27,7 +27,7 @@ const (
 	// operation.
 	opLimit  = 2 * time.Second
 	patience = 15 * time.Second
-	// pace is the least time between two operations of one client.
+	// pace is the shortest time between the beginnings of two operations of one client.
 	pace = 4 * time.Millisecond
 )
 
@@ -86,7 +86,7 @@ func (tr *traffic) end() {
 
 func workloadName(i int) string { return fmt.Sprintf("w%02d", i) }
 
-// more waits until n more writes are acknowledged.
+// more waits until n further writes have been acknowledged since the call.
 func (tr *traffic) more(n int64, limit time.Duration) {
 	tr.t.Helper()
 	want := tr.acked.Load() + n
@@ -134,7 +134,7 @@ func contentSpec(content string) *controlv1.WorkloadSpec {
 	}
 }
 
-// write applies one workload. With insist it repeats the call until the outcome is known.
+// write applies one workload. If insist is set, it repeats the call until the outcome is known.
 func (tr *traffic) write(ctx context.Context, o *op, via int, insist bool) {
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -151,7 +151,8 @@ func (tr *traffic) write(ctx context.Context, o *op, via int, insist bool) {
 			tr.t.Error(err)
 			return
 		}
-		// Do not use the client's context: its end would make the outcome unknown.
+		// Do not use the client's context: when the test ends it, a call that it interrupts would have an unknown
+		// outcome.
 		actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), opLimit)
 		resp, err := control.ApplyWorkload(actx, req)
 		cancel()
@@ -192,8 +193,8 @@ func (tr *traffic) write(ctx context.Context, o *op, via int, insist bool) {
 	tr.rec.add(*o)
 }
 
-// harmless reports whether an error means that nothing was applied. If that were wrong, the linearizability check would
-// find it.
+// harmless reports whether the error of a write shows that the write was not applied. If it were wrong about
+// an error, the linearizability check would fail.
 func harmless(err error) bool {
 	switch dial.Reason(err) {
 	case dial.ReasonNoLeader, dial.ReasonNotLeader:
@@ -243,8 +244,8 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// gap returns how long no apply was acknowledged around a moment: from the last acknowledgement before it
-// to the first acknowledgement of an apply that was called after it.
+// gap returns for how long no write was acknowledged around the time at. The gap begins with the last
+// acknowledgement before at. It ends with the first acknowledgement of an apply that began after at.
 func (tr *traffic) gap(at int64) time.Duration {
 	var last, first int64
 	for _, o := range tr.rec.acks() {

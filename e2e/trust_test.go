@@ -55,7 +55,7 @@ func TestFiveCommands(t *testing.T) {
 		t.Helper()
 		must(t, testbed.Poll(ctx, settle, "the end of "+p.Name, func(context.Context) error {
 			if p.Running() {
-				return errors.New("it runs")
+				return errors.New("the program still runs")
 			}
 			return nil
 		}))
@@ -145,7 +145,7 @@ func TestFiveCommands(t *testing.T) {
 		must(t, c.WaitNode(ctx, "node-one", "NotReady", settle)) // the schedulers must send no call to the killed agent of this node
 		addr := gatewayWith(t, c, map[string]string{"PERSYS_GATEWAY_STATE_DIR": filepath.Join(c.Dir, "gateway"), "PERSYS_SCHEDULER_ADDR": ""}, "--join", token(t, "--role", "gateway", "--name", "door"), "--name", "door")
 		if code, out := as(t, c, addr, "admin").do("GET", "/workloads/first", ""); code != 200 || !strings.Contains(fmt.Sprint(out), "Running") {
-			t.Errorf("the gateway answered %d %v", code, out)
+			t.Errorf("the gateway answered %d %v, want 200", code, out)
 		}
 		throughGateway(t, c, addr, token(t, "--role", "user", "--name", "vera", "--access", "viewer"))
 	})
@@ -168,10 +168,10 @@ func TestFiveCommands(t *testing.T) {
 			t.Fatalf("persysctl join with the token of a viewer ended with %d: %s", code, out)
 		}
 		if code, out := run("list"); code != 0 || !strings.Contains(out, "first") {
-			t.Errorf("list: %d: %s", code, out)
+			t.Errorf("persysctl list ended with %d: %s", code, out)
 		}
 		if code, out := run("delete", "first", "--yes"); code == 0 || !strings.Contains(out, "may not delete workload") {
-			t.Errorf("delete: %d: %s", code, out)
+			t.Errorf("persysctl delete ended with %d: %s", code, out)
 		}
 	})
 	t.Run("a revoked agent is refused within seconds, and joins again with a new token", func(t *testing.T) {
@@ -201,9 +201,9 @@ func TestFiveCommands(t *testing.T) {
 		for _, s := range c.Schedulers {
 			kepts = append(kepts, pki.IdentityStore{Dir: filepath.Join(s.DataDir, "tls")})
 		}
-		// Clients write all the time. Each write must be acknowledged, and the leader is killed while the
-		// CA changes.
-		acked, writes, dead := map[string]string{}, 0, -1 // revisions by workload
+		// While the CA is being rotated, apply workloads without pause and kill the leader once. Each apply must be
+		// acknowledged.
+		acked, writes, dead := map[string]string{}, 0, -1 // acked holds the acknowledged revision of each workload
 		must(t, testbed.Poll(ctx, 3*time.Minute, "certificates of the new CA", func(ctx context.Context) error {
 			if writes == 3 {
 				dead = got[int](t)(c.WaitLeader(ctx, electionLimit))
@@ -243,7 +243,7 @@ func TestFiveCommands(t *testing.T) {
 		_, err := admin.Status(ctx, &clusterv1.StatusRequest{})
 		must(t, err)
 		ctl(t, 0, next.ID()[:12], "ca", "list", "-o", "wide")
-		// The rotation has replaced the gossip key, and only the new key is left.
+		// Check that the rotation of the CA has also replaced the gossip key, and that the former key is removed.
 		var keys []string
 		must(t, testbed.Poll(ctx, time.Minute, "one new gossip key at all schedulers", func(ctx context.Context) error {
 			for i, s := range c.Schedulers {
@@ -257,7 +257,7 @@ func TestFiveCommands(t *testing.T) {
 			}
 			return nil
 		}))
-		// A restarted scheduler uses the new gossip key without any setting.
+		// Restart a scheduler. It must use the new gossip key, although no setting of it was changed.
 		follows := follower(t, c)
 		must(t, c.Schedulers[follows].Kill())
 		must(t, c.Schedulers[follows].Start())
@@ -265,8 +265,9 @@ func TestFiveCommands(t *testing.T) {
 	})
 }
 
-// throughGateway runs persysctl with a context whose server is a gateway: the admin may change, a
-// viewer may read, and a client with another CA or without a certificate is refused.
+// throughGateway runs persysctl with a context (stored connection settings) whose server is a gateway. The
+// admin must be able to apply, a viewer only to read, and a client with a certificate of another CA or
+// without a certificate must be refused.
 func throughGateway(t *testing.T, c *harness.Cluster, addr, viewer string) {
 	t.Helper()
 	type person struct {
@@ -309,7 +310,8 @@ func throughGateway(t *testing.T, c *harness.Cluster, addr, viewer string) {
 	stranger := []string{"--rpc-timeout-seconds", "30", "-s", "https://" + addr}
 	nobody := person{"nobody", t.TempDir()}
 	check(nobody, -1, "certificate", "", append(stranger, "--tls-ca", fake.CA, "--tls-cert", fake.Cert, "--tls-key", fake.Key, "list")...)
-	// The gateway refuses a client certificate after the handshake.
+	// In TLS 1.3 a server refuses a client certificate only after the client's handshake is complete, so
+	// persysctl gets the error with its first request and must explain it.
 	check(nobody, -1, "the gateway at https://"+addr+" refuses this certificate: ", "", append(stranger, "--tls-ca", leaf.CA, "--tls-cert", fake.Cert, "--tls-key", fake.Key, "list")...)
 	check(nobody, -1, "no certificate and no token for the gateway", "", append(stranger, "--tls-ca", leaf.CA, "list")...)
 	check(nobody, -1, "certificate", "", append(stranger, "list")...)

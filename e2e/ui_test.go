@@ -16,7 +16,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// screen is a terminal on which a full-screen program runs.
+// screen is a pseudo terminal with a number of rows, on which a full-screen program (persysctl ui) runs.
 type screen struct {
 	*harness.Terminal
 	rows uint16
@@ -56,7 +56,7 @@ func (x *screen) keys(t *testing.T, text string) {
 
 var controls = regexp.MustCompile(`\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[\]P][^\x07\x1b]*(\x07|\x1b\\)|\x1b.`)
 
-// sees waits until one drawing of the screen contains all of these words.
+// sees waits until the program draws a screen that contains all words of want at once.
 func (x *screen) sees(t *testing.T, want ...string) {
 	t.Helper()
 	var drawn string
@@ -74,8 +74,8 @@ func (x *screen) sees(t *testing.T, want ...string) {
 	}))
 }
 
-// TestScreen opens every screen of persysctl ui on a terminal. After its end, also by a signal, the
-// terminal has its former settings.
+// TestScreen opens every screen of persysctl ui on a terminal. After the program has ended, also by a signal,
+// the terminal must have the settings that it had before.
 func TestScreen(t *testing.T) {
 	grpc, _, _ := dev(t)
 	env := append(os.Environ(), "PERSYS_SCHEDULER_ADDR="+grpc, "PERSYS_INSECURE=true", "TERM=xterm-256color")
@@ -128,7 +128,7 @@ func TestScreen(t *testing.T) {
 
 			leave(x, cmd)
 			if code, err := x.End(settle); err != nil || code != 0 {
-				t.Errorf("the screen ended with %d, %v", code, err)
+				t.Errorf("persysctl ui ended with %d, %v", code, err)
 			}
 			if after := x.settings(t); after != before {
 				t.Errorf("after the end of the screen the terminal settings must be as before, %+v, but are %+v", before, after)

@@ -50,7 +50,7 @@ func TestVault(t *testing.T) {
 	scheduler["SCHEDULER_CLUSTER_KEY_TRANSIT"] = "persys"
 	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), TLS: true, Schedulers: 1, SchedulerEnv: fast(scheduler)}))
 	guard(t, c)
-	// The operator has a certificate that the same Vault issued.
+	// Get a certificate for the operator from the same Vault.
 	access := vault.Access{Addr: v.URL, Auth: "token", Token: vaulttest.Token}
 	person := got[*vault.Source](t)(vault.New(vault.Config{Access: access, Mount: "pki", Role: "persysctl", TTL: time.Hour, Service: "persysctl", Files: at("admin")}))
 	must(t, person.Renew(t.Context()))
@@ -104,7 +104,7 @@ func TestVault(t *testing.T) {
 	t.Run("the file of the cluster key is sealed", func(t *testing.T) {
 		raw := got[[]byte](t)(os.ReadFile(filepath.Join(c.Dir, "cluster.key")))
 		if !strings.HasPrefix(string(raw), "persys-wrapped-key-1.transit.vault:v1:") {
-			t.Errorf("the file holds %.60q", raw)
+			t.Errorf("the file of the cluster key begins with %.60q, want an encrypted key", raw)
 		}
 	})
 	t.Run("Vault goes away and comes back", func(t *testing.T) {

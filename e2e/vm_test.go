@@ -49,7 +49,8 @@ func TestVirtualMachine(t *testing.T) {
 	}}))
 	began := time.Now()
 	const patience = 3 * time.Minute // time limit for the boot of a guest without KVM on a busy machine
-	// says waits until the console of the guest has shown all of lines after the first occurrence of the text after.
+	// says waits until the console of the guest has shown all lines in lines, after the first occurrence of the
+	// text after.
 	says := func(after string, lines ...string) {
 		t.Helper()
 		must(t, testbed.Poll(t.Context(), patience, "the guest's console", func(ctx context.Context) error {
@@ -59,11 +60,11 @@ func TestVirtualMachine(t *testing.T) {
 			}
 			_, text, found := strings.Cut(res.Stdout, after)
 			if !found {
-				return fmt.Errorf("no %q in\n%s%s", after, res.Stdout, res.Stderr)
+				return fmt.Errorf("the console log does not contain %q:\n%s%s", after, res.Stdout, res.Stderr)
 			}
 			for _, l := range lines {
 				if !strings.Contains(text, l) {
-					return fmt.Errorf("no %q in\n%s%s", l, res.Stdout, res.Stderr)
+					return fmt.Errorf("the console log does not contain %q:\n%s%s", l, res.Stdout, res.Stderr)
 				}
 			}
 			return nil
@@ -101,14 +102,15 @@ vm:
 	says("guest: boot 1", "user-data| final_message: it is me", "guest: ready")
 	must(t, testbed.Poll(t.Context(), patience, "the guest's address and a note", func(ctx context.Context) error {
 		res, err := c.Ctl(ctx, "get", "guest")
-		// This libvirt has no cgroups, which are needed to enforce the limit.
+		// persysctl shows a note that the CPU limit is not enforced, because the libvirt of this test has
+		// no cgroups.
 		if err == nil && !(strings.Contains(res.Stdout, "192.168.122.") && strings.Contains(res.Stdout, "its CPU limit of 900 millicores is not enforced")) {
-			err = fmt.Errorf("persysctl get:\n%s%s", res.Stdout, res.Stderr)
+			err = fmt.Errorf("persysctl get does not show the guest's address:\n%s%s", res.Stdout, res.Stderr)
 		}
 		return err
 	}))
 
-	// libvirt dies and is started again: the guest keeps running and answers.
+	// Kill the libvirt daemon and start it again. The guest must keep running and answer on its console.
 	domain := got[string](t)(daemon.Virsh(t.Context(), "list", "--name", "--id"))
 	must(t, daemon.Restart(t.Context()))
 	console := func(ctx context.Context, through ...string) error {
@@ -119,12 +121,13 @@ vm:
 		err = errors.Join(term.Shows(ctx, settle, "connected to the console"), term.Type("ping\r"), term.Shows(ctx, settle, "guest: pong"), term.Type("\x1d"))
 		code, cerr := term.Close(settle)
 		if err = errors.Join(err, cerr); err == nil && code != 0 {
-			err = fmt.Errorf("exit code %d", code)
+			err = fmt.Errorf("persysctl console ended with exit code %d", code)
 		}
 		return err
 	}
 	must(t, testbed.Poll(t.Context(), patience, "an answer on the console", func(ctx context.Context) error { return console(ctx) }))
-	// Use the console through each follower, which is then the first address, and from a browser.
+	// Use the console from a browser, and through each follower: the address of the follower is then the
+	// first in the list of persysctl.
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	for i, s := range c.Schedulers {
 		if i != leader {
@@ -163,8 +166,8 @@ vm:
 	t.Logf("the whole test took %s", time.Since(began).Round(time.Second))
 }
 
-// consoleOverGateway types to the console of a workload as the console page does, and waits for an
-// answer.
+// consoleOverGateway opens the console of a workload over the gateway's websocket, as the page of the web
+// console does. It types the text typed and waits until the output contains want.
 func consoleOverGateway(ctx context.Context, gateway, workload, typed, want string) error {
 	ctx, cancel := context.WithTimeout(ctx, settle)
 	defer cancel()

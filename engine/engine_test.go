@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// TestRulesAcceptAndRefuse checks that each rule accepts its first list of values and refuses its second.
+// TestRulesAcceptAndRefuse has two lists of values for each rule. It checks that the rule accepts the values of
+// the first and refuses those of the second.
 func TestRulesAcceptAndRefuse(t *testing.T) {
 	for name, c := range map[string]struct {
 		rule      func(string) string
@@ -55,7 +56,7 @@ func TestRulesOfNumbers(t *testing.T) {
 	is := func(what, rule string, taken bool) {
 		t.Helper()
 		if (rule == "") != taken {
-			t.Errorf("%s: the returned rule is %q, want one only for a refused value", what, rule)
+			t.Errorf("%s: the returned rule is %q, want a rule only for a refused value", what, rule)
 		}
 	}
 	is("the longest argument", Arg(131071), true)

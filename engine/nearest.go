@@ -2,9 +2,9 @@ package engine
 
 import "strings"
 
-// Nearest returns the known name that is most similar to a mistyped one, or "" if none is similar. Similarity
-// is the number of insertions, deletions, replacements and swaps of adjacent letters. Up to a third of the
-// name may differ.
+// Nearest returns the known name that is most similar to a mistyped one, or "" if none is similar. Two names
+// are similar if few insertions, deletions, replacements and swaps of adjacent letters turn one into the
+// other: at most one such change for every three letters.
 func Nearest(name string, known []string) string {
 	const longest = 64
 	if name == "" || len(name) > longest {

@@ -52,7 +52,8 @@ func MAC(s string) string {
 }
 
 // GuestMAC returns the Ethernet address of a guest's network card without a configured one. It depends only on
-// the workload, so a guest that is replaced or moved keeps its address, and schedulers know it beforehand.
+// the cluster, the workload and the number of the card. So a guest that is replaced or moved keeps its address,
+// and schedulers know the address before the guest starts.
 func GuestMAC(cluster, workload string, card int) string {
 	sum := sha256.Sum256([]byte("persys interface\x00" + cluster + "\x00" + workload + "\x00" + strconv.Itoa(card)))
 	return fmt.Sprintf("52:54:00:%02x:%02x:%02x", sum[0], sum[1], sum[2])
@@ -82,8 +83,8 @@ func IPv6(s string) string {
 	return ""
 }
 
-// NetworkDriver checks the driver of a network that a stack creates. It accepts a name that it does not know,
-// because that may be the name of a plugin.
+// NetworkDriver checks the driver of a network that a stack creates. It also accepts unknown names, because
+// such a name may be that of a plugin.
 func NetworkDriver(s string) string {
 	switch s {
 	case "host", "none", "null":
@@ -106,7 +107,7 @@ func Subnet(s string) string {
 	return ""
 }
 
-// HostAddress returns the fault of the address in an entry of extra_hosts; "" if it is valid.
+// HostAddress checks the address in an entry of extra_hosts (a line that Docker adds to /etc/hosts).
 func HostAddress(s string) string {
 	if s == "host-gateway" || Address(strings.Trim(s, "[]")) == "" {
 		return ""
@@ -114,8 +115,8 @@ func HostAddress(s string) string {
 	return "must be like name=10.0.0.5, or name=host-gateway for the node"
 }
 
-// Word checks a text that must not contain a blank, because its reader takes only the part before the blank.
-// Examples are an alias and an option of the resolver.
+// Word checks a text that must not contain a blank, because the program that reads the text ignores everything
+// after the blank. Examples are a network alias and an option in resolv.conf.
 func Word(s string) string {
 	if s == "" || strings.ContainsFunc(s, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }) {
 		return "must not be empty and must not contain blanks"
@@ -150,8 +151,8 @@ func UsernsMode(s string) string { return oneOf(s, "host", "private") }
 // Isolation checks the isolation technology of a container. Only Windows has more than one.
 func Isolation(s string) string { return oneOf(s, "default") }
 
-// Shared returns the name of the service or container whose network a container with this network mode uses.
-// It returns "" for other modes.
+// Shared returns the name in a network mode service:NAME or container:NAME, with which a container uses the
+// network of another service or container. It returns "" for other modes.
 func Shared(mode string) string {
 	kind, name, _ := strings.Cut(mode, ":")
 	if name != "" && (kind == "service" || kind == "container") {

@@ -91,7 +91,7 @@ func Sysctl(name string, ownNetwork, ownIPC bool) string {
 	return ""
 }
 
-// Ulimit checks the name and the values of a ulimit; -1 means no limit.
+// Ulimit checks the name of a ulimit, and its soft and hard limit; -1 means no limit.
 func Ulimit(name string, soft, hard int64) string {
 	known := []string{
 		"as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio",
@@ -99,7 +99,7 @@ func Ulimit(name string, soft, hard int64) string {
 	}
 	switch {
 	case !slices.Contains(known, name):
-		return "is no limit; there are " + strings.Join(known, ", ")
+		return "is not the name of a limit; the names are " + strings.Join(known, ", ")
 	case soft < -1 || hard < -1:
 		return "must be 0 or more, or -1 for no limit"
 	case hard >= 0 && (soft > hard || soft < 0):
@@ -189,7 +189,7 @@ func Tmpfs(s string) string {
 		case has && !known, !has && !slices.Contains(flags, option):
 			return fmt.Sprintf("has no option %q; write for example /run:size=64m,mode=1777", option)
 		case has && form != nil && !form.MatchString(value):
-			return fmt.Sprintf("has a wrong value in %q; write for example size=64m or mode=1777", option)
+			return fmt.Sprintf("has an invalid value in %q; write for example size=64m or mode=1777", option)
 		}
 	}
 	return ""

@@ -15,13 +15,13 @@ import (
 	"github.com/distribution/reference"
 )
 
-// Limits of a container that are the same for every engine and kernel.
+// Limits for the settings of a container. They are the same for every engine and kernel.
 const (
 	// MaxArg is the maximum size in bytes of one argument or one KEY=VALUE of the environment: MAX_ARG_STRLEN
 	// of Linux without the final zero.
 	MaxArg = 131071
-	// MaxArgs is the maximum size in bytes of all arguments and the environment together, for a process with
-	// a stack of 8 MiB.
+	// MaxArgs is the maximum size in bytes of all arguments and the environment together. It is the limit of
+	// Linux for a process with a stack of 8 MiB, the usual size.
 	MaxArgs = 2 << 20
 	// MinMemory is the smallest memory limit that Docker accepts, in bytes.
 	MinMemory = 6 << 20
@@ -30,7 +30,7 @@ const (
 	MinMilliCPU = 10
 	// MaxHostname is the longest host name that the kernel accepts, in bytes.
 	MaxHostname = 64
-	// MinHealthTime is the shortest interval, timeout or start period of a health check.
+	// MinHealthTime is the minimum interval, timeout and start period of a health check.
 	MinHealthTime = time.Millisecond
 	maxID         = math.MaxInt32
 )
@@ -97,7 +97,7 @@ func Hostname(s string) string {
 	return ""
 }
 
-// User checks a user, alone or with a group.
+// User checks the user of a container in the form USER[:GROUP].
 func User(s string) string {
 	user, group, _ := strings.Cut(s, ":")
 	if s == ":" || strings.Contains(group, ":") {
@@ -146,7 +146,8 @@ func HealthTime(d time.Duration) string {
 	return "must be at least 1ms: write a duration such as 10s"
 }
 
-// HealthTest checks the command of a health check in Docker's form: CMD, CMD-SHELL or NONE, and words.
+// HealthTest checks the command of a health check in Docker's form: the word CMD, CMD-SHELL or NONE, followed
+// by the words of the command.
 func HealthTest(words []string) string {
 	switch {
 	case len(words) == 0 || words[0] == "":

@@ -19,7 +19,7 @@ const (
 )
 
 // Account is the identity of a program, such as a CI system. The program presents a bearer token, or a token
-// of an OIDC issuer. Its rights come from bindings of roles. A published record never changes.
+// of an OIDC issuer. Its rights come from bindings of roles. A record in the state is never modified; a change stores a new record.
 type Account struct {
 	Name, Description string
 	SecretHash        []byte // SHA-256 of the bearer token; nil if there is none
@@ -39,7 +39,8 @@ func (s State) Accounts(fn func(*Account) bool) {
 	s.r.accounts.Scan(func(_ string, a *Account) bool { return fn(a) })
 }
 
-// fault describes the first invalid field of an account; "" if every field is valid.
+// fault returns an error text for the first invalid field of an account; "" if every field is
+// valid.
 func (a *Account) fault() string {
 	switch {
 	case !bounds.ValidID(a.Name):

@@ -145,8 +145,8 @@ func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 		w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 		w.Reason = reasonOf(w, nil, a.t.r.info.Clock)
 	default:
-		// The stored acknowledgement and report are about the stored generation. This state gives the
-		// order a new generation.
+		// The stored acknowledgement and report belong to the stored generation. In the assembled
+		// state the order has a new generation.
 		w.Actual.Generation = Generation{}
 		if w.Acknowledged {
 			w.Actual.Generation = w.Generation
@@ -172,6 +172,7 @@ func (a *Assembly) State() (State, error) {
 	if err := a.t.derive(); err != nil {
 		return State{}, err
 	}
+	a.t.settleVolumes()
 	s := a.t.Commit()
 	if err := s.Check(); err != nil {
 		return State{}, broken("assembled: %s", err.Error())

@@ -117,8 +117,10 @@ func (a *auditLog) add(e Event, records, bytes int) {
 	}
 }
 
-// auditLogOf returns the audit log into which an event is copied; "" for none. Events caused by an API call, events
-// that a replica reports of API calls, and both events of a preemption are audited; other events are not.
+// auditLogOf returns the audit log into which an event is copied; "" for none. It copies events
+// caused by an API call, events in which a replica reports API calls that it handled, and both
+// events of a preemption (one for the workload that gains the place, one for the workload that
+// loses it).
 func (t *Tx) auditLogOf(e *Event) AuditLog {
 	switch e.Type {
 	case EventJoinRefused, EventCallRefused, EventMutation:
@@ -147,8 +149,8 @@ func (t *Tx) addAudit(e *Event) {
 	t.r.audit.of(l).add(*e, records, bytes)
 }
 
-// Audit calls fn for the kept records of an audit log with numbers above after, oldest first. fn
-// also gets the hash of the preceding record.
+// Audit calls fn for each record that an audit log still has and whose number is above after,
+// oldest first. fn also gets the hash of the preceding record.
 func (s State) Audit(l AuditLog, after uint64, fn func(before AuditHash, r *AuditRecord) bool) {
 	a := s.r.audit.of(l)
 	if a == nil {
@@ -198,8 +200,9 @@ func (s State) writeAudit(out *snapshotWriter) {
 	}
 }
 
-// readAuditLog reads the head of an audit log from a snapshot, and readAuditEntry reads one record. derive
-// checks that the hashes of the records lead to the head.
+// readAuditLog reads three values of an audit log from a snapshot: the number of its last record,
+// the hash before its first record, and the hash of its last record. readAuditEntry reads one
+// record. derive checks that the hash chain over the records ends with the hash of the last one.
 func (t *Tx) readAuditLog(r *commandv1.AuditLogRecord) error {
 	a := t.r.audit.of(AuditLog(r.GetLog()))
 	switch {

@@ -79,8 +79,8 @@ func TestAuditOutlivesEvents(t *testing.T) {
 	})
 }
 
-// TestAuditIsBoundedByBytes: long records push the oldest ones out before the maximum number of records is
-// reached.
+// TestAuditIsBoundedByBytes: long records push the oldest records out before the maximum number of
+// records is reached.
 func TestAuditIsBoundedByBytes(t *testing.T) {
 	a := newAuditLogs().changes
 	for i := range 50 {

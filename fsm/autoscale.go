@@ -6,14 +6,15 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Autoscale holds the settings by which the leader chooses the number of members of a group. A published value never
-// changes.
+// Autoscale holds the settings by which the leader chooses the number of members of a group. A value that is part of
+// a State is never modified.
 type Autoscale struct {
 	Min, Max uint32 // limits of the number of members
 	CPU      uint32 // wanted CPU use of the members in percent of Demand.CPU
 }
 
-// allows reports whether a group may be scaled to a number of members. A person may also scale to 0.
+// allows reports whether a group may be scaled to a number of members. A person may also scale the
+// group to 0 members; the leader may not (byLeader).
 func (a *Autoscale) allows(count uint32, byLeader bool) bool {
 	return a == nil || a.Min <= count && count <= a.Max || count == 0 && !byLeader
 }

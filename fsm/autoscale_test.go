@@ -8,7 +8,8 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// autoscaled adds an autoscaler to each put of command c, which group or scaling made.
+// autoscaled adds an autoscaler, with low and high as limits of the number of members, to each
+// workload of the PutWorkloads command c.
 func autoscaled(c Command, low, high uint32) Command {
 	for _, p := range append(c.GetPutWorkloads().GetWorkloads(), c.GetScaleGroup().GetMembers()...) {
 		p.Demand.Autoscale = &commandv1.Autoscale{Min: low, Max: high, Cpu: 70}
@@ -18,13 +19,21 @@ func autoscaled(c Command, low, high uint32) Command {
 
 func byLeader(b *commandv1.ScaleGroup) { b.Autoscaled, b.Reason = true, "CPU use is 90 %" }
 
-func ifCount(c Command, n uint32) Command {
-	c.GetPutWorkloads().IfCount = new(n)
+func ifMembers(c Command, n uint32) Command {
+	c.GetPutWorkloads().IfMembers = new(n)
 	return c
 }
 
-// TestAutoscaledGroup: the leader changes the number of members within the limits. A person may also stop all
-// members, which pauses the autoscaler.
+func ifMembersScenario(w *world) {
+	w.do(register("a"))
+	w.do(ifMembers(autoscaled(group(1, 2, 0, false), 1, 4), 0))
+	w.do(autoscaled(scaling(1, 3), 1, 4))
+	w.do(ifMembers(autoscaled(group(1, 2, 0, false), 1, 4), 2))
+	w.do(ifMembers(autoscaled(group(1, 3, 0, false), 1, 4), 3))
+}
+
+// TestAutoscaledGroup: the leader changes the number of members within the limits. A person may scale the
+// group to 0 members, which pauses the autoscaler.
 func TestAutoscaledGroup(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(autoscaled(group(1, 2, 0, false), 2, 4))
@@ -46,7 +55,8 @@ func TestAutoscaledGroup(t *testing.T) {
 	refused(t, w.do(scaling(1, 3, byLeader)), Conflict, "does not choose")
 }
 
-// TestMembersWithin: the number of members that the quota of the group's namespace has room for.
+// TestMembersWithin: MembersWithin returns how many members the quota of the group's namespace
+// permits.
 func TestMembersWithin(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(autoscaled(group(1, 2, 0, false), 2, 4))
@@ -61,13 +71,13 @@ func TestMembersWithin(t *testing.T) {
 	}
 }
 
-// TestApplyKeepsTheNumber: an apply names the number of members that it was made for (if_count), and is refused if the
-// group has another number by now.
+// TestApplyKeepsTheNumber: a client that applies a file names the number of members that it saw (if_members). Its
+// command is refused if the group has another number by now.
 func TestApplyKeepsTheNumber(t *testing.T) {
 	w := formed(t, "a")
-	w.ok(ifCount(autoscaled(group(1, 2, 0, false), 1, 4), 0))
-	refused(t, w.do(ifCount(autoscaled(group(1, 3, 0, false), 1, 4), 3)), Conflict, "from 3 to 2 members")
-	w.ok(ifCount(autoscaled(group(1, 2, 0, false), 1, 4), 2))
+	w.ok(ifMembers(autoscaled(group(1, 2, 0, false), 1, 4), 0))
+	refused(t, w.do(ifMembers(autoscaled(group(1, 3, 0, false), 1, 4), 3)), Conflict, "web has been scaled from 3 to 2 members meanwhile, by a person or the autoscaler")
+	w.ok(ifMembers(autoscaled(group(1, 2, 0, false), 1, 4), 2))
 }
 
 // TestAutoscaleChangesNoOrder: a change of the autoscaler's limits is stored at once, gives no member a new order, and
@@ -90,7 +100,8 @@ func TestAutoscaleChangesNoOrder(t *testing.T) {
 	}
 }
 
-// TestAutoscaleFaults: a put with invalid settings of the autoscaler is refused, and the reason names the setting.
+// TestAutoscaleFaults: a PutWorkloads with invalid settings of the autoscaler is refused, and the reason names the
+// setting.
 func TestAutoscaleFaults(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -115,8 +126,9 @@ func TestAutoscaleFaults(t *testing.T) {
 	}
 }
 
-// TestUndoKeepsTheNumber: after the autoscaler has changed the number of members, an undo of the last update is
-// refused. An apply of the former file restores the former specification and keeps the number.
+// TestUndoKeepsTheNumber: after the autoscaler has changed the number of members, a command that undoes the
+// last update is refused. If a user applies the former file instead, the group gets the former specification
+// and keeps its number of members.
 func TestUndoKeepsTheNumber(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(autoscaled(group(1, 2, 1, false), 2, 8))
@@ -138,8 +150,8 @@ func TestUndoKeepsTheNumber(t *testing.T) {
 	is(t, "with the former number", w.versions(), "2 2 Running back")
 
 	w.everybodyRuns()
-	w.ok(ifCount(autoscaled(group(2, 2, 1, false), 2, 8), 2))
-	w.ok(ifCount(autoscaled(group(3, 4, 1, false), 4, 8), 2))
+	w.ok(ifMembers(autoscaled(group(2, 2, 1, false), 2, 8), 2))
+	w.ok(ifMembers(autoscaled(group(3, 4, 1, false), 4, 8), 2))
 	refused(t, w.do(rolloutAction("undo")), Conflict, "4 members by now, not 2")
 }
 
@@ -181,8 +193,9 @@ func TestAutoRevertDeletesNoMember(t *testing.T) {
 	is(t, "without an autoscaler the count goes back too", w.members(), "web-0")
 }
 
-// TestAutoscaledMembersKeepThePolicy: the members that the leader adds to a group of a confined user have the policy of
-// the first member and are checked against it, also after the policy became stricter.
+// TestAutoscaledMembersKeepThePolicy: the leader adds members to a group whose owner may act only in one namespace.
+// These members have the policy of the first member and are checked against the present version of the policy, which
+// may have become stricter meanwhile.
 func TestAutoscaledMembersKeepThePolicy(t *testing.T) {
 	shop := func(c Command, ask func(*commandv1.WorkloadPut)) Command {
 		for _, p := range append(c.GetPutWorkloads().GetWorkloads(), c.GetScaleGroup().GetMembers()...) {
@@ -223,12 +236,12 @@ func TestAutoscaledMembersKeepThePolicy(t *testing.T) {
 
 func autoscaleScenario(w *world) {
 	w.do(register("a"))
-	w.do(ifCount(autoscaled(group(1, 2, 1, false), 2, 4), 0))
+	w.do(ifMembers(autoscaled(group(1, 2, 1, false), 2, 4), 0))
 	w.everybodyRuns()
 	w.do(autoscaled(scaling(1, 4, byLeader), 2, 4))
 	w.do(autoscaled(scaling(1, 5, byLeader), 2, 4))
-	w.do(ifCount(autoscaled(group(1, 2, 1, false), 2, 4), 2))
-	w.do(ifCount(autoscaled(group(1, 4, 1, false), 2, 8), 4))
+	w.do(ifMembers(autoscaled(group(1, 2, 1, false), 2, 4), 2))
+	w.do(ifMembers(autoscaled(group(1, 4, 1, false), 2, 8), 4))
 	w.do(scaling(1, 0, byLeader))
 	w.do(scaling(1, 0))
 	w.do(autoscaled(scaling(1, 3, byLeader), 2, 8))

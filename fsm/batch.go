@@ -32,7 +32,7 @@ func AppendCommand(dst []byte, c Command) ([]byte, error) {
 	if _, err := c.MarshalToSizedBufferVT(out[at:]); err != nil {
 		return dst, fmt.Errorf("encode command %s: %w", ArmName(c), err)
 	}
-	// Reject bytes that no replica could decode before they get into the log.
+	// Bytes that no replica could decode must not get into the log, so check them here.
 	if err := commandSchema.Check(out[at:], true); err != nil {
 		return dst, fmt.Errorf("encode command %s: %w", ArmName(c), unknownCommand(err))
 	}
@@ -109,8 +109,9 @@ func decodeFrame(c Command, frame []byte) error {
 	return c.UnmarshalVTUnsafe(bytes.Clone(frame))
 }
 
-// shell holds the messages that a Decoder reuses for the most frequent commands: a PutWorkloads
-// with one small put, and a PutWorkloads with several puts and the field each set.
+// shell holds the messages that a Decoder reuses for the most frequent commands: a PutWorkloads with one small
+// workload, and a PutWorkloads with several workloads and the field `each` (accept or refuse every workload on
+// its own).
 type shell struct {
 	command commandv1.Command
 	head    commandv1.Head
@@ -133,12 +134,13 @@ const (
 	workloadsField = 1
 )
 
-// eachSet is the encoding of `each: true`, the last field of a PutWorkloads whose puts are accepted or refused one by
-// one.
+// eachSet is the encoding of `each: true`, the last field of a PutWorkloads whose workloads are accepted or refused
+// one by one.
 var eachSet = protowire.AppendVarint(protowire.AppendTag(nil, 152, protowire.VarintType), 1)
 
-// fill decodes a frame (one encoded command) into the reused messages. The frame must hold an optional head
-// and either one small put, or several puts with the field each set. For any other frame fill returns nil.
+// fill decodes a frame (one encoded command) into the reused messages. The frame must hold an optional head and
+// either one small workload, or several workloads and the field `each` (accept or refuse every workload on its
+// own). For any other frame fill returns nil.
 func (s *shell) fill(frame []byte) (Command, error) {
 	head, rest := element(frame, headField)
 	puts, rest := element(rest, putField)
@@ -198,8 +200,8 @@ func (s *shell) fillPut(i int, put []byte) (*commandv1.WorkloadPut, error) {
 	return &p.it, p.it.UnmarshalVTUnsafe(bytes.Clone(put))
 }
 
-// element splits the first protobuf field off b, which was checked against the schema. If
-// that field has another number, value is nil and rest is b.
+// element splits the first protobuf field off b, which was checked against the schema. If that
+// field has another number, value is nil and rest is b unchanged.
 func element(b []byte, field protowire.Number) (value, rest []byte) {
 	if len(b) == 0 {
 		return nil, nil

@@ -39,8 +39,8 @@ func benchPut(id string, n int) Command {
 	return c
 }
 
-// BenchmarkPut stores new workloads in a state that holds 100,000. Its cases differ in the number of commands
-// per log entry.
+// BenchmarkPut stores new workloads in a state that already holds 100,000. Its cases differ in the number of
+// commands per log entry.
 func BenchmarkPut(b *testing.B) {
 	s := populated(b, 100_000)
 	for _, batch := range []int{1, 16, 256} {
@@ -98,8 +98,8 @@ func BenchmarkReport(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/each, "ns/item")
 }
 
-// BenchmarkSnapshotStall writes a snapshot of 100,000 workloads while puts are applied, and reports the longest
-// duration of one put.
+// BenchmarkSnapshotStall writes a snapshot of 100,000 workloads while PutWorkloads commands are applied, and
+// reports the longest time that one command took.
 func BenchmarkSnapshotStall(b *testing.B) {
 	s := populated(b, 100_000)
 	var worst time.Duration
@@ -139,7 +139,7 @@ func BenchmarkReadSnapshot(b *testing.B) {
 	}
 }
 
-// BenchmarkDecodeBatch decodes one put of 256 bytes from the log.
+// BenchmarkDecodeBatch decodes a log entry with one PutWorkloads command of 256 bytes.
 func BenchmarkDecodeBatch(b *testing.B) {
 	frame, err := AppendCommand(nil, benchPut("web", 1))
 	if err != nil {

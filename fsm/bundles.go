@@ -10,8 +10,9 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// Bundle holds the files that lie beside a Compose file, as a sealed archive. The command that first refers to it
-// carries it. It is kept while a workload, a former revision or an update refers to it.
+// Bundle holds the files that lie beside a Compose file, as a sealed archive. The first command
+// that refers to the bundle carries it. The state keeps the bundle while a workload, a former
+// revision or an update refers to it.
 type Bundle struct {
 	Digest string // SHA-256 of Data, 64 hex digits
 	Data   []byte // sealed archive, which only agents open
@@ -30,8 +31,9 @@ type bundleView interface {
 	Bundle(digest string) (*Bundle, bool)
 }
 
-// bundlesFault returns an error text for an invalid bundle of the command (offered), and for puts that refer to a
-// bundle which neither the command nor the state has; "" otherwise.
+// bundlesFault checks the bundles (sealed archives with the files of Compose stacks) of a command. It returns an
+// error text if a bundle in offered, the bundles that the command carries, is invalid, or if a workload in puts
+// refers to a bundle that neither the command nor the state has; "" otherwise.
 func bundlesFault(v bundleView, offered []*commandv1.Bundle, puts []*commandv1.WorkloadPut) string {
 	for _, b := range offered {
 		if fault := bounds.BundleFault(b.GetDigest(), b.GetData()); fault != "" {
@@ -73,7 +75,8 @@ func bytesOfNew(v bundleView, offered []*commandv1.Bundle) (n int64) {
 	return n
 }
 
-// referOf moves the bundle references of a workload from its record old to its record w. Both may be nil.
+// referOf updates the counts of references to bundles when record w of a workload replaces record old.
+// Either may be nil.
 func (t *Tx) referOf(old, w *Workload) {
 	if old == nil || w == nil || old.Bundle != w.Bundle || old.history != w.history {
 		t.refer(old.bundles(), w.bundles())
@@ -168,7 +171,8 @@ func rolloutBundles(r *rollout.Rollout) (out []string) {
 	return out
 }
 
-// deriveBundles counts the references to each bundle and drops bundles without references.
+// deriveBundles counts, after a snapshot was read or a state restored, the references to each
+// bundle (files of a Compose stack), and drops bundles without references.
 func (t *Tx) deriveBundles() (err error) {
 	have := t.r.bundles
 	t.r.bundles = tree[string, *Bundle]()
@@ -199,8 +203,8 @@ func (t *Tx) deriveBundles() (err error) {
 	return err
 }
 
-// mergeBundles adds the bundles of both states of a restore; deriveBundles then drops those that no record
-// refers to.
+// mergeBundles adds the bundles of the backup and of the present state in a restore; deriveBundles then
+// drops those that no record refers to.
 func (t *Tx) mergeBundles(sides ...State) {
 	for _, s := range sides {
 		s.Bundles(func(b *Bundle) bool {
@@ -214,8 +218,8 @@ func (t *Tx) mergeBundles(sides ...State) {
 // refer to.
 const MaxRevisionFiles = 2 << 20
 
-// filesOf returns the total size in bytes of the bundles of some revisions. It leaves out the bundle with the
-// digest present.
+// filesOf returns the total size in bytes of the bundles of some revisions. It does not count the
+// bundle whose digest is present, the bundle of the present revision.
 func (t *Tx) filesOf(list []*Revision, present string) (n int64) {
 	for i, r := range list {
 		if r.Bundle != present && !slices.ContainsFunc(list[:i], func(o *Revision) bool { return o.Bundle == r.Bundle }) {

@@ -94,8 +94,8 @@ func TestBundleIsKeptWhileReferred(t *testing.T) {
 	is(t, "the total is empty", w.s.Total(), Total{})
 }
 
-// TestBundlesOfFormerRevisions: former revisions lose their files before their specifications, so that large
-// files do not fill the state.
+// TestBundlesOfFormerRevisions: the files of former revisions are dropped earlier than their specifications,
+// so that large files do not fill the state.
 func TestBundlesOfFormerRevisions(t *testing.T) {
 	w := formed(t)
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
@@ -106,8 +106,8 @@ func TestBundlesOfFormerRevisions(t *testing.T) {
 	is(t, "the revisions of the workload are kept", len(w.s.Revisions("web")), 3)
 }
 
-// TestRoomCountsBundles: the bytes of bundles count against the limit of the state's size, which follows from the
-// memory of the smallest scheduler.
+// TestRoomCountsBundles: the bytes of bundles (files of Compose stacks) are part of the size of the state, whose
+// limit follows from the memory of the smallest scheduler.
 func TestRoomCountsBundles(t *testing.T) {
 	w := formed(t)
 	w.ok(replicaWith("r2", 8)) // 1 MiB
@@ -118,8 +118,8 @@ func TestRoomCountsBundles(t *testing.T) {
 	refused(t, w.do(with(put("more", filed(more), content("c1:b")), more)), OverQuota, "the cluster is full", "400 KiB more")
 }
 
-// TestImportOmitsWorkloadsWithoutTheirFiles: an import leaves a workload out if the bundle with its files is
-// lost.
+// TestImportOmitsWorkloadsWithoutTheirFiles: an import leaves a Compose stack out if etcd does not have the
+// bundle with its files.
 func TestImportOmitsWorkloadsWithoutTheirFiles(t *testing.T) {
 	w := formed(t)
 	w.ok(with(put("web", filed("a-1")), "a-1"))

@@ -17,6 +17,7 @@ const (
 	TableBundle
 	TableNetwork
 	TableObject
+	TableVolume
 )
 
 // Change holds one record before and after an applied log entry. Old and New are pointers to the
@@ -29,7 +30,8 @@ const (
 type Change struct {
 	Table Table
 	// Key is the key of the record in its table: the id of a workload, node or replica, the name of a
-	// namespace or policy, <namespace>/<name> for a network, "<namespace>/<kind>/<name>" for an object, the digest of a bundle,
+	// namespace or policy, <namespace>/<name> for a network, "<namespace>/<kind>/<name>" for an object,
+	// "<namespace>/<name>/<driver>/<node>" for a volume, the digest of a bundle,
 	// "<node>/<workload>" for a residual,
 	// "<node>/<workload>/<type>" for a drift, "" for info and events.
 	Key      string

@@ -28,9 +28,11 @@ func (s State) Check() error {
 	c.policies()
 	c.roles()
 	c.accounts()
+	c.consoles()
 	c.networks()
 	c.bundles()
 	c.objects()
+	c.volumes()
 	c.revisions()
 	c.rollouts()
 	c.histories()
@@ -95,10 +97,10 @@ func (c *checker) workloads() {
 		} else {
 			c.must(w.PreemptedBy == "", "workload %s is on node %s, but is marked as preempted", id, w.Node)
 		}
-		c.must(!w.MayOutliveLease || w.Node != "" && w.Demand.stops(), "workload %s on node %q may outlive the lease, but is not one that stops with it", id, w.Node)
+		c.must(!w.MayOutliveLease || w.Node != "" && w.Demand.stops(), "workload %s on node %q may outlive the lease, but its policy does not stop it when the lease ends", id, w.Node)
 		c.must(w.Acknowledged || w.AcknowledgedAt == 0, "workload %s is not acknowledged, but has the acknowledgement time %d", id, w.AcknowledgedAt)
 		c.must(w.Retry.StableSince == 0 || w.Retry.failed(), "workload %s has been stable since %d, but has no failures to clear", id, w.Retry.StableSince)
-		c.must(w.Retry.Verdict.Code == "" || w.Retry.Terminal, "workload %s has verdict %s and goes on", id, w.Retry.Verdict.Code)
+		c.must(w.Retry.Verdict.Code == "" || w.Retry.Terminal, "workload %s has the final verdict %s, but was not given up", id, w.Retry.Verdict.Code)
 		c.must(w.Result == nil && w.JobSince == 0 || w.Demand.Job != nil, "workload %s is not a job, but has fields of a job", id)
 		c.must(w.Result == nil || w.Node == "", "job %s has a result, but is on node %s", id, w.Node)
 		c.must(w.Result == nil || w.Desired == DesiredRunning, "job %s has a result, but its desired state is %s", id, w.Desired)
@@ -172,7 +174,8 @@ func (c *checker) tombstones() {
 	})
 }
 
-// trust checks the tables of authorities, tokens, admissions and revocations (trust.go).
+// trust checks the tables about certificates (trust.go): authorities, join tokens, issued
+// certificates (admissions) and revocations.
 func (c *checker) trust() {
 	r := c.s.r
 	c.must(r.info.ClusterKeyID == "" || len(r.info.ClusterKeyID) == 16 && lowerHex(r.info.ClusterKeyID), "cluster key id %q is malformed", clip(r.info.ClusterKeyID))
@@ -198,7 +201,8 @@ func (c *checker) trust() {
 	})
 }
 
-// histories checks that the sequence numbers of events and of receipts have the right order.
+// histories checks that the sequence numbers of events, and those of receipts (stored answers to
+// requests), follow each other without gaps.
 func (c *checker) histories() {
 	info := c.s.r.info
 	c.must(c.s.r.events.Len() <= MaxEvents, "there are %d events, at most %d are allowed", c.s.r.events.Len(), MaxEvents)
@@ -226,7 +230,7 @@ func (c *checker) histories() {
 func (c *checker) derived() {
 	want := &Tx{r: *New().r}
 	want.r.info, want.r.workloads, want.r.nodes, want.r.residuals, want.r.tombstones = c.s.r.info, c.s.r.workloads, c.s.r.nodes, c.s.r.residuals, c.s.r.tombstones
-	want.r.namespaces, want.r.rollouts, want.r.policies, want.r.bundles, want.r.objects = c.s.r.namespaces, c.s.r.rollouts, c.s.r.policies, c.s.r.bundles, c.s.r.objects
+	want.r.namespaces, want.r.rollouts, want.r.policies, want.r.bundles, want.r.objects, want.r.volumes = c.s.r.namespaces, c.s.r.rollouts, c.s.r.policies, c.s.r.bundles, c.s.r.objects, c.s.r.volumes
 	if err := want.derive(); err != nil {
 		c.errs = append(c.errs, err)
 		return
@@ -237,7 +241,9 @@ func (c *checker) derived() {
 	sameTree(c, "byOwner", a.byOwner, b.byOwner, equal)
 	sameTree(c, "byLabel", a.byLabel, b.byLabel, equal)
 	sameTree(c, "byRule", a.byRule, b.byRule, equal)
+	sameTree(c, "byVolume", a.byVolume, b.byVolume, equal)
 	sameTree(c, "byMAC", a.byMAC, b.byMAC, equal)
+	sameTree(c, "byIngress", a.byIngress, b.byIngress, equal)
 	sameTree(c, "pending", a.pending, b.pending, equal)
 	sameTree(c, "unacked", a.unacked, b.unacked, equal)
 	sameTree(c, "retryDue", a.retryDue, b.retryDue, equal)
@@ -262,7 +268,8 @@ func (c *checker) derived() {
 
 func equal[V comparable](a, b V) bool { return a == b }
 
-// sameTree compares an index with the index that derived has built.
+// sameTree compares an index of the state with the index that the method derived has built from the
+// records.
 func sameTree[K cmp.Ordered, V any](c *checker, name string, have, want *btree.Map[K, V], same func(a, b V) bool) {
 	c.must(have.Len() == want.Len(), "index %s has %d entries, must have %d", name, have.Len(), want.Len())
 	want.Scan(func(k K, v V) bool {

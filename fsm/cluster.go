@@ -95,7 +95,8 @@ const (
 	maxMirrorEndpoint  = 256 // bytes
 )
 
-// attachMirror pins the mirror to one etcd cluster and records its endpoints.
+// attachMirror makes the mirror (the copy of the state in etcd) write only to the etcd cluster that
+// the command names, and records its endpoints.
 func (t *Tx) attachMirror(b *commandv1.AttachMirror) Result {
 	info := &t.r.info
 	id, list := b.GetEtcdClusterId(), b.GetEndpoints()

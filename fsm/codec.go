@@ -98,8 +98,11 @@ func demandValue(d *commandv1.Demand) Demand {
 		Reschedule:     rescheduleOf(d.GetReschedule()),
 		Surge:          d.GetSurge(),
 		Networks:       convert(d.GetNetworks(), strings.Clone),
+		ServiceAddress: d.GetServiceAddress(),
+		Ingress:        convert(d.GetIngress(), ingressOf),
 		Devices:        devicesOf(d.GetDevices()),
 		MemoryFiles:    d.GetMemoryFiles(),
+		Volumes:        convert(d.GetVolumes(), volumeUseOf),
 	}
 }
 
@@ -113,8 +116,8 @@ func AskPB(a policy.Ask) *commandv1.Ask {
 }
 
 // word saves memory: a record that keeps a substring of the encoded command keeps the whole command
-// in memory. If s is one of the few strings that almost every put contains, word returns an equal
-// constant, otherwise s.
+// in memory. If s is one of the few strings that almost every PutWorkloads contains, word returns
+// an equal constant, otherwise s.
 func word(s string) string {
 	for _, w := range [...]string{"container", "compose", "vm", OnLostLeaseKeep, OnLostLeaseStop, string(DesiredRunning), string(DesiredStopped)} {
 		if s == w {
@@ -152,23 +155,26 @@ func demandPB(d *Demand) *commandv1.Demand {
 		Asks:           convert(d.Asks, AskPB),
 		LocalData:      convert(d.LocalData, localDataPB),
 
-		MacAddresses: d.MACs,
-		Job:          jobPB(d.Job),
-		Template:     templatePB(d.Template),
-		Placement:    placementPB(d.Placement),
-		Tags:         convert(d.Tags, labelPB),
-		Autoscale:    autoscalePB(d.Autoscale),
-		Reschedule:   reschedulePB(d.Reschedule),
-		Surge:        d.Surge,
-		Networks:     d.Networks,
-		Devices:      devicesPB(d.Devices),
-		MemoryFiles:  d.MemoryFiles,
+		MacAddresses:   d.MACs,
+		Job:            jobPB(d.Job),
+		Template:       templatePB(d.Template),
+		Placement:      placementPB(d.Placement),
+		Tags:           convert(d.Tags, labelPB),
+		Autoscale:      autoscalePB(d.Autoscale),
+		Reschedule:     reschedulePB(d.Reschedule),
+		Surge:          d.Surge,
+		Networks:       d.Networks,
+		ServiceAddress: d.ServiceAddress,
+		Ingress:        convert(d.Ingress, ingressPB),
+		Devices:        devicesPB(d.Devices),
+		MemoryFiles:    d.MemoryFiles,
+		Volumes:        convert(d.Volumes, volumeUsePB),
 	}
 }
 
 func demandEqual(a, b *Demand) bool { return demandEqualBut(a, b) && a.Autoscale.equal(b.Autoscale) }
 
-// demandEqualBut compares all fields except Autoscale.
+// demandEqualBut reports whether two demands are equal in all fields except Autoscale.
 func demandEqualBut(a, b *Demand) bool {
 	return a.Type == b.Type && a.CPU == b.CPU && a.Memory == b.Memory && a.Disk == b.Disk && a.Pool == b.Pool &&
 		a.Group == b.Group && a.Exclusive == b.Exclusive && a.OnLostLease == b.OnLostLease && a.Priority == b.Priority &&
@@ -176,8 +182,8 @@ func demandEqualBut(a, b *Demand) bool {
 		slices.Equal(a.Labels, b.Labels) && slices.Equal(a.Tolerations, b.Tolerations) && slices.Equal(a.PortNames, b.PortNames) && slices.Equal(a.Asks, b.Asks) &&
 		slices.Equal(a.LocalData, b.LocalData) && slices.Equal(a.MACs, b.MACs) && a.Job.equal(b.Job) && a.Template.equal(b.Template) &&
 		slices.EqualFunc(a.Constraints, b.Constraints, Constraint.equal) && a.Placement.equal(b.Placement) && slices.Equal(a.Tags, b.Tags) &&
-		a.Reschedule.equal(b.Reschedule) && a.Surge == b.Surge && slices.Equal(a.Networks, b.Networks) &&
-		slices.Equal(a.Devices, b.Devices) && a.MemoryFiles == b.MemoryFiles
+		a.Reschedule.equal(b.Reschedule) && a.Surge == b.Surge && slices.Equal(a.Networks, b.Networks) && a.ServiceAddress == b.ServiceAddress && slices.Equal(a.Ingress, b.Ingress) &&
+		slices.Equal(a.Devices, b.Devices) && a.MemoryFiles == b.MemoryFiles && slices.Equal(a.Volumes, b.Volumes)
 }
 
 // factsOf converts a registration without normalising it, so that a snapshot returns the facts
@@ -207,7 +213,7 @@ func factsOf(b *commandv1.RegisterNode) NodeFacts {
 	}
 }
 
-// metricsPortOf returns the reported port of /metrics; 0 if it is no port.
+// metricsPortOf returns the reported port of /metrics; 0 if the value is not a port number.
 func metricsPortOf(b *commandv1.RegisterNode) uint16 {
 	if b.GetMetricsPort() > 65535 {
 		return 0
@@ -271,7 +277,8 @@ func (f *NodeFacts) normalise() {
 	}
 }
 
-// vocabulary puts names in lower case, renames, sorts and deduplicates them, and drops empty ones.
+// vocabulary returns the names in lower case, renamed by rename, sorted, without duplicates and
+// without empty names.
 func vocabulary(in []string, rename func(string) string) []string {
 	var out []string
 	for _, s := range in {
@@ -283,7 +290,7 @@ func vocabulary(in []string, rename func(string) string) []string {
 	return slices.Compact(out)
 }
 
-// factsEqual compares two registrations without their timestamps.
+// factsEqual reports whether two registrations of a node are equal except for their timestamps.
 func factsEqual(a, b *NodeFacts) bool {
 	return a.Endpoint == b.Endpoint && a.CPU == b.CPU && a.Memory == b.Memory &&
 		slices.Equal(a.Pools, b.Pools) && slices.Equal(a.Types, b.Types) &&

@@ -72,7 +72,7 @@ func TestConditions(t *testing.T) {
 		})
 	}
 	prove(t, []fact{
-		{"with Each set, each workload has a condition of its own", func(t *testing.T, w *world) {
+		{"with the field each, every workload has a condition of its own", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			first, second := put("web", content("c1:new")), put("api", content("c1:new"))
 			ifRevision("0", second)
@@ -176,8 +176,8 @@ func listsDeleted(c Command) Command {
 	return c
 }
 
-// conditions is a scenario of the golden corpus: commands with conditions, request hashes and listed
-// deletions.
+// conditions is a scenario of the golden corpus: commands with conditions on revisions, with
+// request hashes, and with a list of the members to delete.
 func conditions(w *world) {
 	id := requestAt(w.now, 1)
 	send := func(hash uint64, c Command) {

@@ -33,8 +33,8 @@ func (w *Workload) BoundByData(n *Node) bool {
 	return !w.DiscardData && n != nil && slices.ContainsFunc(w.Data, func(d LocalData) bool { return d.localTo(n) })
 }
 
-// localTo reports whether only node n can reach the data. A storage pool that n does not report may only be down, so
-// its data is treated as local.
+// localTo reports whether only node n can reach the data. A storage pool that n does not report may be down for
+// a while, so its data is treated as local.
 func (d LocalData) localTo(n *Node) bool {
 	for _, p := range n.Facts.Pools {
 		if d.Pool != "" && p.Name == d.Pool {
@@ -70,7 +70,8 @@ func (w *Workload) KeptByData(n *Node) string {
 	return w.onlyCopy(n) + ", so it stays there; to move it without the data: " + say
 }
 
-// AwaitsData returns the message for a workload that waits for the lost node n, because only n has its data.
+// AwaitsData returns the message for a workload that is not moved although its node n is lost, because only
+// n has its data.
 func (w *Workload) AwaitsData(n *Node) string {
 	state := "is lost"
 	if n.Fenced {
@@ -81,8 +82,8 @@ func (w *Workload) AwaitsData(n *Node) string {
 		n.ID + " --discard-data"
 }
 
-// stake adds the local data in the demand of w to w.Data, the list of local data on its node. It is called when the
-// node has accepted an order.
+// stake records which local data of w is now on its node: it adds the local data in the demand of w to w.Data. It
+// is called when the node has accepted an order for w.
 func (w *Workload) stake() {
 	for i, d := range w.Demand.LocalData {
 		if slices.Contains(w.Data, d) {
@@ -104,7 +105,8 @@ func (w *Workload) settleDiscard(n *Node) {
 	}
 }
 
-// keepsData returns why the local data of a workload binds it to its node; "" if the workload may leave.
+// keepsData returns the error text for a workload that must stay on its node because the node has the
+// only copy of its local data; "" if the workload may leave.
 func (t *Tx) keepsData(w *Workload) string {
 	if n := t.nodeOf(w); w.BoundByData(n) {
 		return "workload " + quoted(w.ID) + " may not leave: " + w.onlyCopy(n) + ", and nobody has said to discard it"
@@ -112,7 +114,7 @@ func (t *Tx) keepsData(w *Workload) string {
 	return ""
 }
 
-// boundOn returns the workloads that are bound to a node by their data.
+// boundOn returns the workloads that must stay on node n because only n has their local data.
 func (t *Tx) boundOn(n *Node) (bound []*Workload) {
 	t.state().WorkloadsOn(n.ID, func(w *Workload) bool {
 		if w.BoundByData(n) {
@@ -123,8 +125,9 @@ func (t *Tx) boundOn(n *Node) (bound []*Workload) {
 	return bound
 }
 
-// discardOn sets DiscardData in each of the bound workloads, at the request of a person. For each
-// workload it writes an event with reason code and the names of the data on node n.
+// discardOn sets DiscardData (the permission to leave local data behind) in each of the bound
+// workloads, at the request of a person. For each workload it writes an event with reason code and
+// the names of the data on node n.
 func (t *Tx) discardOn(n *Node, bound []*Workload, code string) {
 	for _, old := range bound {
 		w := *old
@@ -144,8 +147,8 @@ func discarded(w *Workload, n *Node, code string) Event {
 	}
 }
 
-// keepOn clears DiscardData in the workloads that are still on a node, for example after a drain was
-// cancelled.
+// keepOn clears DiscardData (the permission to leave local data behind) in the workloads that are
+// still on a node, for example after a drain was cancelled.
 func (t *Tx) keepOn(node string) {
 	for _, old := range t.workloadsOn(node) {
 		if old.DiscardData {
@@ -188,8 +191,8 @@ func (e *encoder) localData(list []LocalData) {
 	}
 }
 
-// leftText returns the names of the data that stays on node n when a workload moves, for the event of the
-// move; "" if there is none.
+// leftText returns a text for the event of a move: the names of the local data that stays on node n; ""
+// if there is none.
 func leftText(n *Node, names []string) string {
 	if len(names) == 0 {
 		return ""

@@ -25,8 +25,8 @@ func DevicesNamed(list []DeviceCount, name string) int64 {
 	return 0
 }
 
-// addDevices returns a new list, sorted by name, in which sign times the counts of more are added to those of list.
-// Devices with a sum of 0 are left out.
+// addDevices returns a new list, sorted by name: the counts in list plus (sign +1) or minus (sign
+// -1) the counts in more. Devices with a count of 0 are left out.
 func addDevices(list, more []DeviceCount, sign int) []DeviceCount {
 	out := slices.Clone(list)
 	for _, d := range more {
@@ -42,8 +42,9 @@ func addDevices(list, more []DeviceCount, sign int) []DeviceCount {
 	return out
 }
 
-// lacksDevices returns which devices of a demand are not free on n; "" if all are. free are devices of a former instance
-// of the workload, and taken those that other workloads will have.
+// lacksDevices returns which devices of a demand are not free on n; "" if all are. free lists the
+// devices of a former instance of the workload, which the new instance may use. taken lists devices
+// that other workloads will get.
 func lacksDevices(n *Node, a *Alloc, d *Demand, free, taken []DeviceCount) string {
 	for _, want := range d.Devices {
 		left := DevicesNamed(n.Facts.Devices, want.Name) - DevicesNamed(a.Devices, want.Name) + DevicesNamed(free, want.Name) - DevicesNamed(taken, want.Name)

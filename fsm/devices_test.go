@@ -63,7 +63,7 @@ func TestDevicesAreBounded(t *testing.T) {
 	}
 }
 
-// TestQuotaOfDevices: a quota limits the devices of all names together.
+// TestQuotaOfDevices: a quota limits the total number of devices, whatever their names.
 func TestQuotaOfDevices(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(putNamespace("lab", func(p *commandv1.PutNamespace) { p.Quota = &commandv1.Quota{Devices: 3} }))

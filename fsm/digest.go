@@ -41,8 +41,8 @@ func (t *Tx) fold(c Command, res Result) {
 	}
 }
 
-// foldPiece is the number of bytes that the encoder collects before they are hashed, 8 KiB: they are then
-// still in the CPU cache.
+// foldPiece is the number of bytes that the encoder collects before they are hashed. The number is
+// so small that the bytes are still in the CPU cache when they are hashed.
 const foldPiece = 8 << 10
 
 // encoder appends fields. An integer takes 8 bytes, and strings and lists follow their length,
@@ -50,7 +50,7 @@ const foldPiece = 8 << 10
 type encoder []byte
 
 // append64, appendStr and appendBool do the same as the methods of encoder. They return the slice,
-// so a row of many calls does not store the slice to memory after each field.
+// so that a sequence of calls need not write the slice header to memory after each field.
 func append64(b []byte, row ...uint64) []byte {
 	for _, v := range row {
 		b = binary.LittleEndian.AppendUint64(b, v)
@@ -113,8 +113,8 @@ func (e *encoder) taints(list []Taint) {
 	}
 }
 
-// change encodes the new record of a change. The former record is not encoded, because the digest has covered it since
-// it was written.
+// change encodes the new record of a change. The former record is not encoded, because it was added to the digest
+// when it was written.
 func (e *encoder) change(c *Change) {
 	e.u64(uint64(c.Table))
 	e.str(c.Key)
@@ -143,6 +143,10 @@ func (e *encoder) change(c *Change) {
 		}
 	case *Object:
 		e.object(r)
+	case *Volume:
+		if r != nil {
+			e.volume(r)
+		}
 	}
 }
 
@@ -189,8 +193,8 @@ func (e *encoder) demand(d *Demand) {
 		e.str(p.Protocol)
 		e.u64(uint64(p.HostPort))
 	}
-	// The word "asks" marks the optional list of asks. No other field that can follow a demand has the
-	// length of this word, so the encoding stays unambiguous.
+	// The word "asks" marks the optional list of asks (requested privileges). No other field that
+	// can follow a demand has the length of this word, so the encoding stays unambiguous.
 	if len(d.Asks) > 0 {
 		e.str("asks")
 		e.u64(uint64(len(d.Asks)))
@@ -221,10 +225,15 @@ func (e *encoder) demand(d *Demand) {
 		e.str("networks")
 		e.strs(d.Networks)
 	}
+	if d.ServiceAddress {
+		e.str("service address")
+	}
+	e.ingress(d.Ingress)
 	e.devices(d.Devices)
 	if d.MemoryFiles {
 		e.str("memory files")
 	}
+	e.volumeUses(d.Volumes)
 }
 
 func (e *encoder) reason(r *Reason) {
@@ -291,6 +300,9 @@ func (e *encoder) workload(w *Workload) {
 	e.localData(w.Data)
 	if w.DiscardData {
 		e.str("discard data")
+	}
+	if w.KeepVolumes {
+		e.str("keep volumes")
 	}
 	if w.PreemptedBy != "" {
 		e.str("preempted by")
@@ -372,6 +384,11 @@ func (e *encoder) node(n *Node) {
 		e.str(w.Address)
 		e.u64(uint64(w.MTU))
 		e.str(w.Problem)
+		if w.Ingress || w.Held != "" {
+			e.str("ingress")
+			e.bool(w.Ingress)
+			e.str(w.Held)
+		}
 	}
 	if f.MetricsPort != 0 {
 		e.str("metrics port")
@@ -391,6 +408,9 @@ func (e *encoder) residual(r *Residual) {
 	e.demand(&r.Demand)
 	e.i64(r.Since)
 	e.str(r.Reason)
+	if r.KeepVolumes {
+		e.str("keep volumes")
+	}
 }
 
 func (e *encoder) tombstone(g *Tombstone) {
@@ -400,6 +420,9 @@ func (e *encoder) tombstone(g *Tombstone) {
 	e.demand(&g.Claims)
 	e.i64(g.At)
 	e.u64(g.Index)
+	if g.KeepVolumes {
+		e.str("keep volumes")
+	}
 }
 
 func (e *encoder) replica(r *Replica) {

@@ -17,7 +17,7 @@
 //   - A refused command changes only the index, the term, the clock and the digest. If it came
 //     with a request id it also leaves a receipt, and if it came through the API, an event.
 //   - A deleted workload leaves a tombstone, the record of its last generation, for a while. If a lost node
-//     returns and still runs the workload, the node is told to remove it.
+//     returns and still runs the workload, the node gets an order to remove it.
 //   - The status of a workload is computed from its record and the record of its node.
 //   - [State.Check] recomputes every index, sum and invariant from the records.
 //
@@ -25,7 +25,7 @@
 //
 //   - tx.go runs one command, and modes.go lists the commands and the modes that permit them.
 //   - put.go, each.go, plan.go, report.go, nodes.go, cluster.go, namespaces.go, rollouts.go,
-//     failures.go, drifts.go, ports.go, stops.go, lostlease.go, tombstones.go, jobs.go, templates.go and trust.go hold
+//     failures.go, drifts.go, ports.go, stops.go, lostlease.go, tombstones.go, jobs.go, templates.go, volumes.go, volumecommands.go and trust.go hold
 //     the commands and the rules that they share.
 //   - receipts.go answers a repeated request. Package receipts stores the answers.
 //   - types.go and view.go hold the records and the read-only interface. tables.go writes

@@ -8,10 +8,10 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// Drifts are differences between a node and the state. The planner finds them by comparing the list of
-// workloads that a node sends with the workloads that the state expects there. The state keeps the open
-// drifts. A drift record changes nothing by itself: other commands, such as a report, a new order or a
-// residual, repair the difference.
+// Drifts are differences between a node and the state. The planner finds them by comparing the list
+// of workloads that a node sends with the workloads that the state expects on the node. The state
+// keeps the open drifts. A drift record changes nothing by itself: other commands, such as a
+// report, a new order or a residual, repair the difference.
 
 // The kinds of drift (contract/semantics.md section 8).
 const (
@@ -21,7 +21,7 @@ const (
 	DriftMissing  = "missing_on_agent"
 )
 
-// The actions on a drift (contract/state-etcd.md).
+// The values of the field action of a drift: what is done about it (contract/state-etcd.md).
 const (
 	ActionInvestigate  = "operator_investigation" // the scheduler does nothing; a person decides with persysctl drift
 	ActionDeleteOrphan = "delete_orphan_on_agent"
@@ -30,12 +30,12 @@ const (
 	ActionReconcile    = "retry_and_reconcile"
 )
 
-// CodeOrphanDeleted is the reason code of a residual (an instance that a node has to remove) that a person
-// requested for an orphan.
+// CodeOrphanDeleted is the reason code of a residual (an instance that a node has to remove) for an
+// orphan (an instance without a record) whose deletion a person requested.
 const CodeOrphanDeleted = "OrphanDeleted"
 
-// CodeAdopted is the reason code of an assignment that a person requested for an orphan: the workload is
-// bound to the node that runs it.
+// CodeAdopted is the reason code of the assignment of an orphan (an instance without a record) that
+// a person adopted: the workload is bound to the node that runs the instance.
 const CodeAdopted = "Adopted"
 
 // MaxDrifts is the maximum number of open drifts. Further drifts are not recorded until some are closed.
@@ -109,12 +109,12 @@ func (d *Drift) Clip() {
 	}
 }
 
-// MaxDriftID is the maximum length in bytes of the workload name in a drift. The name of an orphan
-// need not be a valid workload id.
+// MaxDriftID is the maximum length in bytes of the workload name in a drift. It is longer than that
+// of workload ids, because an orphan (an instance without a record) may have any name.
 const MaxDriftID = 256
 
-// setDrifts records the result of comparing one node with the state: drifts to open, drifts to close, and
-// workloads that need a new order.
+// setDrifts records what the planner found when it compared one node with the state: drifts to open,
+// drifts to close, and workloads that need a new order.
 func (t *Tx) setDrifts(b *commandv1.SetDrifts) (res Result) {
 	for _, m := range b.GetOpen() {
 		d := driftOf(m)
@@ -216,7 +216,8 @@ func (t *Tx) closeDrift(d *Drift) {
 	t.driftEvent(EventDriftResolved, d)
 }
 
-// driftChanged records a created, changed or closed drift in the digest and in the changes of the transaction.
+// driftChanged adds a created, changed or closed drift to the digest and to the list of changes of the
+// transaction.
 func (t *Tx) driftChanged(key string, old, d *Drift) {
 	var e encoder
 	e.str("drift/" + key)
@@ -249,7 +250,8 @@ func (t *Tx) driftEvent(kind string, d *Drift) {
 	})
 }
 
-// sentence describes an open drift in one sentence for users. For an orphan it names the command to run.
+// sentence describes an open drift in one sentence for users. For an orphan (an instance without a
+// record) it names the command by which a person adopts or deletes it.
 func (d *Drift) sentence() string {
 	switch d.Type {
 	case DriftOrphan:
@@ -262,7 +264,8 @@ func (d *Drift) sentence() string {
 	return "node " + d.Node + " says " + d.AgentStatus + ", the record " + d.SchedulerStatus
 }
 
-// ended describes a closed drift for users: how it ended and how long it lasted.
+// ended describes a closed drift for users: how it was closed, and how long it was open at time
+// clock.
 func (d *Drift) ended(clock int64) string {
 	out := "node " + d.Node + " and the record agree again"
 	switch d.Type {
@@ -288,7 +291,8 @@ func (t *Tx) closeDrifts(node string) {
 	}
 }
 
-// orphan returns the open drift of the orphan that a command names, and the node that runs the orphan.
+// orphan returns the open drift of the orphan (an instance without a record) that a command names, and
+// the node that runs it.
 func (t *Tx) orphan(node, workload string) (*Drift, *Node, Result) {
 	n, ok := t.r.nodes.Get(node)
 	if !ok {
@@ -306,7 +310,8 @@ func (t *Tx) orphan(node, workload string) (*Drift, *Node, Result) {
 	return d, n, Result{}
 }
 
-// adoptDrift assigns the workload of an orphan to the node that runs it.
+// adoptDrift creates a workload for an orphan (an instance without a record) and assigns it to the
+// node that runs the instance.
 func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 	d, n, res := t.orphan(b.GetNode(), b.GetWorkload())
 	if d == nil {
@@ -344,7 +349,8 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 			return res
 		}
 	}
-	// Check, before any record is changed, whether the workload could be assigned to the node if it had none.
+	// Before any record is changed, check that the workload could be assigned to this node if it
+	// had no node.
 	want := Workload{ID: d.Workload, Demand: &Demand{}, Desired: DesiredRunning}
 	if known {
 		want.Demand, want.Desired, want.Namespace = old.Demand, old.Desired, old.Namespace

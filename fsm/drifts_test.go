@@ -219,7 +219,8 @@ func TestDropOrphan(t *testing.T) {
 	})
 }
 
-// adoptedOrphans is a scenario of the golden corpus: orphans of legacy v1 agents are adopted.
+// adoptedOrphans is a scenario of the golden corpus: orphans (instances without a record) on nodes
+// with legacy v1 agents are adopted as workloads.
 func adoptedOrphans(w *world) {
 	w.do(register("a"))
 	w.do(setDrifts([]*commandv1.Drift{atRevision(drifted("a", "ghost", DriftOrphan), "rev-7"), atRevision(drifted("a", "ours", DriftOrphan), "c1-ff"), drifted("a", "none", DriftOrphan)}))

@@ -8,11 +8,12 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// MaxEach is the largest number of workloads in a PutWorkloads with the field each set.
+// MaxEach is the largest number of workloads in a PutWorkloads with the field `each`.
 const MaxEach = 64
 
-// putEach accepts or refuses each put as if it had come in a command of its own. The puts share
-// the caller, the generation, and the request id with its receipt.
+// putEach accepts or refuses each workload of the command as if it had come in a command of its
+// own. The workloads share the caller, the generation, and the request id with its receipt (the
+// stored answer for repeats).
 func (t *Tx) putEach(b *commandv1.PutWorkloads) Result {
 	puts := b.GetWorkloads()
 	switch {
@@ -38,7 +39,7 @@ func (t *Tx) putEach(b *commandv1.PutWorkloads) Result {
 	return Result{Items: items}
 }
 
-// putAlone applies one put of a workload that is not in a group. ok is false if the put is refused.
+// putAlone stores one workload that is not in a group. ok is false if the workload is refused.
 func (t *Tx) putAlone(one []*commandv1.WorkloadPut) (item Item, refusal Result, ok bool) {
 	if fault := t.putsFault(one, ""); fault != "" {
 		return Item{}, refuse(Invalid, "%s", fault), false

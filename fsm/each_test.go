@@ -15,7 +15,8 @@ func onePut(id string, opts ...func(*commandv1.WorkloadPut)) *commandv1.Workload
 	return put(id, opts...).GetPutWorkloads().GetWorkloads()[0]
 }
 
-// TestEachWorkloadIsJudgedAlone: a PutWorkloads with Each set accepts or refuses every workload separately.
+// TestEachWorkloadIsJudgedAlone: a PutWorkloads with the field `each` accepts or refuses every workload
+// separately.
 func TestEachWorkloadIsJudgedAlone(t *testing.T) {
 	prove(t, []fact{
 		{"a refused workload does not affect the others", func(t *testing.T, w *world) {
@@ -88,8 +89,8 @@ func TestEachWorkloadIsJudgedAlone(t *testing.T) {
 	})
 }
 
-// TestDecoderReadsPutsWithEach: a Decoder, which reuses its messages, decodes a put with Each to the same
-// message as the protobuf runtime.
+// TestDecoderReadsPutsWithEach: a Decoder, which reuses its messages, decodes a PutWorkloads with the field
+// `each` (every workload is accepted or refused on its own) to the same message as the protobuf runtime.
 func TestDecoderReadsPutsWithEach(t *testing.T) {
 	long := onePut("long")
 	long.Spec = bytes.Repeat([]byte("x"), smallFrame+1)

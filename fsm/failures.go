@@ -15,11 +15,20 @@ import (
 func (r *Retry) failed() bool { return r.Attempts != 0 || r.FirstFailureAt != 0 || r.Terminal }
 
 // Completed reports whether w, whose desired state is Running, has exited with success and its restart
-// policy does not restart it. It keeps its node. Only a restart that a person requests starts it again.
+// policy does not restart it. The workload stays assigned to its node. Only a restart that a person
+// requests starts it again.
 func (w *Workload) Completed() bool {
 	return w.Desired == DesiredRunning && w.Node != "" && w.Acknowledged && w.Actual.Generation == w.Generation &&
 		w.Actual.State == ActualStopped && w.Actual.Code == CodeCompleted &&
 		(w.Demand.Job == nil || w.Actual.Exit == nil || w.Demand.Job.Succeeds(w.Actual.Exit.Code))
+}
+
+// EndedForGood reports whether w is Completed, or is a service that ended with an error and is given up because its
+// restart policy does not start it again. The workload stays assigned to its node: on another node it would run a
+// second time.
+func (w *Workload) EndedForGood() bool {
+	return w.Completed() || w.Desired == DesiredRunning && w.Node != "" && w.Retry.Terminal && w.Demand.Job == nil &&
+		w.Actual.Generation == w.Generation && w.Actual.State == ActualFailed && w.Actual.Terminal && w.Actual.Exit != nil
 }
 
 // Working reports whether the agent of w is carrying out the present order: it pulls an image, stops the
@@ -31,8 +40,9 @@ func (w *Workload) working() bool {
 	return w.Acknowledged && w.Actual.Generation == w.Generation && w.Actual.State == ActualPending && w.Actual.Code == CodeWorking
 }
 
-// observed updates the failure counters after a report about w. restarts is the engine's restart
-// count in the previous report. If the count has grown, the time without interruption starts again.
+// observed updates the failure counters after a report about w. state is the report, and restarts
+// is the engine's restart count in the report before it. If the count has grown, the time without
+// interruption starts again.
 func (r *Retry) observed(w *Workload, restarts int32, state Actual, clock int64) {
 	switch {
 	case state == ActualStopped && w.Desired == DesiredStopped, w.Completed():
@@ -122,7 +132,7 @@ func (t *Tx) overdue(w *Workload, u *commandv1.Unplaced) bool {
 		u.GetCode() == CodeDeleteTimeout
 }
 
-// Bounds of the finished tasks of agents that the state records.
+// Limits of the number and the texts of the finished tasks of agents that the state records.
 const (
 	MaxActions     = 20  // largest number of recorded tasks per workload
 	maxActionError = 256 // bytes
@@ -199,7 +209,8 @@ func (t *Tx) auditActions(node string, actions []AgentAction) {
 	t.auditFold(now)
 }
 
-// dropAudit removes the record of the finished tasks of a node.
+// dropAudit removes the record that says which finished tasks of a node have become events, when
+// the node is removed.
 func (t *Tx) dropAudit(node string) {
 	if _, ok := t.r.audits.Get(node); ok {
 		own(t, &t.r.audits, ownAudits).Delete(node)

@@ -639,8 +639,8 @@ var scenarios = []struct {
 		w.do(labelNode("zz", "zone=y"))
 		w.do(taintNode("a", Taint{Key: "gpu"}, Taint{Key: "spot", Effect: TaintPreferNoSchedule}))
 	}},
-	// Only an import creates workloads that may adopt a revision, and no command imports. So this scenario has only
-	// refused commands; TestAdoptedRevision tests accepted ones.
+	// Only an import creates workloads that may adopt a revision, and an import is not a command.
+	// So all commands of this scenario are refused; TestAdoptedRevision tests accepted commands.
 	{"75-adopted-revisions", func(w *world) {
 		w.do(register("a"))
 		w.do(put("web"))
@@ -669,6 +669,13 @@ var scenarios = []struct {
 	{"95-objects", objectsScenario},
 	{"97-object-signals", objectSignalsScenario},
 	{"101-devices", devicesScenario},
+	{"120-if-members", ifMembersScenario},
+	{"102-volumes", volumesScenario},
+	{"125-consoles", consolesScenario},
+	{"110-service-addresses", servicesScenario},
+	{"121-ingress", ingressScenario},
+	{"122-ingress-slices", ingressSlicesScenario},
+	{"126-kept-volumes", keptVolumesScenario},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -2,12 +2,12 @@ package fsm
 
 import "slices"
 
-// nowhere is an empty workload record. reindex uses it in place of a missing record, because no
-// index has an entry for an empty record. nowhere never changes.
+// nowhere is an empty workload record, which reindex uses in place of a missing record: no index
+// has an entry for it. nowhere never changes.
 var nowhere = Bare("")
 
-// reindex moves the index entries of one workload from old to w. Either may be nil. Keys are
-// built only for entries that change.
+// reindex updates all indexes when record w of a workload replaces record old. Either may be nil.
+// Keys are built only for entries that change.
 func (t *Tx) reindex(old, w *Workload) {
 	before, after := old, w
 	if before == nil {
@@ -40,8 +40,14 @@ func (t *Tx) reindex(old, w *Workload) {
 	if is, was := ruled(after), ruled(before); is != was {
 		move(t, &t.r.byRule, ownByRule, keyIf(was, before, workloadID), keyIf(is, after, workloadID))
 	}
+	if !slices.Equal(before.Demand.Volumes, after.Demand.Volumes) || before.ID != after.ID {
+		t.indexVolumes(before, after)
+	}
 	if !slices.Equal(before.Demand.MACs, after.Demand.MACs) || before.ID != after.ID {
 		t.indexMACs(before, after)
+	}
+	if !slices.Equal(before.Demand.Ingress, after.Demand.Ingress) || before.ID != after.ID {
+		t.indexIngress(before, after)
 	}
 	if is, was := isUnacked(after), isUnacked(before); is != was {
 		move(t, &t.r.unacked, ownUnacked, keyIf(was, before, workloadID), keyIf(is, after, workloadID))
@@ -110,8 +116,9 @@ func (t *Tx) count(old, w *Workload) {
 	}
 }
 
-// sameClaims reports whether two versions of a workload claim the same node, resources and ports. Port claims
-// are ordered by generation, so a workload with ports has different claims after its generation changed.
+// sameClaims reports whether two versions of a workload claim the same node, resources and ports. If two
+// workloads claim one port, the older generation has it, so a claim contains the generation, and a workload
+// with ports has different claims after its generation changed.
 func sameClaims(a, b *Workload) bool {
 	if a.Node != b.Node {
 		return false
@@ -155,7 +162,8 @@ func (t *Tx) claimResidual(r *Residual, n *Node, sign int) {
 	t.claimAmounts(n, &r.Demand, sign, 0, sign)
 }
 
-// claimsOf adds or removes the claims of all workloads and residuals on a node.
+// claimsOf adds (sign +1) or removes (-1) what all workloads on a node reserve, and also its
+// residuals (instances that the node must still remove).
 func (t *Tx) claimsOf(n *Node, sign int) {
 	for _, w := range t.workloadsOn(n.ID) {
 		t.claimWorkload(w, n, sign)
@@ -165,7 +173,8 @@ func (t *Tx) claimsOf(n *Node, sign int) {
 	}
 }
 
-// claimPorts adds (sign +1) or removes (-1) claims to host ports.
+// claimPorts adds (sign +1) or removes (-1) the reservations (claims) of host ports for a workload.
+// g decides which claim to a port comes first.
 func (t *Tx) claimPorts(engine string, list []HostPort, kind claimKind, g Generation, node, workload string, sign int) {
 	if len(list) == 0 {
 		return
@@ -204,7 +213,8 @@ func (t *Tx) claimAmounts(n *Node, d *Demand, sign, workloads, residuals int) {
 	m.Set(n.ID, &a)
 }
 
-// addPool returns a new sorted list in which gb is added to one pool. Pools with a sum of 0 are left out.
+// addPool returns a copy of the list old, in which gb is added to the reserved storage of one pool. It
+// leaves out pools of which nothing is reserved.
 func addPool(old []PoolUse, pool string, gb int64) []PoolUse {
 	out := make([]PoolUse, 0, len(old)+1)
 	done := false

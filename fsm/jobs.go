@@ -8,9 +8,10 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// A job is a workload that runs to completion. While it has no result, it is placed, ordered and retried as
-// any other workload. The planner then ends it: its record keeps the result, and its node removes the
-// instance. Only a restart that a person requests, or another specification, runs it again.
+// A job is a workload that runs to completion. While it has no result, it is placed, ordered and
+// retried as any other workload. When its outcome is known, the planner ends the job: its record
+// keeps the result, and its node removes the instance. Only a restart that a person requests, or
+// another specification, runs it again.
 
 // Job holds what the planner needs to know about a workload that runs to completion. It never changes.
 type Job struct {
@@ -60,7 +61,8 @@ func (w *Workload) ExpiresAt() int64 {
 	return w.Result.At + w.Demand.Job.TTL
 }
 
-// keepsResult reports whether a put keeps the result of a finished job, because the put has the same content.
+// keepsResult reports whether a finished job keeps its result when p stores the workload again: it does if p
+// is a job with the same content and the desired state Running. The job then does not run again.
 func keepsResult(p *commandv1.WorkloadPut, old *Workload) bool {
 	return old.Finished() && p.GetDemand().GetJob() != nil && p.GetContent() == old.Content && p.GetDesired() == string(DesiredRunning)
 }
@@ -130,7 +132,7 @@ func (t *Tx) expireJobs(b *commandv1.ExpireJobs) (res Result) {
 			res.skip(why)
 			continue
 		}
-		res.Items = append(res.Items, t.deleteOne(old, false))
+		res.Items = append(res.Items, t.deleteOne(old, false, false))
 	}
 	return res
 }
@@ -147,7 +149,7 @@ func (t *Tx) readmits(w *Workload) (Result, bool) {
 	return t.admits(again, []*Workload{w}, nil)
 }
 
-// statusOfJob returns the status of a finished job.
+// statusOfJob returns the workload status that a finished job with this result has.
 func statusOfJob(r *JobResult) Status {
 	if r.Succeeded {
 		return StatusStopped
@@ -155,7 +157,7 @@ func statusOfJob(r *JobResult) Status {
 	return StatusFailed
 }
 
-// reasonOfJob returns the reason of a finished job.
+// reasonOfJob returns the reason in the status of a finished job with this result.
 func reasonOfJob(r *JobResult) Reason {
 	if r.Succeeded {
 		return Reason{Code: CodeCompleted, Message: r.Message, At: r.At}

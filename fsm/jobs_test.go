@@ -147,7 +147,7 @@ func TestJobs(t *testing.T) {
 		is(t, "attempts", p.Retry.Attempts, 4)
 		w.eventOf(EventJobFailed)
 	})
-	t.Run("attempts count on when the node is lost", func(t *testing.T) {
+	t.Run("the loss of the node keeps the number of attempts", func(t *testing.T) {
 		w := formed(t, "a", "b")
 		w.place("pack", "a", job())
 		w.ok(w.ended("pack", 7))
@@ -180,7 +180,7 @@ func TestJobs(t *testing.T) {
 		w.ok(w.retry("pack", 1, 0, false))
 		is(t, "restarts", w.workload("pack").Restarts, 1)
 	})
-	t.Run("a record goes when its ttl has passed, not before", func(t *testing.T) {
+	t.Run("the record of a job is deleted when its ttl has passed, not before", func(t *testing.T) {
 		w := done(t, job(ttl(minute)))
 		w.ok(gone("pack", "a", nil))
 		skipped(t, w.do(expireJob(w.generation("pack"), "pack")), "has not passed")
@@ -196,7 +196,7 @@ func TestJobs(t *testing.T) {
 		w.place("web", "b")
 		skipped(t, w.do(finishJob(w.generation("web"), "web", true)), "not a job")
 	})
-	t.Run("limits", func(t *testing.T) {
+	t.Run("a job with an invalid setting is refused", func(t *testing.T) {
 		w := formed(t, "a")
 		for field, set := range map[string]func(*commandv1.Job){
 			"deadline": func(j *commandv1.Job) { j.Deadline = -1 }, "ttl": ttl(-1),

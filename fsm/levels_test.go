@@ -103,7 +103,7 @@ func TestTwoVersionsSideBySide(t *testing.T) {
 	is(t, "new command", newer.applyNewer(putNamespace("shop")).Kind, OK)
 }
 
-// applyOlder applies c with the command table of a version that knows feature level 1 only.
+// applyOlder applies c as a version does that knows feature level 1 only.
 func (w *world) applyOlder(c Command) Result {
 	w.t.Helper()
 	w.index++

@@ -4,13 +4,15 @@ package fsm
 // (sched/DESIGN.md):
 //
 //   - keep: the workload stays bound to the node until a person fences or removes the node.
-//   - stop: the fencer, a separate process on the node, stops the workload. It does so within the fence
-//     bound, a number of seconds after the end of the lease that the node has registered.
+//   - stop: the fencer, a separate process on the node, stops the workload. The node registers a
+//     fence bound: the number of seconds after the end of the lease within which the fencer has
+//     stopped the workload.
 //
 // The planner measures the fence bound by the leader's clock, not by the time of log entries: a clock that
 // jumps, or that differs between two leaders, must not shorten the wait.
 
-// StopsOnLostLease reports whether the fencer of node n stops w when the lease of n ends.
+// StopsOnLostLease reports whether node n stops w by itself when the lease of n ends. A process on
+// the node, the fencer, does so.
 func (w *Workload) StopsOnLostLease(n *Node) bool {
 	return w.Demand.stops() && n.Facts.SelfFencing && !w.MayOutliveLease
 }
@@ -19,12 +21,13 @@ func (w *Workload) StopsOnLostLease(n *Node) bool {
 // the lease of its node ends.
 func (d *Demand) stops() bool { return d.Exclusive && d.OnLostLease == OnLostLeaseStop }
 
-// keepsOnLostLease reports whether a workload stays bound to a lost node until an operator
-// fences or removes the node.
+// keepsOnLostLease reports whether a workload stays bound to node n after n is lost, until an
+// operator confirms that n is off (fences it) or removes it.
 func keepsOnLostLease(w *Workload, n *Node) bool { return w.Demand.Exclusive && !w.StopsOnLostLease(n) }
 
-// carryOutlives sets MayOutliveLease in w, the changed copy of record old. The value depends on the
-// last order that the node accepted, not on later requests of the user.
+// carryOutlives sets MayOutliveLease (the workload may keep running after the lease of its node has ended) in
+// w, the changed copy of record old. The value depends on the last order that the node accepted, not on later
+// requests of the user.
 func (t *Tx) carryOutlives(old, w *Workload) {
 	if old.MayOutliveLease || !old.Demand.stops() {
 		t.outlives(w)

@@ -13,7 +13,7 @@ import (
 // workload is removed. Imported workloads may share an address, and keep it until their specifications
 // change.
 
-// indexMACs moves the entries of a workload in the index byMAC from record before to record after.
+// indexMACs updates the index byMAC when the record after of a workload replaces the record before.
 func (t *Tx) indexMACs(before, after *Workload) {
 	m := own(t, &t.r.byMAC, ownByMAC)
 	for _, mac := range before.Demand.MACs {
@@ -24,15 +24,16 @@ func (t *Tx) indexMACs(before, after *Workload) {
 	}
 }
 
-// macFault returns why the workloads of a put cannot have the Ethernet addresses that they request; "" if they can. The
-// function sees reports whether the caller may see a namespace. A refusal does not name workloads of namespaces that
-// the caller may not see.
+// macFault returns why the workloads in puts cannot have the Ethernet addresses that they request; "" if they can.
+// The function sees reports whether the caller may see a namespace. A refusal does not name workloads of namespaces
+// that the caller may not see.
 func (s State) macFault(puts []*commandv1.WorkloadPut, olds []*Workload, sees func(namespace string) bool) string {
 	c := macCheck{s: s, sees: sees, rollouts: s.r.rollouts.Scan}
 	return c.fault(puts, olds)
 }
 
-// macCheck checks the Ethernet addresses of the workloads of one command.
+// macCheck checks that no workload of one command requests an Ethernet address that another
+// workload has.
 type macCheck struct {
 	s        State
 	sees     func(namespace string) bool

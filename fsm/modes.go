@@ -116,6 +116,13 @@ var armRules = [...]armRule{
 	{"release_slices", 422, 1, true, Refused},
 	{"put_object", 400, 1, false, Refused},
 	{"delete_object", 401, 1, false, Refused},
+
+	{"put_volume", 452, 1, false, Refused},
+	{"delete_volume", 453, 1, false, Refused},
+	{"report_volumes", 454, 1, true, Allowed},
+	{"link_console", 510, 1, false, Allowed},
+	{"open_console", 511, 1, false, Allowed},
+	{"end_console", 512, 1, false, Allowed},
 }
 
 // FeatureLevel is the highest feature level that this version understands. A command whose level is above the
@@ -139,7 +146,8 @@ func ruleOf(rules []armRule, a arm) armRule {
 
 func (a arm) planned() bool { return a.rule().planned }
 
-// armOf returns the name of the command, or "" if c has no body.
+// armOf returns the protobuf field name of the command in c, such as put_workloads; "" if c has no
+// body.
 func armOf(c Command) arm {
 	switch c.GetBody().(type) {
 	case *commandv1.Command_InitCluster:
@@ -242,6 +250,12 @@ func armOf(c Command) arm {
 		return "put_account"
 	case *commandv1.Command_DeleteAccount:
 		return "delete_account"
+	case *commandv1.Command_LinkConsole:
+		return "link_console"
+	case *commandv1.Command_OpenConsole:
+		return "open_console"
+	case *commandv1.Command_EndConsole:
+		return "end_console"
 	case *commandv1.Command_LabelNode:
 		return "label_node"
 	case *commandv1.Command_TaintNode:
@@ -260,6 +274,12 @@ func armOf(c Command) arm {
 		return "move_workloads"
 	case *commandv1.Command_PlaceMembers:
 		return "place_members"
+	case *commandv1.Command_PutVolume:
+		return "put_volume"
+	case *commandv1.Command_DeleteVolume:
+		return "delete_volume"
+	case *commandv1.Command_ReportVolumes:
+		return "report_volumes"
 	case *commandv1.Command_PutNetwork:
 		return "put_network"
 	case *commandv1.Command_DeleteNetwork:

@@ -18,7 +18,7 @@ func TestApplyFollowsTheModeMatrix(t *testing.T) {
 			{Body: &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{}}}, actions("a", ""),
 			setDrifts(nil), adopt("a", "x"), dropOrphan("a", "x"), putNamespace("a"), dropNamespace("a"),
 			putPolicy("p"), dropPolicy("p"), bind("p", "a"), putRole("p", "read"), deleteRole("p"), unbindRole("viewer", "user/p"),
-			finishJob(nil, "a", true), expireJob(nil, "a"), createRuns(), startRun("a", "a-1", "k"), placeMembers(), putAccount("p", 0), deleteAccount("p"), labelNode("a", "zone=y"), taintNode("a", Taint{Key: "k", Effect: TaintNoExecute}),
+			finishJob(nil, "a", true), expireJob(nil, "a"), createRuns(), startRun("a", "a-1", "k"), placeMembers(), putAccount("p", 0), deleteAccount("p"), linkConsole("s", "p", 0, 0), openConsole("s", 1), endConsole("s", ""), labelNode("a", "zone=y"), taintNode("a", Taint{Key: "k", Effect: TaintNoExecute}),
 			advance(nil, &commandv1.AdvanceRollout{}), rolloutAction("pause"), scaling(1, 3),
 		} {
 			t.Run(string(mode)+" "+ArmName(c), func(t *testing.T) {

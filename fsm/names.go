@@ -11,9 +11,9 @@ import (
 // other workload or group may have the id "web-3f5ec1". A workload may have the name of a group only if it is
 // a member of the group.
 
-// labelKeys returns the keys of a workload in the index byLabel: one for its id, one for its group. An id or
-// group that is its own DNS label has no key there, because the table of workloads or the index of groups
-// finds it.
+// labelKeys returns the keys of a workload in the index byLabel, which finds ids and groups by
+// their DNS label: one key for its id, one for its group. An id or group that is its own DNS label
+// has no key in byLabel, because the table of workloads or the index of groups finds it.
 func labelKeys(w *Workload) (id, group string) {
 	if l := bounds.DNSLabel(w.ID); w.ID != "" && l != w.ID {
 		id = pair(l, "w/"+w.ID)
@@ -26,7 +26,7 @@ func labelKeys(w *Workload) (id, group string) {
 	return id, group
 }
 
-// NameFault returns why the put b would be refused because of the DNS names or the Ethernet
+// NameFault returns why the command b would be refused because of the DNS names or the Ethernet
 // addresses of its workloads; "" if it would be accepted. The list leaving has the workloads that
 // the same command deletes. The function sees reports whether the caller may see a namespace.
 func (s State) NameFault(b *commandv1.PutWorkloads, leaving []*Workload, sees func(namespace string) bool) string {
@@ -43,11 +43,14 @@ func (s State) identityFault(puts []*commandv1.WorkloadPut, olds, leaving []*Wor
 	if why := s.nameFault(puts, olds, leaving); why != "" {
 		return why
 	}
+	if why := s.ingressFault(puts, olds, leaving, sees); why != "" {
+		return why
+	}
 	return s.macFault(puts, olds, sees)
 }
 
-// nameFault returns why the DNS names of a put's workloads and group are not free; "" if they are. The list leaving has
-// the workloads that the same command deletes, so their names are free.
+// nameFault returns why the DNS names of the workloads in puts, or of their group, are not free; "" if all are free.
+// The list leaving has the workloads that the same command deletes, so their names are free.
 func (s State) nameFault(puts []*commandv1.WorkloadPut, olds, leaving []*Workload) string {
 	for i, p := range puts {
 		id, group := p.GetId(), p.GetDemand().GetGroup()
@@ -66,7 +69,8 @@ func (s State) nameFault(puts []*commandv1.WorkloadPut, olds, leaving []*Workloa
 	return ""
 }
 
-// labelFault checks that the DNS label of a new workload id, or of its group, is free.
+// labelFault checks that no other workload or group has the DNS label of name, which is the id of a
+// new workload or the name of its group (what says which). It returns an error text, or "".
 func (s State) labelFault(what, name, id, group string, leaving []*Workload) (why string) {
 	label := bounds.DNSLabel(name)
 	clash := func(other *Workload, asGroup bool) {

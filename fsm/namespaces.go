@@ -19,7 +19,7 @@ import (
 // it may have a record with a quota and users.
 const DefaultNamespace = "default"
 
-// Namespace is the record of one namespace. A published record never changes.
+// Namespace is the record of one namespace. A record in the state is never modified; a change stores a new record.
 type Namespace struct {
 	Name        string
 	Description string
@@ -28,11 +28,12 @@ type Namespace struct {
 	// may act only in those namespaces. A user who is listed in none may act everywhere. Package rpc never
 	// confines admins.
 	Users []string
-	// MaxPriority has two uses. Callers confined to namespaces cannot set a higher priority in this namespace. And a
-	// workload of this namespace that has a higher priority preempts workloads of other namespaces only as if its
-	// priority were MaxPriority (preempt.go).
+	// MaxPriority has two uses. Callers who may act only in certain namespaces cannot set a higher priority in this
+	// namespace. And a workload of this namespace that has a higher priority preempts workloads of other namespaces
+	// only as if its priority were MaxPriority (preempt.go).
 	MaxPriority int32
-	// AllowScaling lets suggestions of automations scale the groups of this namespace.
+	// AllowScaling lets the suggestions of an automation service (SubmitAutomationSuggestion) scale the groups
+	// of this namespace.
 	AllowScaling bool
 	// NodeLabels are the labels, sorted by key, that a node must carry to run workloads of this namespace. Empty =
 	// any node. See pools.go.
@@ -144,7 +145,9 @@ func (s State) NamespacesOf(user string) (out []string) {
 	return out
 }
 
-// counted returns the resources of w that count against the quota of its namespace.
+// counted returns the resources of w that use up the quota of its namespace. A finished job or a
+// template uses up one workload and nothing else, and a workload that is being deleted uses up
+// nothing.
 func (w *Workload) counted() quota.Amounts {
 	if w.Desired == "" || w.Desired == DesiredDeleted {
 		return quota.Amounts{}
@@ -156,8 +159,8 @@ func (w *Workload) counted() quota.Amounts {
 }
 
 // countedBytes returns the sizes in bytes of the specification of w and of its files; 0 while w is being
-// deleted. Workloads share files, so the files count for the namespace of each workload, and once for the
-// whole state (bundles.go).
+// deleted. Workloads may share files. The size of shared files is added to the use of each workload's
+// namespace, but only once to the size of the whole state (bundles.go).
 func (w *Workload) countedBytes(v bundleView) (spec, files int64) {
 	if w.Desired == "" || w.Desired == DesiredDeleted {
 		return 0, 0
@@ -201,7 +204,8 @@ func (t *Tx) useOf(old, w *Workload) {
 	}
 }
 
-// namespaceOf returns the namespace of a put that replaces record old. old may be nil.
+// namespaceOf returns the namespace of the workload that p stores in place of record old: the
+// namespace that p names, or else that of old. old may be nil.
 func namespaceOf(p *commandv1.WorkloadPut, old *Workload) string {
 	switch {
 	case p.GetNamespace() != "":
@@ -212,7 +216,8 @@ func namespaceOf(p *commandv1.WorkloadPut, old *Workload) string {
 	return DefaultNamespace
 }
 
-// NamespaceOf returns the namespace of a put.
+// NamespaceOf returns the namespace that a workload has after p has been applied: the namespace
+// that p names, or else that of the present record.
 func NamespaceOf(v namespaced, p *commandv1.WorkloadPut) string {
 	old, _ := v.Workload(p.GetId())
 	return namespaceOf(p, old)
@@ -231,12 +236,13 @@ type NamespaceView interface {
 	Total() Total
 	PolicyView
 	bundleView
+	VolumeView
 }
 
-// Fits checks a put, together with the workloads that it deletes, against namespaces and quotas.
-// The namespace of each put must exist, and a workload cannot change its namespace. The quota must
-// suffice at two times: now, while members still wait for their turn in a rolling update, and after
-// all members have changed. The error is a *Refusal.
+// Fits checks a PutWorkloads, together with the workloads that it deletes (leaving), against
+// namespaces and quotas. The namespace of each workload must exist, and a workload cannot change
+// its namespace. The quota must suffice at two times: now, while members still wait for their turn
+// in a rolling update, and after all members have changed. The error is a *Refusal.
 func Fits(v NamespaceView, b *commandv1.PutWorkloads, leaving []*Workload) error {
 	olds := make([]*Workload, len(b.GetWorkloads()))
 	for i, p := range b.GetWorkloads() {
@@ -272,15 +278,16 @@ func MembersWithin(v View, w *Workload, count int) (n int, limited bool) {
 	if !ok {
 		return 0, false
 	}
-	more, limited := quota.Times(v.UseOf(of.Name).Amounts, w.Demand.amounts(), of.Quota)
+	more, limited := quota.Times(v.UseOf(of.Name).Amounts, w.Demand.amounts().Plus(w.Demand.ownVolumes()), of.Quota)
 	return count + int(more), limited
 }
 
-// fits checks puts and deletions as if all of them happened at once. The list offered has the
-// bundles that the command carries. Every replica calls fits for every put, so it adds up nothing
-// for namespaces without a quota.
+// fits checks the stored workloads (puts) and the deleted ones (leaving) as if all changes happened
+// at once. The list offered has the bundles that the command carries. Every replica calls fits for
+// every PutWorkloads, so to save time it computes no sums for namespaces without a quota.
 func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workload, offered []*commandv1.Bundle) error {
 	var sums []quotaSum
+	var shared []string // keys of volumes that several puts create together
 	by := Total{Bytes: bytesOfNew(v, offered)}
 	for i, p := range puts {
 		old := olds[i]
@@ -316,6 +323,7 @@ func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workl
 				by = quota.Amounts{} // this job stays finished, so it reserves nothing
 			}
 		}
+		by = by.Plus(volumesBy(v, name, p, old, &shared))
 		sums = addTo(sums, n, by, bytes)
 	}
 	for _, w := range leaving {
@@ -358,8 +366,8 @@ func addTo(sums []quotaSum, n *Namespace, by quota.Amounts, bytes int64) []quota
 
 func quoted(s string) string { return `"` + clipTo(s, clipped) + `"` }
 
-// admits checks puts and the workloads that they delete against the namespaces: the caller must be allowed to
-// act in each namespace, and Fits must accept the puts.
+// admits checks a PutWorkloads, with the workloads that it deletes, against the namespaces: the caller must
+// be allowed to act in each namespace, and Fits must accept the command.
 func (t *Tx) admits(b *commandv1.PutWorkloads, olds, leaving []*Workload) (Result, bool) {
 	puts := b.GetWorkloads()
 	for i, p := range puts {
@@ -401,7 +409,8 @@ func (t *Tx) admits(b *commandv1.PutWorkloads, olds, leaving []*Workload) (Resul
 	return Result{}, true
 }
 
-// orphanAmong returns an orphan with the id of a workload that the command would create.
+// orphanAmong returns an orphan (an instance without a record) whose id is that of a workload which
+// the command would create; nil if there is none.
 func (t *Tx) orphanAmong(puts []*commandv1.WorkloadPut, olds []*Workload) (found *Drift) {
 	if t.r.drifts.Len() == 0 {
 		return nil
@@ -444,12 +453,13 @@ func (t *Tx) mayUse(kind, name, namespace string) (Result, bool) {
 	return refuse(Denied, "%s %q is in namespace %q, and %s acts only in %s", kind, clip(name), clip(namespace), t.by, strings.Join(t.confined, ", ")), false
 }
 
-// within lists the commands that a caller confined to namespaces may use. Commands about workloads are also checked
-// against the namespace of the workload. The remaining commands (barrier, audit, admit) change no records of other
-// callers.
+// within lists the commands that a caller may use who may act only in certain namespaces. Commands about workloads
+// are also checked against the namespace of the workload. The remaining commands (barrier, audit, admit) change no
+// records of other callers.
 var within = [...]arm{
 	"put_workloads", "set_desired", "delete_workload", "retry_workload", "adopt_drift", "drop_orphan",
 	"set_rollout", "start_run", "scale_group", "barrier", "audit", "admit", "put_network", "delete_network", "put_object", "delete_object",
+	"put_volume", "delete_volume",
 }
 
 func (t *Tx) putNamespace(b *commandv1.PutNamespace) Result {
@@ -510,9 +520,9 @@ func (t *Tx) freed(old, n *Namespace) (users []string) {
 	return users
 }
 
-// unmoved refuses a PutNamespace that its caller derived from an earlier version of the record. A PutNamespace replaces
-// the whole record, so it would undo a change that another caller made meanwhile. old is the present record; it may be
-// nil.
+// unmoved refuses a PutNamespace that its caller derived from an earlier version of the record. A PutNamespace
+// replaces the whole record, so it would undo a change that another caller made meanwhile. old is the present record;
+// it may be nil.
 func unmoved(b *commandv1.PutNamespace, old *Namespace) Result {
 	if b.IfVersion == nil {
 		return Result{}
@@ -576,7 +586,7 @@ func (n *Namespace) labels() []Label {
 		Label{"allow_scaling", scaling},
 		Label{"cpu_millicores", limit(n.Quota.CPU)}, Label{"devices", limit(n.Quota.Devices)}, Label{"disk_gb", limit(n.Quota.Disk)}, Label{"max_priority", limit(int64(n.MaxPriority))},
 		Label{"memory_mib", limit(n.Quota.Memory)}, Label{"node_labels", clipTo(labelsText(n.NodeLabels), 512)},
-		Label{"users", clipTo(strings.Join(n.Users, ","), 512)}, Label{"workloads", limit(n.Quota.Workloads)},
+		Label{"users", clipTo(strings.Join(n.Users, ","), 512)}, Label{"volume_gb", limit(n.Quota.VolumeGB)}, Label{"volumes", limit(n.Quota.Volumes)}, Label{"workloads", limit(n.Quota.Workloads)},
 	)
 	if len(out) == 0 {
 		return nil // nil, as a snapshot returns an empty list
@@ -601,6 +611,9 @@ func (t *Tx) deleteNamespace(b *commandv1.DeleteNamespace) Result {
 	if have := countUnder(t.r.objects, n.Name+"/"); have > 0 {
 		return refuse(Conflict, "namespace %q has %d secrets and configs: delete them first: persysctl secret list, persysctl config list", n.Name, have)
 	}
+	if have := countUnder(t.r.volumes, n.Name+"/"); have > 0 {
+		return refuse(Conflict, "namespace %q has %d volumes: delete them first: persysctl volume list -n %s", n.Name, have, n.Name)
+	}
 	if len(n.Users) > 0 {
 		return refuse(Conflict, "namespace %q names users: %s: take them out first, or they would act everywhere", n.Name, clipTo(strings.Join(n.Users, ", "), 256))
 	}
@@ -624,7 +637,7 @@ func (t *Tx) storeNamespace(old, n *Namespace) {
 	t.changes = append(t.changes, Change{Table: TableNamespace, Key: n.Name, Old: old, New: n})
 }
 
-// indexUsers adds or removes the index entries for the users of a namespace.
+// indexUsers adds (on) or removes the index entries for the users of a namespace.
 func (t *Tx) indexUsers(n *Namespace, on bool) {
 	if len(n.Users) == 0 {
 		return
@@ -640,14 +653,14 @@ func (t *Tx) indexUsers(n *Namespace, on bool) {
 }
 
 func amountsOf(q *commandv1.Quota) quota.Amounts {
-	return quota.Amounts{CPU: q.GetCpuMillicores(), Memory: q.GetMemoryMib(), Disk: q.GetDiskGb(), Workloads: q.GetWorkloads(), Devices: q.GetDevices()}
+	return quota.Amounts{CPU: q.GetCpuMillicores(), Memory: q.GetMemoryMib(), Disk: q.GetDiskGb(), Workloads: q.GetWorkloads(), Devices: q.GetDevices(), Volumes: q.GetVolumes(), VolumeGB: q.GetVolumeGb()}
 }
 
 func amountsPB(a quota.Amounts) *commandv1.Quota {
 	if a == (quota.Amounts{}) {
 		return nil
 	}
-	return &commandv1.Quota{CpuMillicores: a.CPU, MemoryMib: a.Memory, DiskGb: a.Disk, Workloads: a.Workloads, Devices: a.Devices}
+	return &commandv1.Quota{CpuMillicores: a.CPU, MemoryMib: a.Memory, DiskGb: a.Disk, Workloads: a.Workloads, Devices: a.Devices, Volumes: a.Volumes, VolumeGb: a.VolumeGB}
 }
 
 func namespacePB(n *Namespace) *commandv1.NamespaceRecord {
@@ -693,6 +706,11 @@ func (e *encoder) namespace(n *Namespace) {
 	if n.Quota.Devices != 0 {
 		e.str("device quota")
 		e.i64(n.Quota.Devices)
+	}
+	if n.Quota.Volumes != 0 || n.Quota.VolumeGB != 0 {
+		e.str("volume quota")
+		e.i64(n.Quota.Volumes)
+		e.i64(n.Quota.VolumeGB)
 	}
 }
 

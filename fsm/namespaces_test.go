@@ -73,8 +73,8 @@ func TestNamespaceOfAWorkload(t *testing.T) {
 	w.ok(put("web", inNamespace("b")))
 }
 
-// TestPutWithFormerNamespaceVersionIsRefused: a put of a namespace that names the version of a former record
-// is refused.
+// TestPutWithFormerNamespaceVersionIsRefused: a PutNamespace is refused if it names the version of a former
+// record, because somebody has changed the record meanwhile.
 func TestPutWithFormerNamespaceVersionIsRefused(t *testing.T) {
 	w := formed(t, "n")
 	version := func() uint64 {
@@ -207,8 +207,8 @@ func TestConfinedCallersStayInTheirNamespace(t *testing.T) {
 	refused(t, w.do(confined(puts("g"), "a")), Denied, "g-0")
 }
 
-// TestConfinedCallersGetNoOrphans: a caller confined to a namespace cannot take over or delete an orphan,
-// because the namespace of an orphan is unknown.
+// TestConfinedCallersGetNoOrphans: a caller who may act only in one namespace can neither adopt nor
+// delete an orphan (an instance without a record), because the namespace of an orphan is unknown.
 func TestConfinedCallersGetNoOrphans(t *testing.T) {
 	w := spaced(t)
 	w.ok(put("mine", inNamespace("a")))
@@ -235,8 +235,8 @@ func TestConfinedCallersGetNoOrphans(t *testing.T) {
 	w.ok(adopt("n", "ghost", inNamespace("b"))) // the caller is not confined to namespaces
 }
 
-// TestScaleDownWithinNamespace: a put with fewer members deletes no workload that has the same group name in
-// another namespace.
+// TestScaleDownWithinNamespace: a command that scales a group down deletes no workload of a group with the
+// same name in another namespace.
 func TestScaleDownWithinNamespace(t *testing.T) {
 	w := spaced(t)
 	member := func(id, in string) *commandv1.WorkloadPut {
@@ -304,8 +304,8 @@ func TestNamespacesAreListedInOrder(t *testing.T) {
 	is(t, "default has a record", slices.Equal(names(w, 9), []string{"a", "default", "z"}), true)
 }
 
-// TestRestoredNamespaces: a restore keeps the present namespaces, and counts the restored workloads against
-// their quotas.
+// TestRestoredNamespaces: a restore keeps the present records of namespaces, and adds the restored
+// workloads to the sums that the quotas limit.
 func TestRestoredNamespaces(t *testing.T) {
 	w := spaced(t)
 	w.ok(putNamespace("a", limits(2000, 0, 0, 3), users("ada")))

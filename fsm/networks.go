@@ -12,35 +12,43 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// Networks span nodes. Each node that has a member of a network owns one slice of the network's prefix, and gives
-// addresses of this slice to its containers, so that no two nodes can give the same address. The state machine
-// gives a slice in the entry that binds the first member to the node (docs/adr/0065-networks.md).
+// Networks span nodes. Each node that has a member of a network owns one slice of the network's prefix, and
+// assigns addresses of this slice to its containers, so that no two nodes can assign the same address. The state
+// machine gives a node its slice in the log entry that binds the first member to the node
+// (docs/adr/0065-networks.md).
 
 // Limits of networks. Times are in nanoseconds.
 const (
 	SliceBits   = 26 // prefix length of a slice: 62 addresses
 	MaxNetworks = 1000
-	// NetworkBits is the prefix length of a network that is taken from the pool.
+	// NetworkBits is the prefix length of a network whose prefix is taken from the cluster's pool
+	// of addresses.
 	NetworkBits = 20
-	// minNetworkBits and SliceBits limit the prefix length of a network.
+	// minNetworkBits and SliceBits are the lowest and the highest prefix length of a network.
+	// SliceBits is also the prefix length of a slice, the part of a network that one node has.
 	minNetworkBits = 14
-	// SliceIdle is how long a node keeps the slice of a network of which it has no member.
+	// SliceIdle is how long a node keeps its slice (part of the addresses) of a network after its
+	// last workload in that network has left.
 	SliceIdle = 24 * 3600 * int64(1e9)
-	// SliceRest is how long a slice that was taken back is given to no other node. Nodes that were cut off may
-	// still send packets for its addresses to the former node.
+	// SliceRest is how long a slice (a node's part of a network's addresses) that was taken back is given to
+	// no other node. Nodes that were cut off may still send packets for its addresses to the former node.
 	SliceRest  = 3600 * int64(1e9)
 	DefaultMTU = 1450 // fits into VXLAN over IPv4 over Ethernet
 	minMTU     = 576
-	// maxConfined is the number of networks up to which users confined to namespaces may make networks in a namespace.
+	// maxConfined limits users who may act only in certain namespaces: in a namespace with this
+	// number of networks they cannot create another.
 	maxConfined = 16
 	maxMTU      = 65485
 )
 
-// Networking says what a node can do for networks. It is zero for agents that do not know them.
+// Networking says what a node can do for networks. It is zero for agents that do not support
+// networks.
 type Networking struct {
 	Address string // IP address to which other nodes send packets of networks
 	MTU     uint32 // largest MTU of a network on the node, in bytes
 	Problem string // why the node cannot take part in networks; "" if it can
+	Ingress bool   // the node can answer at ports in ingress mode
+	Held    string // ports in ingress mode that a program of the machine uses, for example "22/tcp, 80/tcp"
 }
 
 // Lacks returns why a node cannot take part in any network; "" if it can.
@@ -54,7 +62,7 @@ func (n Networking) Lacks() string {
 	return ""
 }
 
-// Network is the record of one network. A published record never changes.
+// Network is the record of one network. A record in the state is never modified; a change stores a new record.
 type Network struct {
 	ID          uint32 // number of the network, from 1; never given to another network
 	Name        string
@@ -65,20 +73,28 @@ type Network struct {
 	CreatedBy   string
 	CreateIndex uint64
 	ModifyIndex uint64
-	Slices      []Slice // sorted by Number; a node has at most one
+	Slices      []Slice          // sorted by Number; a node has at most one
+	Services    []ServiceAddress // sorted by Name
+	Ingress     bool             // a workload publishes a port in ingress mode through the network, so all nodes that can have a slice
 }
 
 // Slice is the part of a network that belongs to one node, or that belonged to one until it was taken back.
 type Slice struct {
 	Number     uint32 // place within the network: the first slice has number 0
-	Node       string // "" = taken back
+	Node       string // "" = taken back, or Services
 	EmptySince int64  // since when the node has no member, Unix nanoseconds; 0 = it has some
-	FreeAt     int64  // if Node is "": the time from which another node may get the slice
+	FreeAt     int64  // if it was taken back: the time from which it may be given away
+	Services   bool   // the slice holds addresses of services
 }
 
-// Idle reports whether the slice may be taken back at a time, because its node had no member for a day.
-func (s Slice) Idle(at int64) bool {
-	return s.Node != "" && s.EmptySince != 0 && at >= s.EmptySince+SliceIdle
+// freeAt reports whether the slice (a part of a network's addresses) was taken back and may be
+// given to a node at time at.
+func (s Slice) freeAt(at int64) bool { return s.Node == "" && !s.Services && s.FreeAt <= at }
+
+// Idle reports whether slice s may be taken back at time at, because its node has had no workload
+// in the network for a day and does not answer at ports in ingress mode.
+func (n *Network) Idle(s Slice, at int64) bool {
+	return !n.Ingress && s.Node != "" && s.EmptySince != 0 && at >= s.EmptySince+SliceIdle
 }
 
 // In returns the name of the network's namespace.
@@ -86,7 +102,8 @@ func (n *Network) In() string { return cmp.Or(n.Namespace, DefaultNamespace) }
 
 func (n *Network) key() string { return pair(n.In(), n.Name) }
 
-// Capacity returns the number of slices of the network.
+// Capacity returns the number of slices of the network, so the number of nodes that can take part
+// in it.
 func (n *Network) Capacity() int { return 1 << (SliceBits - n.CIDR.Bits()) }
 
 // Prefix returns the addresses of a slice.
@@ -107,13 +124,14 @@ func (n *Network) SliceOf(node string) (Slice, bool) {
 	return Slice{}, false
 }
 
-// free returns the lowest slice that may be given to a node at a time; false if there is none.
+// free returns the number of the lowest slice (part of the addresses) that may be given to a node
+// at time at; false if there is none.
 func (n *Network) free(at int64) (number uint32, ok bool) {
 	for _, s := range n.Slices {
 		if s.Number > number {
 			break
 		}
-		if s.Node == "" && s.FreeAt <= at {
+		if s.freeAt(at) {
 			return s.Number, true
 		}
 		number = s.Number + 1
@@ -121,18 +139,20 @@ func (n *Network) free(at int64) (number uint32, ok bool) {
 	return number, int(number) < n.Capacity()
 }
 
-// Room returns how many further nodes can get a slice at a time, in Unix nanoseconds.
+// Room returns how many further nodes can get a slice (a part of the addresses) of the network at
+// time at, in Unix nanoseconds.
 func (n *Network) Room(at int64) int {
 	room := n.Capacity()
 	for _, s := range n.Slices {
-		if s.Node != "" || s.FreeAt > at {
+		if !s.freeAt(at) {
 			room--
 		}
 	}
 	return room
 }
 
-// with returns a copy of the network that has the slice s. If the network has a slice with the same number, s replaces it.
+// with returns a copy of the network that has slice s (a part of its addresses, with its node). If the network has a
+// slice with the same number, s replaces it.
 func (n *Network) with(s Slice) *Network {
 	next := *n
 	next.Slices = slices.Clone(n.Slices)
@@ -155,7 +175,7 @@ func (s State) Networks(fn func(*Network) bool) {
 	s.r.networks.Scan(func(_ string, n *Network) bool { return fn(n) })
 }
 
-// networkIn returns the name of a network of a namespace; "" if it has none.
+// networkIn returns the name of any network of a namespace; "" if the namespace has none.
 func (s State) networkIn(namespace string) (name string) {
 	eachUnder(s.r.networks, namespace+"/", func(_ string, n *Network) bool {
 		name = n.Name
@@ -169,8 +189,8 @@ func (n *Network) UsedBy(w *Workload) bool {
 	return w.In() == n.In() && slices.Contains(w.Demand.Networks, n.Name)
 }
 
-// MembersOn returns the number of workloads on a node that use a network. Instances that the node has yet to
-// remove count.
+// MembersOn returns the number of workloads on a node that use a network. Instances that the node
+// must still remove (residuals) are included.
 func MembersOn(v interface {
 	WorkloadsOn(node string, fn func(*Workload) bool)
 	Residuals(node string, fn func(*Residual) bool)
@@ -181,8 +201,9 @@ func MembersOn(v interface {
 		}
 		return true
 	})
-	// A residual is an instance that the node has yet to remove. Its record has no namespace, so residuals that joined a
-	// network with the same name in another namespace count too. The node then only keeps its slice longer than needed.
+	// A residual is an instance that the node must still remove. Its record has no namespace, so residuals in a
+	// network with the same name in another namespace are included. The only effect is that the node keeps its slice
+	// (part of the addresses) longer than needed.
 	v.Residuals(node, func(r *Residual) bool {
 		if slices.Contains(r.Demand.Networks, n.Name) {
 			count++
@@ -246,11 +267,21 @@ func (t *Tx) putNetwork(b *commandv1.PutNetwork) Result {
 	t.r.info.NetworkID++
 	n.ID = t.r.info.NetworkID
 	t.storeNetwork(nil, n)
+	t.state().Workloads("", func(w *Workload) bool { // restored ones, whose network was missing
+		if n.serves(w) {
+			t.serve(nil, w)
+		}
+		if w.In() == n.In() && w.IngressNetwork() == n.Name {
+			t.publish(nil, w)
+		}
+		return true
+	})
 	t.event(Event{Type: EventNetworkCreated, Namespace: n.In(), Message: n.Name, Details: []Label{{"cidr", n.CIDR.String()}}})
 	return Result{}
 }
 
-// nodeWithin returns a node whose address is in a prefix; "" if there is none.
+// nodeWithin returns a node whose address is in prefix p, and that address; "" if there is no such
+// node.
 func (t *Tx) nodeWithin(p netip.Prefix) (node, address string) {
 	t.r.nodes.Scan(func(id string, n *Node) bool {
 		if a, err := netip.ParseAddr(n.Facts.Networking.Address); err == nil && p.Contains(a) {
@@ -358,8 +389,8 @@ func (t *Tx) deleteNetwork(b *commandv1.DeleteNetwork) Result {
 	return Result{}
 }
 
-// awaits returns a group with an unfinished update that needs a network for specifications which no workload has at
-// present; "" if there is none.
+// awaits returns a group whose unfinished update needs network n, because a waiting or a previous
+// specification of the update names it; "" if no group does. why says which of the two.
 func (t *Tx) awaits(n *Network) (group, why string) {
 	needs := func(p *commandv1.WorkloadPut) bool {
 		return cmp.Or(p.GetNamespace(), DefaultNamespace) == n.In() && slices.Contains(p.GetDemand().GetNetworks(), n.Name)
@@ -395,14 +426,14 @@ func (t *Tx) storeNetwork(old, n *Network) {
 	t.changes = append(t.changes, c)
 }
 
-// sameOwners reports whether two versions of a network have the same slices, given to the same nodes. Views contain
-// nothing else that changes.
+// sameOwners reports whether in two versions of a network the same nodes have the same slices
+// (parts of the addresses). No other part of a network that can change is sent to agents.
 func sameOwners(a, b *Network) bool {
-	return slices.EqualFunc(a.Slices, b.Slices, func(x, y Slice) bool { return x.Number == y.Number && x.Node == y.Node })
+	return a.Ingress == b.Ingress && slices.EqualFunc(a.Slices, b.Slices, func(x, y Slice) bool { return x.Number == y.Number && x.Node == y.Node && x.Services == y.Services })
 }
 
-// networksMissing returns the refusal of puts that name a network which does not exist in the namespace of the
-// workload.
+// networksMissing returns the refusal of a command if a workload in puts names a network which does not exist
+// in its namespace.
 func (t *Tx) networksMissing(puts []*commandv1.WorkloadPut, olds []*Workload) (Result, bool) {
 	for i, p := range puts {
 		in := namespaceOf(p, olds[i])
@@ -444,7 +475,8 @@ func (t *Tx) networkFault(w *Workload, node *Node) string {
 	return ""
 }
 
-// slicesFor gives the node of a workload a slice of each of its networks, where it has none and one is free.
+// slicesFor gives node a slice (a part of the addresses) of each network of w in which node has no
+// slice yet, as long as slices are free.
 func (t *Tx) slicesFor(w *Workload, node *Node) {
 	for _, name := range w.Demand.Networks {
 		n, ok := t.state().Network(w.In(), name)
@@ -468,7 +500,8 @@ func (t *Tx) slicesFor(w *Workload, node *Node) {
 	}
 }
 
-// releaseSlices takes back slices whose nodes had no member for a day.
+// releaseSlices takes back slices whose nodes had no member for a day, and gives slices that have become free to nodes that
+// can answer at ports in ingress mode.
 func (t *Tx) releaseSlices(b *commandv1.ReleaseSlices) (res Result) {
 	for _, e := range b.GetSlices() {
 		n := t.networkByID(e.GetNetwork())
@@ -476,8 +509,12 @@ func (t *Tx) releaseSlices(b *commandv1.ReleaseSlices) (res Result) {
 			res.skip(fmt.Sprintf("network %d does not exist", e.GetNetwork()))
 			continue
 		}
+		if e.GetGive() {
+			t.giveSlice(n, e.GetNode(), &res)
+			continue
+		}
 		s, has := n.SliceOf(e.GetNode())
-		if !has || !s.Idle(t.r.info.Clock) {
+		if !has || !n.Idle(s, t.r.info.Clock) {
 			res.skip(fmt.Sprintf("node %q has no idle slice of network %q", clip(e.GetNode()), n.Name))
 			continue
 		}
@@ -500,8 +537,8 @@ func (t *Tx) emptied(node string, names []string) {
 	}
 }
 
-// joined records that a node may have members of some networks again. The names are those of a residual, whose
-// namespace is not recorded; see MembersOn.
+// joined records that a node may have members of some networks again. names lists the networks of a
+// residual, whose namespace is not recorded; see MembersOn.
 func (t *Tx) joined(node string, names []string) {
 	if len(names) == 0 {
 		return
@@ -514,7 +551,7 @@ func (t *Tx) joined(node string, names []string) {
 	}
 }
 
-// networkByID returns the network with a number; nil if there is none.
+// networkByID returns the network whose number is id; nil if there is none.
 func (t *Tx) networkByID(id uint32) (found *Network) {
 	t.r.networks.Scan(func(_ string, n *Network) bool {
 		if n.ID == id {
@@ -527,12 +564,14 @@ func (t *Tx) networkByID(id uint32) (found *Network) {
 
 func (t *Tx) takeBack(n *Network, s Slice) { t.storeNetwork(n, n.with(t.takenBack(s))) }
 
-// takenBack returns a slice as it is after it was taken back from its node now.
+// takenBack returns the record of slice s after it was taken back from its node at the present
+// time.
 func (t *Tx) takenBack(s Slice) Slice {
 	return Slice{Number: s.Number, FreeAt: t.r.info.Clock + SliceRest}
 }
 
-// dropSlicesOf takes back all slices of a node that is removed.
+// dropSlicesOf takes back all slices (parts of the addresses of networks) of a node that is
+// removed.
 func (t *Tx) dropSlicesOf(node string) {
 	for _, n := range t.r.networks.Values() {
 		if s, ok := n.SliceOf(node); ok {
@@ -541,7 +580,8 @@ func (t *Tx) dropSlicesOf(node string) {
 	}
 }
 
-// networkingChanged marks the views of all nodes as changed if a node with slices has another address.
+// networkingChanged makes all agents fetch the list of networks and nodes again if a node that takes part in
+// a network has another address.
 func (t *Tx) networkingChanged(old, n *Node) {
 	if old == nil || old.Facts.Networking.Address == n.Facts.Networking.Address {
 		return
@@ -562,8 +602,8 @@ func (t *Tx) restoreNetworks(backup, present State, fresh bool) {
 	b, p := backup.Info(), present.Info()
 	t.r.info.NetworkID, t.r.info.NetworkIndex = max(b.NetworkID, p.NetworkID), t.meta.Index
 	if fresh {
-		// Networks that were made after the backup are unknown, and machines may still have them: do not give their
-		// numbers again.
+		// Networks that were made after the backup are unknown, and machines may still have them: do not give these
+		// numbers to new networks.
 		t.r.info.NetworkID += MaxNetworks
 	}
 	t.r.networks = duplicate(present.r.networks)
@@ -593,11 +633,15 @@ func (t *Tx) restoreNetworks(backup, present State, fresh bool) {
 	}
 }
 
-// maxUnknown bounds the slices of a network that rest after a restore because they may have been given after the backup.
+// maxUnknown is the maximum number of free slices (parts of the addresses) of a network that no
+// node gets for SliceRest after a restore, because they may have been given away after the backup
+// was made.
 const maxUnknown = 256
 
-// restUnknown lets the lower half of a network's free slices rest. Nodes may have got them after the backup was made:
-// the lowest ones are given first. The other half is for the nodes that get members now.
+// restUnknown is called after a restore. It withholds the lower half of a network's free slices
+// (parts of its addresses) from all nodes for SliceRest. Nodes may have got these slices after the
+// backup was made, because the lowest free slice is always given first. The upper half is for nodes
+// that get members after the restore.
 func (t *Tx) restUnknown(n *Network) {
 	count := min(n.Room(t.r.info.Clock)/2, maxUnknown)
 	for range count {
@@ -609,8 +653,9 @@ func (t *Tx) restUnknown(n *Network) {
 	}
 }
 
-// settleSlices gives the placed workloads of a restored state their slices, and records which nodes have members. It
-// takes back the slices of nodes that the state does not know.
+// settleSlices gives, in a restored state, each node with workloads in a network its slice (part of the addresses)
+// and each service its address, and records which nodes have members. It takes back the slices of nodes that the
+// state does not know.
 func (t *Tx) settleSlices() {
 	for _, n := range t.r.networks.Values() {
 		for _, s := range n.Slices {
@@ -633,6 +678,8 @@ func (t *Tx) settleSlices() {
 			t.slicesFor(w, n)
 		}
 	}
+	t.settleServices()
+	t.settleIngress()
 }
 
 func (c *checker) networks() {
@@ -655,13 +702,15 @@ func (c *checker) networks() {
 		for i, s := range n.Slices {
 			_, ok := r.nodes.Get(s.Node)
 			c.must(int(s.Number) < n.Capacity() && (i == 0 || n.Slices[i-1].Number < s.Number), "network %s has slice %d of %d after another one", key, s.Number, n.Capacity())
-			c.must(s.Node == "" && s.FreeAt > 0 && s.EmptySince == 0 || s.FreeAt == 0 && ok && !slices.Contains(nodes, s.Node), "network %s: slice %d of node %q, free at %d, is wrong", key, s.Number, clip(s.Node), s.FreeAt)
+			c.must(s.Services && s == (Slice{Number: s.Number, Services: true}) || !s.Services && s.Node == "" && s.FreeAt > 0 && s.EmptySince == 0 || s.FreeAt == 0 && ok && !slices.Contains(nodes, s.Node), "network %s: slice %d of node %q, free at %d, is wrong", key, s.Number, clip(s.Node), s.FreeAt)
 			if s.Node != "" {
 				nodes = append(nodes, s.Node)
 				members := MembersOn(c.s, n, s.Node)
 				c.must((members > 0) == (s.EmptySince == 0), "network %s: node %s has %d members, but its slice is empty since %d", key, clip(s.Node), members, s.EmptySince)
 			}
 		}
+		c.services(key, n)
+		c.must(n.Ingress == c.s.publishedThrough(n), "network %s: ports in ingress mode lead into it: %t", key, n.Ingress)
 		return true
 	})
 }
@@ -671,8 +720,9 @@ func networkPB(n *Network) *commandv1.NetworkRecord {
 		Id: n.ID, Name: n.Name, Namespace: n.Namespace, Cidr: n.CIDR.String(), Mtu: n.MTU, CreatedAt: n.CreatedAt, CreatedBy: n.CreatedBy,
 		CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex,
 		Slices: convert(n.Slices, func(s Slice) *commandv1.SliceRecord {
-			return &commandv1.SliceRecord{Number: s.Number, Node: s.Node, EmptySince: s.EmptySince, FreeAt: s.FreeAt}
+			return &commandv1.SliceRecord{Number: s.Number, Node: s.Node, EmptySince: s.EmptySince, FreeAt: s.FreeAt, Services: s.Services}
 		}),
+		Services: convert(n.Services, servicePB), Ingress: n.Ingress,
 	}
 }
 
@@ -685,20 +735,21 @@ func networkOf(m *commandv1.NetworkRecord) (*Network, error) {
 		ID: m.GetId(), Name: m.GetName(), Namespace: stored(m.GetNamespace()), CIDR: p, MTU: m.GetMtu(), CreatedAt: m.GetCreatedAt(), CreatedBy: m.GetCreatedBy(),
 		CreateIndex: m.GetCreateIndex(), ModifyIndex: m.GetModifyIndex(),
 		Slices: convert(m.GetSlices(), func(s *commandv1.SliceRecord) Slice {
-			return Slice{Number: s.GetNumber(), Node: s.GetNode(), EmptySince: s.GetEmptySince(), FreeAt: s.GetFreeAt()}
+			return Slice{Number: s.GetNumber(), Node: s.GetNode(), EmptySince: s.GetEmptySince(), FreeAt: s.GetFreeAt(), Services: s.GetServices()}
 		}),
+		Services: convert(m.GetServices(), serviceOf), Ingress: m.GetIngress(),
 	}, nil
 }
 
 func networkingOf(m *commandv1.NodeNetworking) Networking {
-	return Networking{Address: m.GetAddress(), MTU: m.GetMtu(), Problem: m.GetProblem()}
+	return Networking{Address: m.GetAddress(), MTU: m.GetMtu(), Problem: m.GetProblem(), Ingress: m.GetIngress(), Held: m.GetHeldPorts()}
 }
 
 func networkingPB(n Networking) *commandv1.NodeNetworking {
 	if n == (Networking{}) {
 		return nil
 	}
-	return &commandv1.NodeNetworking{Address: n.Address, Mtu: n.MTU, Problem: n.Problem}
+	return &commandv1.NodeNetworking{Address: n.Address, Mtu: n.MTU, Problem: n.Problem, Ingress: n.Ingress, HeldPorts: n.Held}
 }
 
 func (e *encoder) network(n *Network) {
@@ -716,5 +767,9 @@ func (e *encoder) network(n *Network) {
 		e.str(s.Node)
 		e.i64(s.EmptySince)
 		e.i64(s.FreeAt)
+	}
+	e.services(n)
+	if n.Ingress {
+		e.str("ingress")
 	}
 }

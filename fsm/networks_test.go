@@ -42,7 +42,7 @@ func networked(address string) func(*commandv1.RegisterNode) {
 	}
 }
 
-// slice returns the slice of a node as text; "" if it has none.
+// slice returns, as text, the slice that a node has of a network's addresses; "" if it has none.
 func (w *world) slice(network, node string) string {
 	w.t.Helper()
 	n, ok := w.s.Network("", network)
@@ -56,8 +56,8 @@ func (w *world) slice(network, node string) string {
 	return n.Prefix(s).String()
 }
 
-// networksScenario has networks that are created, refused and deleted, and slices that are given, kept, taken back
-// and given again.
+// networksScenario creates, refuses and deletes networks, and nodes get, keep and lose slices
+// (parts of the addresses) of them, which other nodes then get.
 func networksScenario(w *world) {
 	w.do(register("a", networked("10.0.0.1")))
 	w.do(register("b", networked("10.0.0.2")))
@@ -174,7 +174,7 @@ func TestSlices(t *testing.T) {
 		w.ok(putNetwork("back", "10.50.0.0/25")) // two slices
 		return w
 	}
-	t.Run("the first member on a node gives it the lowest slice", func(t *testing.T) {
+	t.Run("the node of a first member gets the lowest free slice", func(t *testing.T) {
 		w := start(t)
 		w.place("web", "b", inNetworks("back"))
 		w.place("api", "b", inNetworks("back"))
@@ -191,7 +191,7 @@ func TestSlices(t *testing.T) {
 		skipped(t, w.do(w.assign("db", "c")), `network "back" has no slice left for node "c"`)
 		is(t, "a node with a slice takes it", w.do(w.assign("db", "a")).Skipped, 0)
 	})
-	t.Run("nodes that cannot", func(t *testing.T) {
+	t.Run("a node that does not support the network gets no member", func(t *testing.T) {
 		w := start(t)
 		w.ok(register("old"))
 		w.ok(register("broken", func(n *commandv1.RegisterNode) {
@@ -257,7 +257,7 @@ func TestSlices(t *testing.T) {
 		w.ok(put("web", content("c1:changed"), inNetworks("back")))
 		is(t, "slice", w.slice("back", "a"), "10.50.0.0/26")
 	})
-	t.Run("the index of the views", func(t *testing.T) {
+	t.Run("the network index grows only when the agents' view of the networks changes", func(t *testing.T) {
 		w := start(t)
 		index := func() uint64 { return w.s.Info().NetworkIndex }
 		created := index()
@@ -278,8 +278,9 @@ func TestSlices(t *testing.T) {
 	})
 }
 
-// TestSlicesNeverOverlap: whatever happens to nodes and members, no two nodes own overlapping slices, and no slice is
-// given to another node while it rests.
+// TestSlicesNeverOverlap: whatever happens to nodes and members, no two nodes own overlapping
+// slices (parts of a network's addresses), and no slice is given to another node within SliceRest
+// after it was taken back.
 func TestSlicesNeverOverlap(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		w := formed(t)
@@ -295,7 +296,7 @@ func TestSlicesNeverOverlap(t *testing.T) {
 			id, node := fmt.Sprintf("w%d", rapid.IntRange(0, 5).Draw(rt, "id")), rapid.SampledFrom(nodes).Draw(rt, "node")
 			switch rapid.IntRange(0, 7).Draw(rt, "command") {
 			case 0:
-				w.do(put(id, inNetworks([][]string{{"n1"}, {"n2"}, {"n1", "n2"}, nil}[rapid.IntRange(0, 3).Draw(rt, "networks")]...)))
+				w.do(put(id, inNetworks([][]string{{"n1"}, {"n2"}, {"n1", "n2"}, nil}[rapid.IntRange(0, 3).Draw(rt, "networks")]...), demand(func(d *commandv1.Demand) { d.ServiceAddress = rapid.Bool().Draw(rt, "serves") })))
 			case 1, 2:
 				if _, ok := w.s.Workload(id); ok {
 					w.do(w.assign(id, node))
@@ -348,8 +349,8 @@ func TestSlicesNeverOverlap(t *testing.T) {
 	})
 }
 
-// TestNetworksOfUnfinishedUpdatesStay: a network that only the waiting or the previous specifications of a group's
-// unfinished update name is not deleted. A command of an older scheduler still deletes it.
+// TestNetworksOfUnfinishedUpdatesStay: a command does not delete a network that only the waiting or the previous
+// specifications of a group's unfinished update name. A command that an older scheduler recorded still deletes it.
 func TestNetworksOfUnfinishedUpdatesStay(t *testing.T) {
 	in := func(c Command, networks ...string) Command {
 		for _, p := range c.GetPutWorkloads().GetWorkloads() {

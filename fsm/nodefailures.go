@@ -9,10 +9,11 @@ import (
 )
 
 // A workload that its node cannot run, for a cause of that node, may be moved to another node. The planner decides
-// about a move (sched/elsewhere.go). The record of the workload remembers the nodes that it left, so that it does
-// not return to them soon, and so that the moves can be counted.
+// whether to move the workload (sched/elsewhere.go). The record of the workload remembers the nodes that it left,
+// so that it does not return to them soon, and so that the moves can be counted.
 
-// NodeFailure says that a workload left a node because it failed there for a cause of that node.
+// NodeFailure says that a workload left a node because the node could not run it, for a cause of
+// the node such as a full disk.
 type NodeFailure struct {
 	Node          string
 	Code, Message string // as the agent reported them
@@ -50,14 +51,15 @@ func (d *Demand) MoveLimit() Reschedule {
 	return Reschedule{DefaultMoves, DefaultMovesWithin}
 }
 
-// FailsOnNode reports whether the node of w has reported that it cannot run w for a cause of the node, and that no
-// instance of w runs there.
+// FailsOnNode reports whether the node of w has reported that it cannot run w for a cause of the
+// node, and that no instance of w runs on the node.
 func (w *Workload) FailsOnNode() bool {
 	return w.Desired == DesiredRunning && w.Node != "" && w.Acknowledged && w.Actual.Generation == w.Generation &&
 		w.Actual.TryElsewhere && w.Actual.State != ActualRunning && !w.Retry.Terminal
 }
 
-// LeftSince returns the nodes that w has left after a time because they could not run it, oldest first.
+// LeftSince returns the nodes that w has left after time at because they could not run it. The node
+// that w left first comes first.
 func (w *Workload) LeftSince(at int64) []NodeFailure {
 	i := slices.IndexFunc(w.FailedOn, func(f NodeFailure) bool { return f.At > at })
 	if i < 0 {
@@ -66,7 +68,8 @@ func (w *Workload) LeftSince(at int64) []NodeFailure {
 	return w.FailedOn[i:]
 }
 
-// noMove returns why w may not be moved off its failing node at time at (Unix nanoseconds); "" if it may.
+// noMove returns why w may not be moved at time at (Unix nanoseconds) off its node, which cannot run it;
+// "" if it may.
 func (w *Workload) noMove(at int64) string {
 	switch limit := w.Demand.MoveLimit(); {
 	case !w.FailsOnNode():
@@ -81,7 +84,8 @@ func (w *Workload) noMove(at int64) string {
 	return ""
 }
 
-// leftFailing returns w.FailedOn, the nodes that w left because they failed to run it, with its present node added.
+// leftFailing returns the list w.FailedOn (the nodes that w left because they could not run it) with its present
+// node added; at is the time of the move.
 func (w *Workload) leftFailing(at int64) []NodeFailure {
 	f := NodeFailure{w.Node, clipTo(w.Actual.Code, 64), clipTo(w.Actual.Message, maxFailureMessage), at}
 	kept := w.FailedOn[max(0, len(w.FailedOn)+1-MaxNodeFailures):]
@@ -126,7 +130,8 @@ func (e *encoder) reschedule(r *Reschedule) {
 	}
 }
 
-// failedOn encodes the nodes that a workload left because they failed to run it. It adds no bytes for an empty list.
+// failedOn encodes, for the digest, the nodes that a workload left because they could not run it. It adds no bytes
+// for an empty list, so that other workloads keep the digest that earlier versions computed.
 func (e *encoder) failedOn(list []NodeFailure) {
 	if len(list) == 0 {
 		return

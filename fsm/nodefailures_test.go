@@ -7,7 +7,8 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// fails returns the report of a node that it cannot run a workload.
+// fails returns a report in which the node of workload id says that it cannot run the workload, for
+// the reason code. elsewhere says that another node may be able to.
 func (w *world) fails(id, code string, elsewhere bool) Command {
 	w.t.Helper()
 	return report(&commandv1.WorkloadReport{
@@ -16,7 +17,8 @@ func (w *world) fails(id, code string, elsewhere bool) Command {
 	})
 }
 
-// moves makes a workload fail on its node and leave it, and assigns it to node to.
+// moves makes a workload fail on its node, takes it off that node, and assigns it to the node whose
+// name is to.
 func (w *world) moves(id, to string) {
 	w.t.Helper()
 	from := w.workload(id).Node
@@ -107,7 +109,8 @@ func TestWhatIsRememberedOfNodeFailures(t *testing.T) {
 	}
 }
 
-// A workload leaves a node because of a failure only while its node reports that it cannot run it.
+// A workload leaves a node because of a failure only while the node reports that it cannot run the
+// workload.
 func TestOnlyAFailingWorkloadLeavesItsNode(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -12,7 +12,8 @@ import (
 )
 
 // People may set or remove labels and taints of a node. The record of the node keeps what they set
-// for each key. It takes precedence over the value that the agent reports for that key.
+// for each key. A value that a person set takes precedence over the value that the agent reports
+// for the same key.
 
 // NodeKeys holds the labels and taints that people set or removed on a node, sorted by key.
 type NodeKeys struct {
@@ -70,9 +71,9 @@ func (n *Node) merge() {
 func labelKey(l Label) string { return l.Key }
 func taintKey(t Taint) string { return t.Key }
 
-// overlay merges the labels (or taints) that an agent reports with those that people set. The
-// result, sorted by key, has the values that people set, and the reported values of all keys that
-// people neither set nor removed. It is nil if people set and removed nothing.
+// overlay merges the labels (or taints) that an agent reports with those in set, which people set
+// or removed. The result, sorted by key, has the values that people set, and the reported values of
+// all keys that people neither set nor removed. It is nil if people set and removed nothing.
 func overlay[V, S any](reported []V, set []S, key func(V) string, said func(S) (V, bool)) (out []V) {
 	if len(set) == 0 {
 		return nil
@@ -91,8 +92,8 @@ func overlay[V, S any](reported []V, set []S, key func(V) string, said func(S) (
 	return out
 }
 
-// KeysHash returns a hash of the labels and taints of a node, which is never 0. A move to even out the load is dropped
-// if they have changed since it was planned.
+// KeysHash returns a hash of the labels and taints of a node, which is never 0. A move to even out
+// the load is dropped if the hash has changed since the move was planned.
 func (n *Node) KeysHash() uint64 {
 	h := fnv.New64a()
 	text := func(list ...string) {
@@ -110,8 +111,8 @@ func (n *Node) KeysHash() uint64 {
 	return max(1, h.Sum64())
 }
 
-// labelNode sets or removes labels of a node. A removal is remembered only if the agent reports the
-// key.
+// labelNode sets or removes labels of a node at the request of a person. A removal is stored only
+// if the agent reports a label with this key, which must be hidden then.
 func (t *Tx) labelNode(b *commandv1.LabelNode) Result {
 	if fault := bounds.LabelNodeFault(b); fault != "" {
 		return refuse(Invalid, "%s", fault)
@@ -133,8 +134,8 @@ func (t *Tx) labelNode(b *commandv1.LabelNode) Result {
 	}, EventNodeLabelsChanged)
 }
 
-// taintNode sets or removes taints of a node. If the node has a taint already, setting it again
-// keeps its Since.
+// taintNode sets or removes taints of a node. If the node has a taint already, setting the
+// taint again does not change its Since, the time at which the node got it.
 func (t *Tx) taintNode(b *commandv1.TaintNode) Result {
 	if fault := bounds.TaintNodeFault(b); fault != "" {
 		return refuse(Invalid, "%s", fault)
@@ -157,7 +158,7 @@ func (t *Tx) taintNode(b *commandv1.TaintNode) Result {
 }
 
 // setKeys calls the function set on a copy of a node, then stores the copy and an event. set
-// returns the changed keys.
+// returns the changed keys for the event.
 func (t *Tx) setKeys(id string, set func(*Node) []string, kind string) Result {
 	old, ok := t.r.nodes.Get(id)
 	if !ok {
@@ -178,7 +179,8 @@ func (t *Tx) setKeys(id string, set func(*Node) []string, kind string) Result {
 }
 
 // setKey returns a copy of a list that is sorted by key, in which next replaces the entry with the
-// same key or is inserted. With drop, the entry with that key is removed instead.
+// same key or is inserted. If drop is set, the entry with the key of next is removed instead.
+// changed reports whether the copy differs from the list.
 func setKey[S comparable](list []S, next S, drop bool, key func(S) string) (out []S, changed bool) {
 	i, ok := slices.BinarySearchFunc(list, key(next), func(s S, k string) int { return cmp.Compare(key(s), k) })
 	switch {
@@ -197,8 +199,8 @@ func setKey[S comparable](list []S, next S, drop bool, key func(S) string) (out 
 	return slices.Insert(slices.Clone(list), i, next), true
 }
 
-// dated sets the time since which the node has NoExecute taint t. If the node had the taint already
-// (list present), the time stays.
+// dated returns t with the time since which the node has it, if t is a NoExecute taint. If the node
+// already has the taint (in the list present), that time stays; otherwise it is clock.
 func dated(t Taint, present []Taint, clock int64) Taint {
 	t.Since = 0
 	if t.Effect != TaintNoExecute {
@@ -214,7 +216,8 @@ func dated(t Taint, present []Taint, clock int64) Taint {
 	return t
 }
 
-// dateTaints calls dated for each taint of a registration.
+// dateTaints sets, for each NoExecute taint of a registration, the time since which the node has
+// it; see dated.
 func (f *NodeFacts) dateTaints(present []Taint, clock int64) {
 	for i := range f.Taints {
 		f.Taints[i] = dated(f.Taints[i], present, clock)
@@ -240,8 +243,8 @@ func keyText(removed bool, key, value string) string {
 	return key + value
 }
 
-// rejoin merges the labels and taints that people set on a node according to a backup (was) into those of the present
-// state (k). For each key, the present value takes precedence.
+// rejoin merges, in a restore, two lists of labels and taints that people set on a node: that of the backup (was) and
+// that of the present state (k). For each key, the present value takes precedence.
 func (k NodeKeys) rejoin(was NodeKeys) NodeKeys {
 	return NodeKeys{
 		Labels: rejoined(k.Labels, was.Labels, func(l NodeLabel) string { return l.Key }),

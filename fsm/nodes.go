@@ -91,11 +91,11 @@ func (t *Tx) lacks(n *Node, w *Workload) *Node {
 	return &next
 }
 
-// heldFor returns the id of an exclusive workload that may still run on node old, if facts come from another machine.
-// That machine must not register under the id of the node: it would be given the workload, or would report that the
-// workload does not run. heldFor returns "" if the facts may come from the same machine, or if the node runs no
-// exclusive workload. An agent that lost its data directory still uses the same engine and finds the running workloads
-// there.
+// heldFor protects exclusive workloads, of which two instances must never run. If facts come from another machine
+// than that of node old, it returns the id of such a workload that may still run on old. That machine must not
+// register under the id of the node: it would be given the workload, or would report that the workload does not run.
+// heldFor returns "" if the facts may come from the same machine, or if the node runs no exclusive workload. An agent
+// that lost its data directory still uses the same engine and finds the running workloads there.
 func (t *Tx) heldFor(old *Node, facts *NodeFacts) (id string) {
 	if old.Fenced || !otherMachine(&old.Facts, facts) {
 		return ""
@@ -131,8 +131,8 @@ func instanceText(f *NodeFacts) string {
 	return "instance " + f.InstanceID
 }
 
-// setNodeStates stores the transitions of nodes between up and down that the leader has found. Items about
-// unknown nodes are skipped.
+// setNodeStates stores which nodes the leader has found to have gone up or down. Items about unknown nodes
+// are skipped.
 func (t *Tx) setNodeStates(b *commandv1.SetNodeStates) Result {
 	var res Result
 	for _, s := range b.GetNodes() {
@@ -263,7 +263,8 @@ func (t *Tx) fenceNode(b *commandv1.FenceNode) Result {
 	return Result{}
 }
 
-// clearResiduals removes all residuals of a node.
+// clearResiduals removes all residuals of a node (records that it may still run a workload that
+// left it).
 func (t *Tx) clearResiduals(node string) {
 	for _, r := range t.residualsOn(node) {
 		t.dropResidual(r)
@@ -301,6 +302,7 @@ func (t *Tx) removeNode(b *commandv1.RemoveNode) Result {
 	t.dropAudit(n.ID)
 	t.closeDrifts(n.ID)
 	t.dropSlicesOf(n.ID)
+	t.dropVolumesOf(n.ID)
 	t.dropNode(n)
 	t.event(Event{Type: EventNodeRemoved, Node: n.ID})
 	return Result{}

@@ -44,7 +44,7 @@ const (
 	sealedPrefix    = "sealed:1:"              // prefix of sealed values
 )
 
-// Object is a secret or a config. A published record never changes.
+// Object is a secret or a config. A record in the state is never modified; a change stores a new record.
 type Object struct {
 	Kind      string
 	Name      string
@@ -52,7 +52,7 @@ type Object struct {
 	CreatedAt int64  // Unix nanoseconds
 	CreatedBy string
 	Counter   uint64 // highest number that a version of the object has ever had
-	// Versions are the kept versions, oldest first. There is at least one.
+	// Versions are the versions that the state still has, oldest first. There is at least one.
 	Versions    []ObjectVersion
 	ModifyIndex uint64
 }
@@ -128,9 +128,10 @@ type ObjectView interface {
 	Object(namespace, kind, name string) (*Object, bool)
 }
 
-// PinObjects returns the put with the versions of the objects that its workloads use, and with contents that
-// depend on these versions. It returns b itself if no workload uses an object, and a refusal if an object or a
-// version does not exist. Versions that a put names already are kept.
+// PinObjects returns a copy of b in which each workload names the versions of the secrets and configs that it
+// uses. The content of such a workload (the hash that decides whether a change is a new revision) then depends
+// on these versions. It returns b itself if no workload uses an object, and a refusal if an object or a
+// version does not exist. Versions that b names already stay.
 func PinObjects(v ObjectView, b *commandv1.PutWorkloads) (*commandv1.PutWorkloads, Result) {
 	uses := func(p *commandv1.WorkloadPut) bool { return len(p.GetObjects()) > 0 }
 	if !slices.ContainsFunc(b.GetWorkloads(), uses) && !slices.ContainsFunc(b.GetSurge(), uses) {
@@ -147,7 +148,7 @@ func PinObjects(v ObjectView, b *commandv1.PutWorkloads) (*commandv1.PutWorkload
 	return pinned, Result{}
 }
 
-// pinPut is PinObjects for one put, which it changes.
+// pinPut is PinObjects for one workload; it changes p.
 func pinPut(v ObjectView, p *commandv1.WorkloadPut) Result {
 	if len(p.GetObjects()) == 0 {
 		return Result{}
@@ -182,7 +183,8 @@ func setVersions(p *commandv1.WorkloadPut, versions []uint64) {
 	p.Content = contentWithObjects(p.GetSpecContent(), p.GetObjects())
 }
 
-// contentWithObjects derives the content of a workload from that of its specification and from the versions that it uses.
+// contentWithObjects returns the content (hash) of a workload that uses secrets or configs: a hash over of, the
+// content of its specification, and over the versions that it uses.
 func contentWithObjects(of string, uses []*commandv1.ObjectUse) string {
 	h := sha256.New()
 	part := func(s string) {
@@ -209,8 +211,8 @@ func (o *Object) NoVersion(number uint64) string {
 	return "version " + strconv.FormatUint(number, 10) + " of " + o.Kind + " " + quoted(o.Name) + " is not stored: persysctl " + o.Kind + " history " + o.Name
 }
 
-// UsersOf scans the workloads that use an object and are not being deleted, by id. version is the version that
-// the workload uses; 0 = the present one with each start.
+// UsersOf scans the workloads that use an object and are not being deleted, by id. version is the
+// version that the workload uses; 0 = the version that is present at each start.
 func (s State) UsersOf(o *Object, fn func(w *Workload, version uint64) bool) {
 	s.Workloads("", func(w *Workload) bool {
 		if len(w.Objects) == 0 || w.Desired == DesiredDeleted || w.In() != o.In() {
@@ -221,7 +223,8 @@ func (s State) UsersOf(o *Object, fn func(w *Workload, version uint64) bool) {
 	})
 }
 
-// waitingUses calls fn for each specification that waits in a rolling update and uses the object.
+// waitingUses calls fn for each member of a group that uses the object in a new specification,
+// which it gets only when a rolling update in progress reaches it.
 func (t *Tx) waitingUses(o *Object, fn func(id string, version uint64)) {
 	t.r.rollouts.Scan(func(_ string, r *rollout.Rollout) bool {
 		for i := range r.Members {
@@ -247,7 +250,8 @@ func objectFault(kind, name string) string {
 	return ""
 }
 
-// dataFault describes why a value cannot be stored; "" if it can. It never contains the value.
+// dataFault describes why the value of a secret or config cannot be stored; "" if it can. The text
+// never contains the value.
 func dataFault(kind string, data []byte, size int64) string {
 	switch {
 	case size < 0 || size > MaxObjectBytes:
@@ -331,7 +335,8 @@ func (t *Tx) putObject(b *commandv1.PutObject) Result {
 	return Result{Items: append([]Item{objectItem(o, false)}, t.renewUsers(o, b.GetSurge())...)}
 }
 
-// changedEvent returns the type of the event that says that the object has another value.
+// changedEvent returns the type of the event about a new value of o, which differs between secrets
+// and configs.
 func (o *Object) changedEvent() string {
 	if o.Kind == KindConfig {
 		return EventConfigChanged
@@ -339,7 +344,8 @@ func (o *Object) changedEvent() string {
 	return EventSecretChanged
 }
 
-// objectItem returns the item of a result that stands for an object.
+// objectItem returns the item that tells the caller, in a Result, the new version of a secret or
+// config.
 func objectItem(o *Object, unchanged bool) Item {
 	return Item{ID: o.Name, Revision: strconv.FormatUint(o.Present().Number, 10), Unchanged: unchanged}
 }
@@ -366,7 +372,8 @@ func (t *Tx) pruneVersions(o *Object) {
 	})
 }
 
-// roomFor refuses a change that the state or the policy of the namespace has no room for.
+// roomFor refuses a change that adds this many bytes to a namespace, if that would exceed the size
+// limit of the state or a limit in the policy of the namespace.
 func (t *Tx) roomFor(n *Namespace, by int64) (Result, bool) {
 	s := t.state()
 	err := s.Room().over(s.Total(), Total{Bytes: by})
@@ -388,7 +395,8 @@ func (t *Tx) storeObject(old, o *Object) {
 	t.changes = append(t.changes, Change{Table: TableObject, Key: o.key(), Old: old, New: o})
 }
 
-// countObject adds bytes to the use of the namespace of o, and to that of the whole state.
+// countObject adds by bytes to the sizes that limits apply to: that of the namespace of o, and that
+// of the whole state.
 func (t *Tx) countObject(o *Object, by int64) {
 	if by == 0 {
 		return
@@ -441,7 +449,7 @@ func (t *Tx) deleteObject(b *commandv1.DeleteObject) Result {
 
 // renewUsers gives the newest version of o to the workloads that use it: to the members of a group as an
 // update of the group by its update policy, to other workloads at once. Jobs and runs keep their version.
-// Workloads that get a signal for a new version are ordered again, all at once.
+// Workloads that asked for a signal get a new order, all at the same time.
 func (t *Tx) renewUsers(o *Object, surge []*commandv1.WorkloadPut) (items []Item) {
 	var alone, signalled []*Workload
 	var groups []string
@@ -520,7 +528,8 @@ func (w *Workload) signalFor(o *Object) string {
 	return w.Objects[i].Signal
 }
 
-// renewed returns the items of a result of putWorkloads, or one item with the reason of a refusal.
+// renewed returns one item for each workload that putWorkloads has changed; if putWorkloads has
+// refused, one item for the workload or group with the name of, with the reason.
 func (t *Tx) renewed(of string, res Result) []Item {
 	if res.Kind == OK {
 		return res.Items
@@ -529,8 +538,9 @@ func (t *Tx) renewed(of string, res Result) []Item {
 	return []Item{{ID: strings.Clone(of), Kind: res.Kind, Reason: res.Reason}}
 }
 
-// renewGroup updates the members of a group to the newest version of o. An update of the group that has not
-// ended is replaced by one with the same specifications and the new version; a paused one stays paused.
+// renewGroup updates the members of a group to the newest version of o. If an update of the group is in
+// progress, it is replaced by an update with the same specifications and the new version of o; if it was
+// paused, the new update is paused too.
 func (t *Tx) renewGroup(o *Object, group string, surge []*commandv1.WorkloadPut) Result {
 	b := &commandv1.PutWorkloads{GroupOf: group}
 	was, updating := t.r.rollouts.Get(group)
@@ -576,7 +586,8 @@ func (t *Tx) renewGroup(o *Object, group string, surge []*commandv1.WorkloadPut)
 	return res
 }
 
-// renew returns p with the newest version of o. A put that does not use o is returned as it is.
+// renew returns a copy of p that uses the newest version of o; it returns p itself if p does not
+// use o.
 func renew(p *commandv1.WorkloadPut, o *Object) *commandv1.WorkloadPut {
 	var versions []uint64
 	found := false
@@ -595,7 +606,7 @@ func renew(p *commandv1.WorkloadPut, o *Object) *commandv1.WorkloadPut {
 	return p
 }
 
-// updateOf returns the update policy of a put that uses objects; zero if it has none.
+// updateOf returns the policy for rolling updates that is stored with p; zero if p has none.
 func updateOf(p *commandv1.WorkloadPut) rollout.Policy {
 	if p.GetUpdate() == nil {
 		return rollout.Policy{}
@@ -689,9 +700,9 @@ func (e *encoder) objects(w *Workload) {
 	}
 }
 
-// mergeObjects merges the objects of the backup and of the present state in a restore. An object of both has the
-// versions of both, so that restored workloads find theirs; the present value stays. It announces the objects
-// that only the backup has.
+// mergeObjects merges the objects of the backup and of the present state in a restore. If both have
+// an object, the present value stays the newest, and older versions of the backup are added, so
+// that restored workloads find the versions that they use.
 func (t *Tx) mergeObjects(backup, present State) {
 	t.r.objects = duplicate(present.r.objects)
 	t.r.info.ObjectFloor = max(backup.Info().ObjectFloor, present.Info().ObjectFloor)
@@ -725,7 +736,7 @@ func (t *Tx) mergeObjects(backup, present State) {
 	})
 }
 
-// returnedObjects announces the objects that a restore has brought back.
+// returnedObjects writes an event for each object that a restore has brought back.
 func (t *Tx) returnedObjects(present State) {
 	t.state().Objects(func(o *Object) bool {
 		if _, known := present.r.objects.Get(o.key()); known {

@@ -11,7 +11,8 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// putObject puts a value; that of a secret has the form of a sealed value.
+// putObject returns a command that stores a value. The value of a secret gets the form of a sealed
+// value.
 func putObject(kind, name, value, namespace string) Command {
 	b := &commandv1.PutObject{Kind: kind, Name: name, Namespace: namespace, Data: []byte(value), Size: int64(len(value))}
 	if kind == KindSecret {
@@ -28,8 +29,9 @@ func deleteObject(kind, name, namespace string) Command {
 	return &commandv1.Command{Body: &commandv1.Command_DeleteObject{DeleteObject: &commandv1.DeleteObject{Kind: kind, Name: name, Namespace: namespace}}}
 }
 
-// using makes a workload use objects, given as kind/name, with a leading "keep " for those whose new versions
-// do not change the workload, and "signal " for those that make a new order.
+// using makes a workload use objects, given as kind/name. With the prefix "keep ", new versions of
+// the object do not change the workload. With the prefix "signal ", they cause only a new order
+// with a signal.
 func using(objects ...string) func(*commandv1.WorkloadPut) {
 	return func(p *commandv1.WorkloadPut) {
 		for _, o := range objects {
@@ -55,7 +57,7 @@ func (w *world) uses(id string) string {
 	return strings.Join(out, " ")
 }
 
-// versionsOf returns the numbers of the kept versions of an object.
+// versionsOf returns the numbers of the versions of a secret or config that the state still has.
 func (w *world) versionsOf(kind, name string) (out []uint64) {
 	w.t.Helper()
 	o, ok := w.s.Object(DefaultNamespace, kind, name)
@@ -163,7 +165,7 @@ func TestObjects(t *testing.T) {
 			}
 			is(t, "an instance that is not running has the status", after.Status, StatusScheduled)
 		}},
-		{"an instance that gets a signal stays running for everybody", func(t *testing.T, w *world) {
+		{"an instance that gets a signal for a new version keeps the status Running", func(t *testing.T, w *world) {
 			w.ok(putObject(KindSecret, "db", "a", ""))
 			w.ok(register("n"))
 			w.running("web", "n", using("signal secret/db"))
@@ -181,7 +183,7 @@ func TestObjects(t *testing.T) {
 			w.ok(put("web", using("signal secret/db"), content("2")))
 			is(t, "the status after a change of the content", w.workload("web").Status, StatusUpdating)
 		}},
-		{"a signal needs keep, and a valid name", func(t *testing.T, w *world) {
+		{"a signal needs the field keep and a valid signal name", func(t *testing.T, w *world) {
 			refused(t, w.do(put("bad", func(p *commandv1.WorkloadPut) {
 				p.Objects = []*commandv1.ObjectUse{{Kind: KindSecret, Name: "db", Signal: "SIGHUP"}}
 			})), Invalid, "needs keep")
@@ -189,7 +191,7 @@ func TestObjects(t *testing.T) {
 				p.Objects = []*commandv1.ObjectUse{{Kind: KindSecret, Name: "db", Keep: true, Signal: "sig hup"}}
 			})), Invalid, "signal such as SIGHUP")
 		}},
-		{"a new version changes the workload, one with keep does not", func(t *testing.T, w *world) {
+		{"a new version changes a workload, but not one with the field keep", func(t *testing.T, w *world) {
 			w.ok(putObject(KindSecret, "db", "a", ""))
 			w.ok(put("web", using("secret/db")))
 			w.ok(put("other", using("keep secret/db")))
@@ -220,7 +222,8 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// groupUsing puts web-0 to web-(n-1), which use a secret, with an update policy.
+// groupUsing returns a command that stores a group of workloads web-0 to web-(n-1), which use a
+// secret and have an update policy.
 func groupUsing(version, n int) Command {
 	c := group(version, n, 1, false)
 	for _, p := range c.GetPutWorkloads().Workloads {
@@ -377,8 +380,8 @@ func TestUnsortedObjectsAreRefused(t *testing.T) {
 	is(t, "sorted", slices.IsSortedFunc(w.workload("web").Objects, func(a, b ObjectUse) int { return strings.Compare(a.Name, b.Name) }), true)
 }
 
-// TestRotationStartsFirst: a new version of a secret makes a surge member with it before a member of a group with
-// order: start-first is replaced.
+// TestRotationStartsFirst: in a group with order: start-first, a new version of a secret first
+// creates an extra member with this version (a surge member). Only then is an old member replaced.
 func TestRotationStartsFirst(t *testing.T) {
 	first := func(version int) Command {
 		c := surging(groupUsing(version, 3), 0)
@@ -419,8 +422,10 @@ func TestRotationStartsFirst(t *testing.T) {
 	is(t, "an item with the reason", res.Items[1].Kind == Conflict && strings.Contains(res.Items[1].Reason, "has changed meanwhile"), true)
 }
 
-// TestRotationOfASystemWorkload: a new version is a rolling update of the members; with a signal, each member is ordered
-// again and the template is not.
+// TestRotationOfASystemWorkload: when a user stores a new version of a secret, the members of a
+// system workload that uses it get a rolling update. If the specification asks for a signal
+// instead of an update, each member gets a new order. The template of the workload, from which
+// the members are made, runs nowhere and gets no order.
 func TestRotationOfASystemWorkload(t *testing.T) {
 	start := func(use string) *world {
 		w := formed(t, "a", "b")

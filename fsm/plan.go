@@ -17,8 +17,8 @@ func (r *Result) skip(why string) {
 	}
 }
 
-// planned returns the workload that an item of a planner command names, if it is still at the generation that
-// the planner saw. Otherwise it returns why the item is skipped.
+// planned returns the workload with this id, which an item of a planner command names, if g, the generation
+// that the planner saw, is still its present one. Otherwise it returns why the item is skipped.
 func (t *Tx) planned(id string, g *commandv1.Generation) (*Workload, string) {
 	w, ok := t.r.workloads.Get(id)
 	switch {
@@ -96,8 +96,9 @@ func (t *Tx) unfit(w *Workload, n *Node, node string) string {
 	case w.Demand.Exclusive && t.hasResidual(w.ID):
 		return fmt.Sprintf("exclusive workload %q may still run elsewhere", w.ID)
 	}
-	// A former instance of the same workload, which this node must still remove, may reserve resources here. They are
-	// free for this assignment.
+	// A former instance of the same workload, which this node must still remove, may reserve
+	// resources on the node. Treat these resources as free for this assignment, because the new
+	// instance replaces the former one.
 	var own Demand
 	if r, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
 		own = r.Demand
@@ -207,10 +208,11 @@ func (t *Tx) evict(b *commandv1.Evict) (res Result) {
 }
 
 // mayBeGone prevents a second instance of an exclusive workload. A planner may treat the workload as gone
-// only if its node is fenced, or is lost and its fencer stops the workload. The report Missing is no proof:
-// an engine that is still starting lists no instances, and may start the workload later. The answer to a
-// delete is a proof, because with it the agent also promises to refuse older orders (contract/semantics
-// section 5: no re-placing at the first missing signal).
+// only if an operator has confirmed that the node is off (fence), or if the node is lost and stops the
+// workload by itself when its lease ends. A report that the instance is missing is no proof: an engine that
+// is still starting lists no instances, and may start the workload later. The agent's answer to a delete
+// order is a proof, because with that answer the agent also promises to refuse older orders
+// (contract/semantics section 5: no re-placing at the first missing signal).
 func (t *Tx) mayBeGone(w *Workload) bool {
 	if !w.Demand.Exclusive {
 		return true
@@ -262,7 +264,8 @@ func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 			}
 			e.Details = append(e.Details, Label{"next_at", strconv.FormatInt(w.Retry.NextAt, 10)})
 		default:
-			// Keep the revision, so that the agent does not restart a running workload. Only RetryWorkload forces a restart.
+			// Give the order a new generation but no new revision, so that the agent does not restart a workload that
+			// runs after all. Only RetryWorkload forces a restart.
 			t.nextOrder(&w)
 			w.Acknowledged, w.AcknowledgedAt = false, 0
 			if w.Demand.Job != nil && old.Actual.State == ActualStopped {
@@ -278,7 +281,7 @@ func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 }
 
 // explainUnplaced stores the planner's reason why a workload is not placed, or does not leave its node. If
-// the command has no code, the reason is computed from the record again.
+// the command has no reason code, the reason is computed again from the record of the workload.
 func (t *Tx) explainUnplaced(b *commandv1.ExplainUnplaced) (res Result) {
 	for _, u := range b.GetWorkloads() {
 		old, why := t.planned(u.GetWorkload(), u.GetIfGeneration())

@@ -22,13 +22,13 @@ func TestAssignWorkloads(t *testing.T) {
 			is(t, "pending", w.s.PendingCount(), 0)
 			is(t, "event", w.eventOf(EventWorkloadScheduled).Node, "a")
 		}},
-		{"after an eviction is a Rescheduled event", func(t *testing.T, w *world) {
+		{"Assign after an eviction makes a Rescheduled event", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.evict("web", CodeDraining, false))
 			w.bind("web", "b")
 			is(t, "detail", w.eventOf(EventRescheduled).Details[0], Label{"previous_node", "a"})
 		}},
-		{"skips another generation", func(t *testing.T, w *world) {
+		{"Assign skips an item for another generation", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			c := w.assign("web", "a")
 			w.ok(put("web", content("c1:ffff")))
@@ -54,7 +54,7 @@ func TestAssignWorkloads(t *testing.T) {
 			w.ok(cordon("a", true))
 			skipped(t, w.do(w.assign("web", "a")), "not schedulable")
 		}},
-		{"skips a lost node", func(t *testing.T, w *world) {
+		{"Assign skips a lost node", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(nodeState("a", false))
 			skipped(t, w.do(w.assign("web", "a")), "not schedulable")
@@ -215,13 +215,13 @@ func TestEvictWorkloads(t *testing.T) {
 			w.ok(w.evict("web", CodeDraining, false))
 			is(t, "status", w.workload("web").Status, StatusStopped)
 		}},
-		{"skips another generation", func(t *testing.T, w *world) {
+		{"Evict skips an item for another generation", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			c := w.evict("web", CodeDraining, false)
 			w.ok(put("web", content("c1:ffff")))
 			skipped(t, w.do(c), "generation")
 		}},
-		{"skips an unplaced workload", func(t *testing.T, w *world) {
+		{"Evict skips an unplaced workload", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			skipped(t, w.do(w.evict("web", CodeDraining, false)), "no node")
 		}},
@@ -270,13 +270,13 @@ func TestScheduleRetries(t *testing.T) {
 			is(t, "status", w.workload("web").Status, StatusRunning)
 			is(t, "terminal", w.workload("web").Retry.Terminal, true)
 		}},
-		{"skips another generation", func(t *testing.T, w *world) {
+		{"ScheduleRetries skips an item for another generation", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			c := w.retry("web", 1, 0, false)
 			w.ok(w.retry("web", 1, 0, false))
 			skipped(t, w.do(c), "generation")
 		}},
-		{"skips an unplaced workload", func(t *testing.T, w *world) {
+		{"ScheduleRetries skips an unplaced workload", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			skipped(t, w.do(w.retry("web", 1, 0, false)), "no node")
 		}},
@@ -285,7 +285,7 @@ func TestScheduleRetries(t *testing.T) {
 
 func TestExplainUnplaced(t *testing.T) {
 	prove(t, []fact{
-		{"stores code and message", func(t *testing.T, w *world) {
+		{"ExplainUnplaced stores code and message", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(explain("web", CodeUnplaced, "2 nodes lack memory", w.generation("web")))
 			is(t, "message", w.workload("web").Reason.Message, "2 nodes lack memory")
@@ -297,7 +297,7 @@ func TestExplainUnplaced(t *testing.T) {
 			w.ok(explain("web", CodeUnplaced, "none", w.generation("web")))
 			is(t, "changes", len(w.last), 0)
 		}},
-		{"skips another generation", func(t *testing.T, w *world) {
+		{"ExplainUnplaced skips an item for another generation", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			skipped(t, w.do(explain("web", CodeUnplaced, "none", nil)), "generation")
 		}},

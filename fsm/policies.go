@@ -9,15 +9,16 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// Policies define what workloads may ask for (package policy). A policy is bound to namespaces and to
-// labels of nodes. A put is checked against the policy of its namespace, and an assignment against the policies of the
-// node. If no policy is bound to the namespace, puts of callers who are confined to namespaces are checked against
-// policy.Baseline, and other puts are not checked.
+// Policies define what workloads may ask for (package policy). A policy is bound to namespaces and to labels of
+// nodes. A specification is checked against the policy of its namespace when it is stored, and against the policies
+// of a node when the workload is assigned to it. If no policy is bound to the namespace, specifications of callers
+// who may act only in certain namespaces are checked against policy.Baseline, and those of other callers are not
+// checked.
 
 // MaxPolicies is the maximum number of policies, not counting the built-in ones.
 const MaxPolicies = 100
 
-// Policy is a policy with its bindings. A published record never changes.
+// Policy is a policy with its bindings. A record in the state is never modified; a change stores a new record.
 type Policy struct {
 	policy.Policy
 	Namespaces  []string // sorted; a namespace has at most one bound policy
@@ -70,9 +71,10 @@ func (s State) PolicyIn(namespace string) *Policy {
 	return p
 }
 
-// PolicyFor returns the policy against which a caller's put into a namespace is checked, and the name of it that the
-// workload's record stores. Both are empty if the put is not checked. Under policy.Privileged, which allows everything,
-// the name is stored only for puts of callers confined to namespaces.
+// PolicyFor returns the policy against which a specification that a caller stores in a namespace is
+// checked, and the policy name that the workload's record keeps. Both are empty if nothing is
+// checked. confined means that the caller may act only in certain namespaces. The name of
+// policy.Privileged, which allows everything, is kept only for confined callers.
 func PolicyFor(v PolicyView, namespace string, confined bool) (p *policy.Policy, under string) {
 	bound := v.PolicyIn(namespace)
 	switch {
@@ -90,8 +92,8 @@ type PolicyView interface {
 	PolicyIn(namespace string) *Policy
 }
 
-// Admitted returns the policy under which a workload was admitted, with its present rules; nil if the workload was
-// admitted without a policy. If that policy has been deleted, it returns policy.Baseline.
+// Admitted returns the policy against which a workload was checked when it was stored, with the present rules of
+// the policy; nil if it was checked against none. If that policy has been deleted, it returns policy.Baseline.
 func (s State) Admitted(w *Workload) *policy.Policy {
 	if w.Policy == "" {
 		return nil
@@ -103,7 +105,7 @@ func (s State) Admitted(w *Workload) *policy.Policy {
 	return p
 }
 
-// AdminsOnly reports whether only callers who are not confined to namespaces can have put or changed a workload: its
+// AdminsOnly reports whether only callers who may act in all namespaces can have created or changed a workload: its
 // namespace lists no users, and the workload was admitted without a policy. Agents allow such a workload more (field
 // admins_only in agent.proto).
 func AdminsOnly(v interface {
@@ -127,12 +129,13 @@ func (s State) NodePolicies(n *Node) (out []*policy.Policy) {
 	return out
 }
 
-// Judged returns the part of a demand that policies restrict, as the type that package policy checks.
+// Judged returns the part of a demand that policies restrict, as a policy.Workload.
 func (d *Demand) Judged() policy.Workload {
 	return policy.Workload{Kind: d.Type, CPU: d.CPU, Memory: d.Memory, Disk: d.Disk, Asks: d.Asks}
 }
 
-// Violations returns how one put violates the policy of its namespace.
+// Violations returns in which points the specification of one workload violates the policy of its
+// namespace.
 func Violations(v interface {
 	namespaced
 	PolicyView
@@ -145,7 +148,8 @@ func Violations(v interface {
 	return policy.Judge(by, d.Judged())
 }
 
-// judged checks puts against the maximum priorities and the policies of their namespaces.
+// judged checks the specifications in puts against the maximum priorities and the policies of their
+// namespaces.
 func (t *Tx) judged(puts []*commandv1.WorkloadPut, olds []*Workload) (Result, bool) {
 	for i, p := range puts {
 		if why := priorityFault(t.state(), p, olds[i], len(t.confined) > 0); why != "" {
@@ -160,7 +164,8 @@ func (t *Tx) judged(puts []*commandv1.WorkloadPut, olds []*Workload) (Result, bo
 	return Result{}, true
 }
 
-// judgedBy checks a put into namespace in against a policy, which may be nil.
+// judgedBy checks the specification p, of a workload in the namespace with the name in, against the
+// policy by, which may be nil.
 func judgedBy(by *policy.Policy, p *commandv1.WorkloadPut, in string) (Result, bool) {
 	if by == nil {
 		return Result{}, true
@@ -172,13 +177,15 @@ func judgedBy(by *policy.Policy, p *commandv1.WorkloadPut, in string) (Result, b
 	return Result{}, true
 }
 
-// under returns the name of the policy under which a put of the caller is admitted.
+// under returns the name of the policy against which the caller's specification p is checked; the
+// record of the workload keeps it.
 func (t *Tx) under(p *commandv1.WorkloadPut, old *Workload) string {
 	_, name := PolicyFor(t.state(), namespaceOf(p, old), len(t.confined) > 0)
 	return name
 }
 
-// barred returns which policy of node n forbids w, or "".
+// barred returns an error text that names the policy of node n which forbids w, and why; "" if no
+// policy forbids w.
 func (t *Tx) barred(w *Workload, n *Node) string {
 	for _, p := range t.state().NodePolicies(n) {
 		if bad := policy.Judge(p, w.Demand.Judged()); len(bad) > 0 {
@@ -339,8 +346,8 @@ func (t *Tx) unbindNamespace(p *Policy, namespace string) {
 	t.rebound(p, &next)
 }
 
-// rebound stores policy p in place of record old, after a binding was removed. For a built-in policy without bindings
-// it removes the record.
+// rebound stores policy p in place of record old, after a binding to a namespace or a label was removed. For a
+// built-in policy without bindings it removes the record.
 func (t *Tx) rebound(old, p *Policy) {
 	if len(p.Namespaces) == 0 {
 		p.Namespaces = nil
@@ -430,7 +437,7 @@ func (t *Tx) dropPolicy(p *Policy) {
 	t.changes = append(t.changes, Change{Table: TablePolicy, Key: p.Name, Old: p})
 }
 
-// indexPolicy moves the index entries of a policy from its former record old to its record p. Both may be nil.
+// indexPolicy updates the indexes when record p of a policy replaces record old. Either may be nil.
 func (t *Tx) indexPolicy(old, p *Policy) {
 	var before, after []string
 	if old != nil {
@@ -584,7 +591,7 @@ func (e *encoder) policyFields(p *policy.Policy) {
 	for _, a := range p.Amounts() {
 		e.i64(*a.Value)
 	}
-	if len(p.ImageKeys) > 0 { // without ask keys, add no bytes: the digest stays that of versions without this list
+	if len(p.ImageKeys) > 0 { // a policy without image keys adds no bytes, so its digest is the same as in versions without this list
 		e.str(policy.RuleSigned)
 		e.strs(p.ImageKeys)
 	}

@@ -39,8 +39,8 @@ func asking(rule, value string) func(*commandv1.WorkloadPut) {
 
 func privileged(p *commandv1.WorkloadPut) { asking(policy.RulePrivileged, "true")(p) }
 
-// TestPolicyOfAPut: a caller's put is checked against the right policy, and the workload's record stores the right
-// policy name.
+// TestPolicyOfAPut: for each kind of caller and namespace, a stored specification is checked against the right
+// policy, and the workload's record keeps the name of this policy.
 func TestPolicyOfAPut(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
@@ -50,10 +50,10 @@ func TestPolicyOfAPut(t *testing.T) {
 		refused  []string // words that the refusal contains; nil if the put is accepted
 		under    string
 	}{
-		{"a caller who is not confined is not judged", "", false, privileged, nil, ""},
-		{"a confined caller gets baseline", "", true, privileged, []string{"container.field", `"baseline"`, "rule privileged", "policy bind"}, ""},
+		{"a caller who is not confined is not checked against a policy", "", false, privileged, nil, ""},
+		{"a confined caller is checked against the policy baseline", "", true, privileged, []string{"container.field", `"baseline"`, "rule privileged", "policy bind"}, ""},
 		{"a confined caller may put an ordinary workload", "", true, asking(policy.RuleUser, "1000"), nil, "baseline"},
-		{"a bound policy judges a caller who is not confined", "baseline", false, privileged, []string{`"baseline"`}, ""},
+		{"a caller who is not confined is checked against a bound policy", "baseline", false, privileged, []string{`"baseline"`}, ""},
 		{"a bound policy replaces baseline", "restricted", true, asking(policy.RuleUser, "0"), []string{`"restricted"`, "rule users"}, ""},
 		{"privileged admits a confined caller and is recorded", "privileged", true, privileged, nil, "privileged"},
 		{"privileged is not recorded for a caller who is not confined", "privileged", false, privileged, nil, ""},
@@ -93,7 +93,7 @@ func TestPoliciesJudgeEveryStoredSpecification(t *testing.T) {
 		refused(t, w.do(confined(puts("", good, one("bad")), "a")), NotAllowed, "workload bad", "privileged")
 		is(t, "workloads", w.s.WorkloadCount(), 0)
 	})
-	t.Run("with Each set, policies judge each workload", func(t *testing.T) {
+	t.Run("with the field each, policies judge every workload separately", func(t *testing.T) {
 		w := spaced(t)
 		good := put("good", inNamespace("a")).GetPutWorkloads().Workloads[0]
 		res := w.do(confined(each(one("bad"), good), "a"))
@@ -136,7 +136,8 @@ func TestPoliciesJudgeEveryStoredSpecification(t *testing.T) {
 	})
 }
 
-// TestPolicyRecords: policies are created, changed, bound and deleted.
+// TestPolicyRecords: commands create, change, bind and delete policies. After each, the records and
+// the refusals must be right.
 func TestPolicyRecords(t *testing.T) {
 	w := spaced(t)
 	refused(t, w.do(putPolicy("baseline")), Invalid, "built-in")

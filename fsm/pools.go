@@ -43,7 +43,8 @@ func (t *Tx) outside(w *Workload, n *Node) string {
 	return ""
 }
 
-// nodeLabelsFault returns an error text for invalid labels of the node pool, or "".
+// nodeLabelsFault returns an error text if n.NodeLabels, the labels that nodes must have to run
+// workloads of the namespace, are invalid; "" if they are valid.
 func (n *Namespace) nodeLabelsFault() string {
 	if len(n.NodeLabels) > bounds.MaxNamespaceNodeLabels {
 		return "node_labels: " + decimal(len(n.NodeLabels)) + " entries, at most " + decimal(bounds.MaxNamespaceNodeLabels)

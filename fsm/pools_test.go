@@ -57,8 +57,9 @@ func TestNodePools(t *testing.T) {
 	}
 }
 
-// TestAdoptionInANodePool: an orphan is adopted if its node is in the pool of the namespace of the given
-// specification, whatever the default namespace requires.
+// TestAdoptionInANodePool: a person adopts an orphan (an instance without a record) with a specification
+// of some namespace. The node of the orphan must have the labels that this namespace demands, not those
+// that the default namespace demands.
 func TestAdoptionInANodePool(t *testing.T) {
 	for _, c := range []struct {
 		name    string

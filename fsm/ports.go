@@ -9,22 +9,22 @@ import (
 // A host port is reserved for one workload at a time, but only the running instance binds the port. When an
 // order changes the ports of a workload, its former ports stay reserved (Workload.FormerPorts) until the agent
 // has carried out the order. Claims to former ports have priority over all other claims. If the workload leaves
-// its node meanwhile, its former ports become part of the residual. So no workload is ordered to bind a port
-// that is still bound.
+// its node meanwhile, its former ports become part of the residual, the record that the node may still run the
+// instance. So no workload is ordered to bind a port that is still bound.
 
 // CodePortConflict is the failure class that agents report for a host port which another program uses.
 const CodePortConflict = "PORT_BIND_CONFLICT"
 
-// holdPorts keeps the host ports reserved that an instance of w may have bound. w is the changed
-// copy of the record of a placed workload.
+// holdPorts keeps the host ports in bound reserved, which a running instance of w may use. w is the
+// changed copy of the record of a placed workload.
 func (t *Tx) holdPorts(w *Workload, bound []HostPort) {
 	w.FormerPorts = united(w.FormerPorts, bound)
 }
 
-// portsAfter releases former ports of a workload after a report about the present order. If the
-// order is carried out or the instance is gone, all former ports become free. If the order failed,
-// the former ports that the report lists stay reserved, because the former instance still binds
-// them. A start that failed because a port was taken is treated in the same way, although its agent tries again.
+// portsAfter releases ports that a workload had before its last change, after a report about the present order.
+// If the order is carried out or the instance is gone, all former ports become free. If the order failed, the
+// former ports that the report lists stay reserved, because the former instance still binds them. A start that
+// failed because a port was taken is treated in the same way, although its agent tries again.
 func (w *Workload) portsAfter(state Actual, refused bool) {
 	switch {
 	case len(w.FormerPorts) == 0:

@@ -5,8 +5,9 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// A workload that fits on no node may preempt workloads of lower priority in its own namespace. In other
-// namespaces its priority counts only up to Namespace.MaxPriority, which an admin sets. See ADR 37.
+// A workload that fits on no node may preempt workloads of lower priority in its own namespace. Against
+// workloads of other namespaces its priority is at most Namespace.MaxPriority, which an admin sets. See
+// ADR 37.
 
 // Rank is the priority of a workload for preemption. It decides which workloads the workload may preempt.
 type Rank struct {
@@ -24,7 +25,8 @@ func (s State) RankOf(w *Workload) Rank {
 	return r
 }
 
-// Above reports whether a workload of this rank may preempt v, as far as their priorities decide.
+// Above reports whether the priorities allow a workload of this rank to preempt v. The other
+// conditions are in Preemptible.
 func (r Rank) Above(v *Workload) bool {
 	if v.In() == r.namespace {
 		return v.Demand.Priority < r.priority
@@ -32,8 +34,8 @@ func (r Rank) Above(v *Workload) bool {
 	return r.outside > 0 && v.Demand.Priority < r.outside
 }
 
-// Everywhere returns a copy of rank r without the maximum priority of its namespace: its priority counts fully in every
-// namespace.
+// Everywhere returns a copy of rank r without the maximum priority of its namespace, so that the workload preempts
+// with its own priority in every namespace.
 func (r Rank) Everywhere() Rank {
 	r.outside = max(0, r.priority)
 	return r
@@ -42,7 +44,7 @@ func (r Rank) Everywhere() Rank {
 // Preemptible reports whether w may be evicted from node n, which may be nil, for a workload of higher
 // rank.
 func (w *Workload) Preemptible(n *Node) bool {
-	return !w.Demand.Exclusive && !w.Completed() && (n == nil || len(w.DataOn(n)) == 0)
+	return !w.Demand.Exclusive && !w.EndedForGood() && (n == nil || len(w.DataOn(n)) == 0)
 }
 
 // preempts returns the workload that takes the place of v on its node; nil if eviction e is not a preemption. If the
@@ -89,9 +91,9 @@ func (t *Tx) preempted(v, by *Workload) {
 	})
 }
 
-// PriorityFault returns why a caller may not put a workload of this priority into its namespace; ""
-// if the caller may. The maximum priority of a namespace applies only to callers confined to
-// namespaces.
+// PriorityFault returns why a caller may not store a workload with this priority in its namespace;
+// "" if the caller may. The maximum priority of a namespace applies only to callers who may act
+// only in certain namespaces.
 func PriorityFault(v interface {
 	namespaced
 	Namespace(name string) (*Namespace, bool)
@@ -115,7 +117,8 @@ func priorityFault(v interface {
 		": use a lower one, or ask an admin: persysctl namespace set " + n.Name + " --max-priority " + asked
 }
 
-// maxPriorityFault returns an error text for an invalid maximum priority, or "".
+// maxPriorityFault returns an error text if the maximum priority of n is invalid; "" if it is
+// valid.
 func (n *Namespace) maxPriorityFault() string {
 	if n.MaxPriority < 0 || n.MaxPriority > bounds.MaxPriority {
 		return "max_priority: " + decimal(int(n.MaxPriority)) + " is not in 0.." + decimal(bounds.MaxPriority)

@@ -107,7 +107,8 @@ func detail(e *Event, key string) string {
 	return ""
 }
 
-// TestMaxPriority: callers confined to namespaces cannot set a priority above the maximum.
+// TestMaxPriority: callers who may act only in certain namespaces cannot set a priority above the
+// maximum of the namespace.
 func TestMaxPriority(t *testing.T) {
 	w := spaced(t)
 	of := func(n int32) Command { return put("web", inNamespace("a"), priority(n)) }

@@ -16,7 +16,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// sum reads every record of a published state.
+// sum reads every record of a published state and returns a hash of them.
 func sum(s State) uint64 {
 	h := xxhash.New()
 	if err := s.WriteSnapshot(h); err != nil {

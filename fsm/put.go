@@ -14,9 +14,9 @@ import (
 // DefaultMaxAttempts is the number of attempts to start a workload whose max_attempts is 0.
 const DefaultMaxAttempts = 5
 
-// putWorkloads creates or changes workloads. If the command does not set each, it stores all
-// workloads or none. If back is set, the puts restore former specifications of a group, and every member keeps the
-// policy under which it was admitted.
+// putWorkloads creates or changes workloads. Without the field `each` the command stores all workloads or none.
+// If back is set, the command restores former specifications of a group, and every member keeps the policy
+// against which it was checked before.
 func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 	puts := b.GetWorkloads()
 	t.offered = b.GetBundles()
@@ -49,8 +49,12 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 	if fault := membersFault(b); fault != "" {
 		return refuse(Invalid, "%s", fault)
 	}
-	if b.IfCount != nil && !back {
-		if now := Count(Members(t.state(), b.GetGroupOf())); now != int(b.GetIfCount()) {
+	if !back && (b.IfMembers != nil || b.IfCount != nil) {
+		now := Count(Members(t.state(), b.GetGroupOf()))
+		if b.IfMembers != nil && now != int(b.GetIfMembers()) {
+			return refuse(Conflict, "%s has been scaled from %d to %d members meanwhile, by a person or the autoscaler: run the command again", b.GetGroupOf(), b.GetIfMembers(), now)
+		}
+		if b.IfCount != nil && now != int(b.GetIfCount()) {
 			return refuse(Conflict, "the autoscaler has changed %s from %d to %d members meanwhile: run the command again", b.GetGroupOf(), b.GetIfCount(), now)
 		}
 	}
@@ -89,7 +93,7 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 		items = append(items, item)
 	}
 	for _, w := range extra {
-		item := t.deleteOne(w, false)
+		item := t.deleteOne(w, false, false)
 		if item.Deleted = true; b.GetListDeleted() {
 			items = append(items, item)
 		}
@@ -99,7 +103,7 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 	return Result{Items: items}
 }
 
-// putsFault returns an error text for invalid puts, or "".
+// putsFault returns an error text for the first invalid workload in puts; "" if every one is valid.
 func (t *Tx) putsFault(puts []*commandv1.WorkloadPut, group string) string {
 	fault := bounds.PutsFault(puts, group)
 	if fault == "" {
@@ -111,9 +115,9 @@ func (t *Tx) putsFault(puts []*commandv1.WorkloadPut, group string) string {
 	return fault
 }
 
-// replaced returns for each put the present record of its workload; nil if the workload is new. The
-// ids are distinct, so no put changes the record of another put. The returned list is valid until
-// the next command.
+// replaced returns the present record of each workload in puts; nil if the workload is new. The ids
+// are distinct, so storing one workload does not change the record of another. The returned list is
+// valid until the next command.
 func (t *Tx) replaced(puts []*commandv1.WorkloadPut) []*Workload {
 	t.olds = t.olds[:0]
 	for _, p := range puts {
@@ -155,7 +159,8 @@ func surplus(v groupView, b *commandv1.PutWorkloads, group string) (out []*Workl
 }
 
 // membersIn calls fn for the members of a group that were created by the field count of a specification. It
-// leaves out surge members, and members in namespaces that no workload of puts is in.
+// leaves out surge members (extra members of an update), and members in namespaces to which no workload in
+// puts belongs.
 func membersIn(v groupView, group string, puts []*commandv1.WorkloadPut, fn func(*Workload) bool) {
 	var in []string
 	for _, p := range puts {
@@ -173,20 +178,21 @@ type groupView interface {
 	Group(group string, fn func(*Workload) bool)
 }
 
-// Intended returns the record that a put would leave, without generation and times. Plans (dry runs) compare
-// it with the present record.
+// Intended returns the record that a workload would have after p was applied, without generation and times.
+// Dry runs (plans) compare it with the present record.
 func Intended(p *commandv1.WorkloadPut) *Workload {
 	return &Workload{ID: p.GetId(), Spec: p.GetSpec(), Content: p.GetContent(), Demand: demandOf(p.GetDemand()), Actual: unobserved, Desired: Desired(p.GetDesired())}
 }
 
-// SameAs reports whether w has the content, the desired state and the demand of record next, so that a put of next
+// SameAs reports whether w has the content, the desired state and the demand of record next, so that storing next
 // would change nothing.
 func (w *Workload) SameAs(next *Workload) bool {
 	return w.Content == next.Content && w.Desired == next.Desired && demandEqual(w.Demand, next.Demand)
 }
 
-// TakesTurn reports whether w must wait for its turn in a rolling update before it changes to record next. Two kinds of
-// changes are made at once: those that start or stop w, and those that give its node no new order.
+// TakesTurn reports whether the change from record w to record next must wait until a rolling update reaches the
+// workload. Two kinds of changes are made at once: those that start or stop the workload, and those that give its
+// node no new order.
 func (w *Workload) TakesTurn(next *Workload) bool {
 	same := w.Content == next.Content && demandEqualBut(w.Demand, next.Demand)
 	return !same && w.Desired == DesiredRunning && next.Desired == DesiredRunning
@@ -199,8 +205,8 @@ func MadeByCount(group, id string) bool {
 	return ok && n != "" && strings.Trim(n, "0123456789") == ""
 }
 
-// putOne stores the put p. old is the present record of the workload, or nil; under is the name of the policy
-// under which p was admitted.
+// putOne stores the workload that p describes. old is its present record, or nil; under is the name of the
+// policy against which p was checked.
 func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item {
 	demand := t.demanded(p, old)
 	desired, limit := Desired(word(p.GetDesired())), attemptsOf(p)
@@ -243,7 +249,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item 
 	if w.Owner == "" {
 		w.SealedFor = "" // the secrets of this put are sealed for the workload itself
 	}
-	w.Desired = desired
+	w.Desired, w.KeepVolumes = desired, false
 	w.Retry = Retry{MaxAttempts: limit}
 	w.FailedOn = nil
 	w.Actions = nil // drop the recorded agent tasks: they are about the former specification
@@ -256,8 +262,8 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item 
 	w.DiscardData = n != nil && (p.GetDiscardData() || old.DiscardData && (n.Draining || n.Fenced))
 	t.newOrder(&w)
 	if demand.Job != nil && old.Demand.Job != nil && old.Content == w.Content && old.Desired == desired {
-		// The content is the same; for example, only the priority changed. A finished job does not run again, and the
-		// deadline and attempts of a running job continue to count.
+		// The content is the same; for example, only the priority changed. A finished job does not run again, and a
+		// running job keeps its deadline and its number of attempts.
 		w.JobSince, w.Retry.Attempts = old.JobSince, old.Retry.Attempts
 		if keepsResult(p, old) {
 			w.Result = old.Result
@@ -315,14 +321,15 @@ func (t *Tx) made(p *commandv1.WorkloadPut, demand *Demand, under string) *Workl
 	return w
 }
 
-// create stores a record of made.
+// create stores w, a new record, and its event.
 func (t *Tx) create(w *Workload) {
 	t.renumber(w)
 	t.putWorkload(nil, w)
 	t.eventOf(w, Event{Type: EventWorkloadCreated})
 }
 
-// attemptsOf returns the number of attempts of a put.
+// attemptsOf returns the number of attempts to start that p gives its workload: max_attempts, or
+// the default.
 func attemptsOf(p *commandv1.WorkloadPut) int32 {
 	if n := p.GetMaxAttempts(); n != 0 {
 		return n
@@ -330,7 +337,7 @@ func attemptsOf(p *commandv1.WorkloadPut) int32 {
 	return DefaultMaxAttempts
 }
 
-// demanded returns the demand of put p. If the record old has an equal demand, demanded returns old's demand, so that
+// demanded returns the demand of p. If the record old has an equal demand, demanded returns old's demand, so that
 // both records share its memory.
 func (t *Tx) demanded(p *commandv1.WorkloadPut, old *Workload) *Demand {
 	d := demandValue(p.GetDemand())
@@ -409,40 +416,50 @@ func (t *Tx) setDesired(b *commandv1.SetDesired) Result {
 	return Result{Items: []Item{itemOf(&w)}}
 }
 
-// deleteWorkload marks a workload for deletion; see deleteOne.
+// deleteWorkload marks a workload for deletion; see deleteOne. A second delete may decide to keep the volumes. It cannot
+// decide to delete them: a request that does not say what happens to volumes would otherwise delete data that a user
+// wanted to keep.
 func (t *Tx) deleteWorkload(b *commandv1.DeleteWorkload) Result {
 	old, res, ok := t.theirs(b.GetId(), b.GetIfRevision())
 	switch {
 	case !ok:
 		return res
-	case old.Desired == DesiredDeleted && !b.GetForce():
+	case old.Desired == DesiredDeleted && !b.GetForce() && (old.KeepVolumes || !b.GetKeepVolumes()):
 		item := itemOf(old)
 		item.Unchanged = true
 		return Result{Kind: AlreadyDone, Items: []Item{item}}
 	}
-	return Result{Items: []Item{t.deleteOne(old, b.GetForce())}}
+	keep := b.GetKeepVolumes() || old.Desired == DesiredDeleted && old.KeepVolumes
+	return Result{Items: []Item{t.deleteOne(old, b.GetForce(), keep)}}
 }
 
 // deleteOne marks the record of a workload as deleted and turns its assignment into a residual, which tells
 // the node to remove the instance. It removes the record at once with force, or if no node may have an
 // instance. The residuals stay, so that a node that returns removes the workload. It also deletes the children
-// of a template.
-func (t *Tx) deleteOne(old *Workload, force bool) Item {
+// of a template. With keep, the volumes that have a name are kept, whatever their retain policy.
+func (t *Tx) deleteOne(old *Workload, force, keep bool) Item {
 	if old.IsTemplate() {
 		for _, child := range t.childrenOf(old.ID) {
-			if child.Desired != DesiredDeleted || force {
-				t.deleteOne(child, force)
+			if child.Desired != DesiredDeleted || force || keep && !child.KeepVolumes {
+				t.deleteOne(child, force, keep || child.Desired == DesiredDeleted && child.KeepVolumes)
 			}
 		}
 	}
 	w := *old
-	w.Desired = DesiredDeleted
+	w.Desired, w.KeepVolumes = DesiredDeleted, keep
 	w.Retry = Retry{MaxAttempts: old.Retry.MaxAttempts}
 	if w.Node != "" {
 		t.release(&w, false, CodeDeleting)
 	}
 	t.newOrder(&w)
+	t.keepVolumesOf(w.ID, keep)
 	if force || !t.hasResidual(w.ID) {
+		if keep != old.KeepVolumes {
+			leaving := *old
+			leaving.KeepVolumes = keep
+			t.putWorkload(old, &leaving)
+			old = &leaving
+		}
 		t.dropWorkload(old)
 		return itemOf(&w)
 	}
@@ -453,9 +470,9 @@ func (t *Tx) deleteOne(old *Workload, force bool) Item {
 	return itemOf(&w)
 }
 
-// release unbinds w, the copy of a placed record, from its node. If gone is set or the node is fenced, the node runs no
-// instance of w. Otherwise it stores a residual, which keeps the resources and ports of w reserved until the node has
-// removed the instance.
+// release takes w, the copy of a placed record, off its node. gone says that the node runs no instance of w. If gone
+// is not set and no operator has confirmed that the node is off, release stores a residual, which keeps the resources
+// and ports of w reserved until the node has removed the instance.
 func (t *Tx) release(w *Workload, gone bool, why string) {
 	n := t.nodeOf(w)
 	if !gone && !n.Fenced {
@@ -528,9 +545,9 @@ func (t *Tx) retryWorkload(b *commandv1.RetryWorkload) Result {
 	return Result{Items: []Item{itemOf(&w)}}
 }
 
-// theirs returns the workload that a caller's command names. It returns a refusal if the workload
-// does not exist, if the caller may not act on the workload, or if the condition on its revision
-// does not hold.
+// theirs returns the workload that a caller wants to change. condition is the revision that it must
+// have; "" for any. It returns a refusal if the workload does not exist, if the caller may not act
+// on the workload, or if the condition on its revision does not hold.
 func (t *Tx) theirs(id, condition string) (*Workload, Result, bool) {
 	w, ok := t.r.workloads.Get(id)
 	if !ok {
@@ -547,8 +564,8 @@ func noWorkload(id string) Result { return refuse(NotFound, "workload %q does no
 
 func noNode(id string) Result { return refuse(NotFound, "node %q does not exist", id) }
 
-// nonEmpty returns nil for an empty slice, and otherwise b. A snapshot does not distinguish the two, and a state that
-// was read from it must equal the original.
+// nonEmpty returns nil for an empty slice, and otherwise b. A snapshot does not distinguish nil
+// from an empty slice, and a state that was read from a snapshot must equal the original.
 func nonEmpty(b []byte) []byte {
 	if len(b) == 0 {
 		return nil

@@ -30,7 +30,8 @@ func (g *stream) pick(what string, from ...string) string {
 func (g *stream) n(what string, lo, hi int) int { return rapid.IntRange(lo, hi).Draw(g.rt, what) }
 func (g *stream) bool(what string) bool         { return rapid.Bool().Draw(g.rt, what) }
 
-// odd usually returns a random value of the list from, which are valid, and rarely the invalid value odd.
+// odd returns a random value of from, a list of valid values, and rarely the invalid value odd.
+// what names the draw.
 func (g *stream) odd(what, odd string, from ...string) string {
 	if g.n(what+" odd", 0, 29) == 0 {
 		return odd
@@ -127,6 +128,17 @@ func (g *stream) put() *commandv1.WorkloadPut {
 	}
 	if g.n("joins", 0, 3) == 0 {
 		p.Demand.Networks = [][]string{{"n1"}, {"n2", "n1"}, {"n1", "n1"}}[g.n("networks", 0, 2)]
+		p.Demand.ServiceAddress = g.bool("service address")
+		if g.bool("ingress") {
+			p.Demand.Ingress = []*commandv1.IngressPort{{Port: uint32(g.n("ingress port", 79, 81)), Protocol: g.odd("ingress protocol", "sctp", "tcp", "udp"), Target: 80}}
+		}
+	}
+	if g.n("volumes", 0, 2) == 0 {
+		u := &commandv1.VolumeUse{Name: g.odd("volume", "-", "v1", "v2"), Driver: g.odd("volume driver", "tape", "local", "local", "nfs"), SizeGb: int64(g.n("volume size", 0, 2)), Retain: g.bool("retain")}
+		p.Demand.Volumes = append(p.Demand.Volumes, u)
+		if u.Name == "v1" && g.bool("two volumes") {
+			p.Demand.Volumes = append(p.Demand.Volumes, &commandv1.VolumeUse{Name: "v2", Driver: DriverLocal})
+		}
 	}
 	if g.n("tags", 0, 3) == 0 {
 		p.Demand.Tags = []*commandv1.Label{{Key: "tier", Value: g.pick("tag", "a", "b")}}
@@ -139,7 +151,8 @@ func (g *stream) put() *commandv1.WorkloadPut {
 	return p
 }
 
-// cronStep draws a step of the cron id. Usually the step names the next time that the record has.
+// cronStep draws a command by which the leader starts a run of the cron workload id. Usually it
+// names the next start time in the record.
 func (g *stream) cronStep(s State, id string) Command {
 	e := &commandv1.CronStep{Template: id, IfGeneration: g.generation(s, id)}
 	if w, ok := s.Workload(id); ok && w.Template != nil && g.n("fits", 0, 4) > 0 {
@@ -183,7 +196,8 @@ func (g *stream) report(s State) *commandv1.WorkloadReport {
 	return r
 }
 
-// brings adds bundles to a command: those that its puts refer to, or random ones.
+// brings adds bundles (files of Compose stacks) to a command: those to which its workloads refer,
+// or random ones.
 func (g *stream) brings(c Command) Command {
 	for _, text := range []string{"a", "b"} {
 		if g.n("brings", 0, 3) > 0 {
@@ -193,7 +207,8 @@ func (g *stream) brings(c Command) Command {
 	return c
 }
 
-// surges gives the update of a group the order start-first, with up to two surge members.
+// surges gives the update of a group the order start-first, with up to two surge members (extra
+// members that start before old ones stop).
 func (g *stream) surges(b *commandv1.PutWorkloads) {
 	b.Update.StartFirst = true
 	for i := range g.n("surge members", 0, 2) {
@@ -204,8 +219,8 @@ func (g *stream) surges(b *commandv1.PutWorkloads) {
 	}
 }
 
-// advance draws a command about the rollout of a group: one that the leader would propose now or later, or an arbitrary
-// one.
+// advance draws a command about the rolling update of a group: one that the leader would propose now or later, or an
+// arbitrary one.
 func (g *stream) advance(s State) Command {
 	b := &commandv1.AdvanceRollout{Group: "g"}
 	if r, ok := s.Rollout("g"); ok {
@@ -225,7 +240,7 @@ func (g *stream) advance(s State) Command {
 func (g *stream) command(s State) Command {
 	c := &commandv1.Command{}
 	id := g.workload()
-	switch g.n("command", 0, 82) {
+	switch g.n("command", 0, 88) {
 	case 77:
 		c = putNetwork(g.odd("network", "-", "n1", "n2"), g.odd("subnet", "10.1.0.0/30", "", "10.50.0.0/26", "10.50.0.0/25"))
 		c.GetPutNetwork().Namespace = g.pick("network in", "", "", "n1")
@@ -233,7 +248,7 @@ func (g *stream) command(s State) Command {
 		c = deleteNetwork(g.pick("delete network", "n1", "n2"), g.pick("network in", "", "n1"))
 	case 79:
 		g.now += int64(g.n("idle", 0, 1)) * SliceIdle
-		c = releaseSlices(&commandv1.IdleSlice{Network: uint32(g.n("idle network", 1, 3)), Node: g.node()})
+		c = releaseSlices(&commandv1.IdleSlice{Network: uint32(g.n("idle network", 1, 3)), Node: g.node(), Give: g.bool("give")})
 	case 80, 81:
 		kind, name := g.pick("kind", KindSecret, KindConfig), g.odd("object", "o1", "o2")
 		c = putObject(kind, name, g.pick("value", "a", "b", "c"), g.pick("object in", "", "n1", "none"))
@@ -242,6 +257,33 @@ func (g *stream) command(s State) Command {
 		}
 	case 82:
 		c = deleteObject(g.pick("kind", KindSecret, KindConfig), g.pick("deleted object", "o1", "o2"), g.pick("object in", "", "n1"))
+	case 83:
+		c = putVolume(g.odd("made volume", "-", "v1", "v2"), g.pick("volume node", "", "a", "b"))
+		c.GetPutVolume().Namespace, c.GetPutVolume().Driver = g.pick("volume in", "", "", "n1"), g.pick("driver", "", "nfs")
+	case 84:
+		c = deleteVolume(g.pick("deleted volume", "v1", "v2"), g.pick("volume node", "", "a", "b"))
+		c.GetDeleteVolume().Namespace, c.GetDeleteVolume().Driver = g.pick("volume in", "", "n1"), g.pick("driver", DriverLocal, "nfs")
+	case 85, 86, 87:
+		c = reportVolumes(g.node(), g.bool("all volumes"))
+		for _, name := range []string{"v1", "v2"} {
+			if g.bool("holds") {
+				c.GetReportVolumes().Volumes = append(c.GetReportVolumes().Volumes, &commandv1.HeldVolume{
+					Name: name, Namespace: g.pick("volume in", "", "n1", "none"), Driver: g.odd("held driver", "tape", DriverLocal, "nfs"), SizeGb: int64(g.n("volume size", 0, 2)), Owner: g.workload(), Retain: g.bool("retain"),
+				})
+			}
+		}
+	case 88:
+		id := g.pick("session", "s1", "s2")
+		switch g.n("session change", 0, 3) {
+		case 0:
+			c = endConsole(id, "")
+		case 1:
+			c = endConsole("", "ada")
+		case 2:
+			c = openConsole(id, byte(g.n("code", 1, 2)))
+		default:
+			c = linkConsole(id, g.odd("user", "a b", "ada", adminName), g.now+int64(g.n("code life", 0, 2))*second, g.now+3600*second)
+		}
 	case 60:
 		c = putRole(g.odd("role", "admin", "r1", "r2"), g.pick("role permission", "read", "trust", "deploy"))
 	case 61:
@@ -358,6 +400,9 @@ func (g *stream) command(s State) Command {
 			if g.n("conditional", 0, 3) == 0 {
 				c.GetPutWorkloads().IfCount = new(uint32(g.n("if count", 0, 2)))
 			}
+			if g.n("with members", 0, 3) == 0 {
+				c.GetPutWorkloads().IfMembers = new(uint32(g.n("if members", 0, 2)))
+			}
 			c.GetPutWorkloads().Update = updates(g.n("parallel", 0, 2), g.bool("reverts"))
 			if c.GetPutWorkloads().Update.Canary = int32(g.n("canary", 0, 1)); g.bool("start first") {
 				g.surges(c.GetPutWorkloads())
@@ -368,6 +413,7 @@ func (g *stream) command(s State) Command {
 		c = setDesired(id, g.pick("to", "Running", "Stopped", "Deleted", "Odd"))
 	case 9, 10:
 		c = remove(id, g.n("force", 0, 3) == 0)
+		c.GetDeleteWorkload().KeepVolumes = g.n("keep", 0, 1) == 0
 	case 11:
 		if c = userRetry(id); g.bool("if needed") {
 			c = retryIfNeeded(id)
@@ -380,7 +426,7 @@ func (g *stream) command(s State) Command {
 			n.SelfFencing, n.FenceBoundSeconds = g.bool("self fencing"), uint32(g.n("fence bound", 0, 20))
 			n.CpuMillicores = int64(g.n("cores", 0, 8)) * 1000
 			if g.bool("networks") {
-				n.Networking = &commandv1.NodeNetworking{Address: g.odd("network address", "0.0.0.0", "10.0.0.1", "10.0.0.2"), Mtu: uint32(g.n("mtu", 1449, 1451))}
+				n.Networking = &commandv1.NodeNetworking{Address: g.odd("network address", "0.0.0.0", "10.0.0.1", "10.0.0.2"), Mtu: uint32(g.n("mtu", 1449, 1451)), Ingress: g.bool("answers"), HeldPorts: g.pick("held", "", "80/tcp")}
 			}
 			if g.bool("reports keys") {
 				n.Labels = []*commandv1.Label{{Key: "zone", Value: g.pick("reported zone", "1", "3")}}
@@ -530,7 +576,7 @@ func TestRandomStreams(t *testing.T) {
 // checkNamespaces checks that:
 //   - the use of a namespace does not grow beyond its quota;
 //   - no workload changes its namespace;
-//   - a confined caller changes no workload of another namespace.
+//   - a caller who may act only in certain namespaces changes no workload of another one.
 func checkNamespaces(rt *rapid.T, before, after State, c Command) {
 	after.Namespaces(func(n *Namespace) bool {
 		was, now := before.UseOf(n.Name).Amounts, after.UseOf(n.Name).Amounts
@@ -553,8 +599,8 @@ func checkNamespaces(rt *rapid.T, before, after State, c Command) {
 	}
 }
 
-// checkPolicies checks two properties: the policy of its namespace allows every workload that a confined
-// caller stored, and the record of such a workload names the policy.
+// checkPolicies checks two properties: if a caller may act only in certain namespaces, every workload
+// that the caller stored conforms to the policy of its namespace, and its record names the policy.
 func checkPolicies(rt *rapid.T, before, after State, c Command) {
 	if len(c.GetHead().GetNamespaces()) == 0 || c.GetPutWorkloads() == nil {
 		return
@@ -572,8 +618,8 @@ func checkPolicies(rt *rapid.T, before, after State, c Command) {
 	})
 }
 
-// checkChanges checks that the reported changes are complete: applied to the state before the command, they
-// give the state after it.
+// checkChanges checks that the list of changes is complete: if the changes are made in a copy of the state
+// before, the result must equal the state after.
 func checkChanges(rt *rapid.T, before, after State, changes []Change) {
 	workloads := map[string]*Workload{}
 	before.Workloads("", func(w *Workload) bool { workloads[w.ID] = w; return true })
@@ -648,8 +694,9 @@ func checkChanges(rt *rapid.T, before, after State, changes []Change) {
 	})
 }
 
-// TestReplayFromAnyPrefix: after any prefix of a log, a state that was read from a snapshot equals the written state,
-// and the rest of the log leads both to the same state, however many commands a decoded Batch has.
+// TestReplayFromAnyPrefix: after any prefix of a log, a state that was read from a snapshot equals
+// the written state, and the remaining log entries lead both to the same state, however many
+// commands a decoded Batch has.
 func TestReplayFromAnyPrefix(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := start(t)

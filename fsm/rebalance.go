@@ -10,14 +10,16 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// A workload that may move leaves its node when another node is better by enough (sched/rebalance.go). It leaves like
-// a workload that is evicted: its node stops it, and then placement chooses its next node. See ADR 62.
+// The leader moves a workload to another node if the move evens out the load of the nodes by enough
+// (sched/rebalance.go). The workload leaves like an evicted workload: its node stops it, and then
+// placement chooses its next node. See ADR 62.
 
-// Moved describes the last move of a workload that evened out the load of the nodes.
+// Moved describes the last move by which the leader took a workload to another node to even out the
+// load.
 type Moved struct {
 	At       int64  // Unix nanoseconds
 	From, To string // To is the node that placement was expected to choose
-	Gain     int64  // in millionths of a node
+	Gain     int64  // decrease of the placement score, in millionths of a node
 }
 
 // BalanceQuiet is how long a workload is not moved again to even out the load, in nanoseconds.
@@ -29,10 +31,11 @@ const MaxBalanceMoves = 250
 // maxMoveReason is the maximum size of the reason of a move in bytes.
 const maxMoveReason = 512
 
-// Reserved is what is reserved on a node, and the numbers of its workloads and residuals.
+// Reserved holds the amounts that are reserved on a node, and the numbers of its workloads and of its
+// residuals (instances that it must still remove).
 type Reserved struct{ CPU, Memory, Disk, Workloads, Residuals int64 }
 
-// Reserved returns what is reserved on the node.
+// Reserved returns the amounts that are reserved on the node.
 func (a *Alloc) Reserved() Reserved {
 	r := Reserved{CPU: a.CPU, Memory: a.Memory, Workloads: int64(a.Workloads), Residuals: int64(a.Residuals)}
 	for _, u := range a.Disk {
@@ -50,8 +53,8 @@ func reservedOf(m *commandv1.ReservedAmounts) Reserved {
 	return Reserved{m.GetCpuMillicores(), m.GetMemoryMib(), m.GetDiskGb(), m.GetWorkloads(), m.GetResiduals()}
 }
 
-// moving is what earlier moves of a command change on a node: the demands that come, and the number of workloads that
-// leave.
+// moving records how the earlier moves of a command change a node: the demands that arrive, and the number of
+// workloads that leave.
 type moving struct {
 	node    string
 	coming  []*Demand
@@ -59,7 +62,7 @@ type moving struct {
 	unsure  bool // an earlier move from or to the node was dropped, so the later ones were computed for another load
 }
 
-// movingAt returns the element for a node, and appends it if there is none.
+// movingAt returns the element of list for a node; if there is none, it appends one.
 func movingAt(list *[]moving, node string) *moving {
 	i := slices.IndexFunc(*list, func(m moving) bool { return m.node == node })
 	if i < 0 {
@@ -69,8 +72,8 @@ func movingAt(list *[]moving, node string) *moving {
 	return &(*list)[i]
 }
 
-// moveWorkloads makes workloads leave their nodes to even out the load. Each item of the result has the verdict on one
-// move. A move sees the earlier ones of the command.
+// moveWorkloads makes workloads leave their nodes to even out the load. Each item of the result has
+// the verdict on one move. The check of a move takes the earlier moves of the command into account.
 func (t *Tx) moveWorkloads(b *commandv1.MoveWorkloads) (res Result) {
 	if why := movesFault(b.GetMoves()); why != "" {
 		return refuse(Invalid, "%s", why)
@@ -124,8 +127,8 @@ func movesFault(moves []*commandv1.WorkloadMove) string {
 	return ""
 }
 
-// moves returns the workload that a move names, or why it does not move. at has the earlier moves of the command, by
-// node.
+// moves returns the workload that move m names, or the reason why the move is skipped. at has, for each node, the
+// effect of the earlier moves of the command.
 func (t *Tx) moves(m *commandv1.WorkloadMove, at *[]moving) (w *Workload, why string) {
 	w, why = t.planned(m.GetWorkload(), m.GetIfGeneration())
 	if why != "" {
@@ -171,7 +174,8 @@ func (t *Tx) moves(m *commandv1.WorkloadMove, at *[]moving) (w *Workload, why st
 	return w, t.crowded(w, n, movingAt(at, n.ID).coming)
 }
 
-// crowded returns why w does not fit on n beside the demands that earlier moves of the command bring; "" if it does.
+// crowded returns why node n has no room for w; "" if it has. coming lists the demands of the workloads that earlier
+// moves of the same command bring to n.
 func (t *Tx) crowded(w *Workload, n *Node, coming []*Demand) string {
 	a, d := t.state().Alloc(n.ID), w.Demand
 	pool := n.pool(d.Pool)
@@ -207,7 +211,7 @@ func Immovable(v View, w *Workload, now int64) string {
 		return "it is a member of a system workload, which belongs to its node"
 	case w.Demand.Exclusive:
 		return "it is exclusive"
-	case !placed || w.Desired != DesiredRunning || w.Completed():
+	case !placed || w.Desired != DesiredRunning || w.EndedForGood():
 		return "it does not run"
 	case !n.Schedulable():
 		return "its node is not ready, is draining or is cordoned"
@@ -231,7 +235,8 @@ func Immovable(v View, w *Workload, now int64) string {
 	return ""
 }
 
-// GroupWaits returns why no member of a group may be moved now to balance the load; "" if one may, and for group "".
+// GroupWaits returns why no member of a group may be moved now to balance the load; "" if a member
+// may be moved, or if group is "".
 func GroupWaits(v View, group string) string {
 	if group == "" {
 		return ""

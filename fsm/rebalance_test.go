@@ -32,7 +32,7 @@ func moves(list ...*commandv1.WorkloadMove) Command {
 	return &commandv1.Command{Body: &commandv1.Command_MoveWorkloads{MoveWorkloads: &commandv1.MoveWorkloads{Moves: list}}}
 }
 
-// running puts a workload that runs on a node.
+// running stores a workload, assigns it to a node, and reports that it runs there.
 func (w *world) running(id, node string, opts ...func(*commandv1.WorkloadPut)) {
 	w.t.Helper()
 	w.place(id, node, opts...)
@@ -72,8 +72,8 @@ func TestMoveWorkloads(t *testing.T) {
 	is(t, "the move is remembered", w.workload("web").Moved.To, "b")
 }
 
-// TestMovesAreJudgedAgain: a move that the present state does not permit any more is dropped with its reason, and
-// changes nothing.
+// TestMovesAreJudgedAgain: a planned move that the present state no longer permits is skipped with
+// a reason, and changes nothing.
 func TestMovesAreJudgedAgain(t *testing.T) {
 	tests := []struct {
 		name  string
@@ -166,7 +166,8 @@ func TestMovesAreJudgedAgain(t *testing.T) {
 	}
 }
 
-// TestAMoveIsQuietForAnHour: after an hour a workload may be moved again.
+// TestAMoveIsQuietForAnHour: a workload that was moved to even out the load may be moved for that
+// purpose again only after an hour.
 func TestAMoveIsQuietForAnHour(t *testing.T) {
 	w := formed(t, "a", "b")
 	w.running("web", "a")
@@ -252,8 +253,9 @@ func rebalanceScenario(w *world) {
 	w.do(moves())
 }
 
-// TestAMoveAfterADroppedOne: a move from or to a node of a dropped move is dropped, too, because its gain was computed
-// with the dropped one. Other moves are made.
+// TestAMoveAfterADroppedOne: after a dropped move, later moves from or to the same nodes are
+// dropped too, because their gain was computed as if the dropped move were made. Moves between
+// other nodes are made.
 func TestAMoveAfterADroppedOne(t *testing.T) {
 	w := formed(t, "a", "b", "c", "d")
 	for _, p := range [][2]string{{"one", "a"}, {"two", "a"}, {"three", "c"}} {

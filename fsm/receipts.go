@@ -70,9 +70,9 @@ func (w *outcomes) of(r *Result, hash uint64) []byte {
 	return w.buf
 }
 
-// RequestSkew is how far the time in a request id may be ahead of the clock of the state.
-// Without this bound, one wrong client clock would make the ids of all other clients too old
-// once its receipt is dropped.
+// RequestSkew is how far the time in a request id may be ahead of the clock of the state. Without
+// this bound, one client with a wrong clock would block all others: once its receipt is dropped,
+// every id with an earlier time is refused as too old.
 const RequestSkew = 5 * time.Minute
 
 // once applies a command that has a request id, at most once: a repeated request gets the answer in
@@ -101,8 +101,8 @@ func (t *Tx) once(c Command) Result {
 			clockText(ms*1e6), RequestSkew, clockText(info.Clock)))
 	}
 	res := t.stamp(t.judgeAudited(c))
-	// Store the same bytes that a snapshot holds: retention counts the bytes of receipts, and must do
-	// the same on every replica.
+	// Store exactly the bytes that a snapshot holds. The size of all receipts decides which ones
+	// are dropped, and a replica that read a snapshot must drop the same ones.
 	res.Reason = strings.ToValidUTF8(res.Reason, "")
 	if res.Kind != Frozen {
 		t.keep(receipts.Receipt{Request: id, At: info.Clock, Answer: t.outcomes.of(&res, c.GetHead().GetRequestHash())})
@@ -132,7 +132,8 @@ func (t *Tx) ownReceipts() *receipts.Queue {
 	return t.r.receipts
 }
 
-// keep stores a receipt, and drops old receipts as the retention rules say.
+// keep stores a receipt (the answer to a request id), and drops old receipts by the rules in
+// receipts.Retention.
 func (t *Tx) keep(rc receipts.Receipt) {
 	info, queue := &t.r.info, t.ownReceipts()
 	rc.Seq = info.ReceiptSeq + 1

@@ -76,8 +76,9 @@ func TestRepeatedRequestsGetTheFirstAnswer(t *testing.T) {
 	})
 }
 
-// TestReceiptRetention uses a small retention: receipts are kept for at least 10 s and at most 100 s, at
-// least 4 and at most 8 of them. The cases differ in the time between two requests, gap.
+// TestReceiptRetention uses a small retention: receipts are kept for at least 10 s and at most 100 s,
+// and the queue holds at least 4 and at most 8 receipts. The cases differ in gap, the time between two
+// requests.
 func TestReceiptRetention(t *testing.T) {
 	small := receipts.Retention{MinAge: 10 * time.Second, MaxAge: 100 * time.Second, Min: 4, Max: 8}
 	for _, c := range []struct {
@@ -197,8 +198,8 @@ func TestReceiptsFromAClockAhead(t *testing.T) {
 			t.Fatalf("repeated request %d of a client whose clock is ahead must get its stored answer, but was applied again: %+v", i, res)
 		}
 	}
-	// Once the clock of the state has passed the times in the early client's ids, the receipts above
-	// the limit are dropped.
+	// Once the clock of the state has passed the times in the ids of the client whose clock is
+	// ahead, the receipts above the limit are dropped.
 	now += 5 * minute
 	for i := range 20 {
 		send(requestAt(now, uint32(2000+i)))

@@ -76,6 +76,7 @@ func workloadPB(w *Workload) *commandv1.WorkloadRecord {
 		MayOutliveLease: w.MayOutliveLease,
 		Data:            convert(w.Data, localDataPB),
 		DiscardData:     w.DiscardData,
+		KeepVolumes:     w.KeepVolumes,
 		PreemptedBy:     w.PreemptedBy,
 		PreemptedAt:     w.PreemptedAt,
 		Moved:           movedPB(w.Moved),
@@ -140,6 +141,7 @@ func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 		MayOutliveLease: m.GetMayOutliveLease(),
 		Data:            convert(m.GetData(), localDataOf),
 		DiscardData:     m.GetDiscardData(),
+		KeepVolumes:     m.GetKeepVolumes(),
 		PreemptedBy:     m.GetPreemptedBy(),
 		PreemptedAt:     m.GetPreemptedAt(),
 		Moved:           movedOf(m.GetMoved()),
@@ -213,7 +215,7 @@ func nodeRecordOf(m *commandv1.NodeRecord) *Node {
 func residualPB(r *Residual) *commandv1.ResidualRecord {
 	return &commandv1.ResidualRecord{
 		Node: r.Node, Workload: r.Workload, Generation: GenerationPB(r.Generation), EngineId: r.Engine,
-		Demand: demandPB(&r.Demand), Since: r.Since, Reason: r.Reason,
+		Demand: demandPB(&r.Demand), Since: r.Since, Reason: r.Reason, KeepVolumes: r.KeepVolumes,
 	}
 }
 
@@ -226,7 +228,7 @@ func residualOf(m *commandv1.ResidualRecord) (*Residual, error) {
 	}
 	return &Residual{
 		Node: m.GetNode(), Workload: m.GetWorkload(), Generation: GenerationOf(m.GetGeneration()), Engine: m.GetEngineId(),
-		Demand: demandValue(m.GetDemand()), Since: m.GetSince(), Reason: m.GetReason(),
+		Demand: demandValue(m.GetDemand()), Since: m.GetSince(), Reason: m.GetReason(), KeepVolumes: m.GetKeepVolumes(),
 	}, nil
 }
 

@@ -47,8 +47,8 @@ func fill(rt *rapid.T, v reflect.Value, path string) {
 		}
 	case reflect.Pointer:
 		switch v.Type() {
-		// These fields are left empty: former specifications have snapshot records of their own, and merged keys are
-		// derived.
+		// Do not fill these fields, because the snapshot record of their owner does not contain them: former
+		// specifications have records of their own, and merged keys are computed.
 		case reflect.TypeFor[*history](), reflect.TypeFor[*mergedKeys]():
 		case reflect.TypeFor[*Demand](), reflect.TypeFor[*Observation](), reflect.TypeFor[*Job](), reflect.TypeFor[*Exit](), reflect.TypeFor[*JobResult](), reflect.TypeFor[*Template](), reflect.TypeFor[*Cron](), reflect.TypeFor[*TemplateState](), reflect.TypeFor[*Run](), reflect.TypeFor[*Placement](), reflect.TypeFor[*Autoscale](), reflect.TypeFor[*Reschedule](), reflect.TypeFor[*Moved](): // records may hold these pointers, because the records they point to never change
 			v.Set(reflect.New(v.Type().Elem()))
@@ -168,7 +168,7 @@ func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 	})
 }
 
-// done returns receipt rc with the encoded answer from w.
+// done returns receipt rc with an encoded answer, which w encodes.
 func done(rc receipts.Receipt, w *outcomes) receipts.Receipt {
 	res := resultOf(outcomeOf(rc))
 	res.Kind, res.Reason, res.Index = OK, "", max(1, res.Index)
@@ -432,6 +432,7 @@ func TestCheckFindsCorruptIndexes(t *testing.T) {
 		{"byLabel", func(r *root) { r.byLabel.Set("web/w/Web", struct{}{}) }},
 		{"byRule", func(r *root) { r.byRule.Set("web", struct{}{}) }},
 		{"byMAC", func(r *root) { r.byMAC.Set("52:54:00:00:00:01/web", struct{}{}) }},
+		{"byIngress", func(r *root) { r.byIngress.Set("8080/tcp/web", struct{}{}) }},
 		{"pending", func(r *root) { r.pending.Clear() }},
 		{"unacked", func(r *root) { r.unacked.Delete("web") }},
 		{"retryDue", func(r *root) { r.retryDue.Set("12345678web", struct{}{}) }},

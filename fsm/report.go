@@ -39,8 +39,8 @@ func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	if old.Node == "" || old.Node != r.GetNode() {
 		return t.leftBehind(old, r) || known
 	}
-	// A legacy v1 agent sends no generation, so its report may be about the former order. The report
-	// counts only if the agent has accepted the present order.
+	// A legacy v1 agent sends no generation, so its report may be about the former order. So the
+	// report is used only if the agent has accepted the present order.
 	accepts := r.GetAcknowledged() || r.GetRefused()
 	if said != old.Generation && !(said.IsZero() && (old.Acknowledged || accepts)) {
 		return known
@@ -63,13 +63,14 @@ func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	return true
 }
 
-// CodeLeftBehind is the reason code of a residual (an instance that a node has to remove) that was found by a
-// report: a node that was fenced or removed has returned and still runs the workload.
+// CodeLeftBehind is the reason code of a residual (an instance that a node has to remove) that the leader
+// learned of from a report: a node that was fenced or removed has returned and still runs the workload.
 const CodeLeftBehind = "LeftBehind"
 
 // LeftOn reports whether a report of node n shows that n still runs a former generation of w, although w is
-// not assigned to n. said is the reported generation. If it is unset, the report comes from a legacy v1 agent
-// and proves nothing: it may be about an order that is still being delivered.
+// not assigned to n. said is the reported generation, state the reported state. If said is unset, the report
+// comes from a legacy v1 agent and proves nothing: that agent may report before it has received its present
+// order.
 func (w *Workload) LeftOn(n *Node, said Generation, state Actual) bool {
 	return n != nil && n.Up && w.Node != n.ID && !said.IsZero() && said.Less(w.Generation) && present(state)
 }
@@ -83,9 +84,10 @@ func present(state Actual) bool {
 	return false
 }
 
-// leftBehind adds a residual for an instance of w on a node to which w is not assigned, so that the leader orders the
-// node to remove it. This happens after a fence or a removal of the node, which drop its residuals: the machine may
-// return with its disk and run the instance again.
+// leftBehind adds a residual (a record of an instance that a node must remove) for an instance of w
+// on a node to which w is not assigned, so that the leader orders the node to remove the instance.
+// This happens after an operator has fenced or removed the node: both delete the node's residuals,
+// but the machine may return with its disk and run the instance again.
 func (t *Tx) leftBehind(w *Workload, r *commandv1.WorkloadReport) bool {
 	n, _ := t.r.nodes.Get(r.GetNode())
 	if r.GetGone() || r.GetRefused() || !w.LeftOn(n, GenerationOf(r.GetGeneration()), Actual(r.GetState())) {
@@ -104,6 +106,8 @@ func (t *Tx) leftBehind(w *Workload, r *commandv1.WorkloadReport) bool {
 		Demand:     *w.Demand,
 		Since:      t.r.info.Clock,
 		Reason:     CodeLeftBehind,
+
+		KeepVolumes: w.KeepVolumes,
 	})
 	return true
 }
@@ -117,6 +121,7 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	if !r.GetRefused() {
 		w.MayOutliveLease = false
 		w.stake()
+		t.holdVolumes(old)
 		w.settleDiscard(n)
 	}
 	if !old.Acknowledged {

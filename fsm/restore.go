@@ -20,8 +20,8 @@ import (
 type RestoreInfo struct {
 	At int64  // time of the restore, Unix nanoseconds; the new incarnation is at least this time in milliseconds
 	By string // user who requested the restore, for the event
-	// Source is the origin of the restored state, for the event. Empty means a backup; the event then has the time of
-	// the backup.
+	// Source is the origin of the restored state, for the event about the restore. Empty means a
+	// backup; the event then has the time of the backup.
 	Source string
 }
 
@@ -100,7 +100,8 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	info.Clock = max(b.Clock, p.Clock, r.At)
 	info.FeatureLevel = max(b.FeatureLevel, p.FeatureLevel)
 	info.Digest = p.Digest
-	// The new index is higher than the index of any View of the backup or of the present state.
+	// Readers wait for an index. So the new index is higher than that of the backup and of the
+	// present state.
 	info.Index, info.Term = max(b.Index, p.Index)+1, p.Term
 
 	t := &Tx{r: *New().r}
@@ -142,6 +143,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 		return true
 	})
 	t.restoreNetworks(backup, present, fresh)
+	t.restoreVolumes(backup, present)
 	facts.r.audits.Scan(func(id string, a *NodeAudit) bool {
 		if _, ok := t.r.nodes.Get(id); ok {
 			t.r.audits.Set(id, a)
@@ -187,6 +189,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 		return true
 	})
 	t.settleSlices()
+	t.settleVolumes()
 	source := r.Source
 	if source == "" {
 		source = "a backup of " + time.Unix(0, b.Clock).UTC().Format(time.RFC3339)
@@ -211,13 +214,14 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 // that only the backup has: without them no agent could renew its certificate and every user would be an
 // operator. Identities of lost schedulers are not taken over, because other machines join under their names.
 // A revocation in either state stays in force. Join tokens of the backup are not restored, because they may
-// have been used or deleted since then.
+// have been used or deleted since then. For the same reason sessions of the console are not restored.
 func (t *Tx) trust(backup, present State, own, fresh bool) {
 	t.r.authorities = duplicate(present.r.authorities)
 	t.r.tokens = duplicate(present.r.tokens)
 	t.r.admissions = duplicate(present.r.admissions)
 	t.r.revocations = duplicate(present.r.revocations)
 	t.r.roles, t.r.bindings, t.r.accounts = duplicate(present.r.roles), duplicate(present.r.bindings), duplicate(present.r.accounts)
+	t.r.consoles = duplicate(present.r.consoles)
 	if !own {
 		return
 	}
@@ -296,8 +300,8 @@ func (t *Tx) tombstones(backup, present State, own bool) {
 	}
 }
 
-// past restores the earlier specifications of each workload from the state that supplied its present
-// specification.
+// past gives each restored workload its earlier specifications: from the backup or from the present
+// state, whichever supplied its present specification.
 func (t *Tx) past(sides ...State) {
 	for _, w := range t.r.workloads.Values() {
 		var h *history
@@ -327,7 +331,7 @@ func duplicate[K cmp.Ordered, V any](m *btree.Map[K, V]) *btree.Map[K, V] {
 	return out
 }
 
-// returning returns the record that a workload of the backup (old) gets in the restored state. present is the
+// returning returns the record that old, a workload of the backup, has in the restored state. present is the
 // state before the restore: it knows on which nodes workloads run. nil means that the workload is not restored.
 func (t *Tx) returning(old *Workload, present State) *Workload {
 	w := *old
@@ -408,8 +412,8 @@ func (t *Tx) catchUp(old *Workload, r reporter) bool {
 }
 
 // takeOver binds w, a copy of a record, to node n, which already runs the workload, and gives w a new
-// generation. code is a reason code. If w was on another node, that node may still run it: a residual with that
-// reason code records this.
+// generation. code is the reason code of the assignment. If w was on another node, that node may still run it:
+// a residual, a record of such an instance, with the same code is stored for that node.
 func (t *Tx) takeOver(w *Workload, n *Node, code string) {
 	if w.Node != n.ID {
 		if w.Node != "" {

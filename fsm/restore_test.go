@@ -29,8 +29,8 @@ func (w *world) withState(s State) *world {
 	return &next
 }
 
-// formedAgain returns a newly formed cluster with the cluster id of w, as after the loss of all
-// schedulers.
+// formedAgain returns a newly formed cluster with the cluster id of w, as an operator forms it
+// after the loss of all schedulers.
 func formedAgain(w *world) *world {
 	fresh := uninitialised(w.t)
 	c := initCluster(w.s.Info().ClusterID)
@@ -216,8 +216,9 @@ func TestRestoredMergesBackupAndPresentState(t *testing.T) {
 	}
 }
 
-// cordon2 cordons a node although the mode is frozen. A frozen mode refuses the command, so cordon2 sets the
-// mode to normal before it. It returns the command that sets the frozen mode again.
+// cordon2 excludes a node from new placements (cordon) although the mode is frozen. A frozen mode refuses
+// the command, so cordon2 sets the mode to normal before it. It returns the command that sets the frozen
+// mode again.
 func cordon2(w *world, node string) Command {
 	info := w.s.Info()
 	w.ok(setMode("normal", ""))
@@ -382,8 +383,8 @@ func TestMayOutliveLeaseUntilAccepted(t *testing.T) {
 	}
 }
 
-// assembled returns the state that Assemble builds from the records of s as the mirror in etcd holds them.
-// Those records do not carry MayOutliveLease.
+// assembled returns the state that Assemble builds from the records of s in the form in which the mirror
+// in etcd stores them, without MayOutliveLease.
 func assembled(t *testing.T, s State) State {
 	t.Helper()
 	a := Assemble(Origin{ClusterID: "c1", FeatureLevel: FeatureLevel})

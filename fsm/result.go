@@ -48,7 +48,8 @@ type Item struct {
 	Unchanged  bool // nothing changed: the workload has the same content and desired state as before
 	Deleted    bool // the command deleted this member of a group, see PutWorkloads.list_deleted
 
-	// Kind is the verdict on this workload, if the command accepts or refuses each workload separately.
+	// Kind is the verdict on this workload, if the command accepts or refuses each workload separately
+	// (field each).
 	Kind   Kind
 	Reason string
 }

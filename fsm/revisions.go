@@ -10,7 +10,7 @@ import (
 // command depends on them. The digest over the state leaves them out, because they follow from records that it
 // covers.
 
-// Bounds of the earlier specifications of one workload.
+// Limits of the number and the size of the earlier specifications that are kept of one workload.
 const (
 	MaxRevisions     = 5
 	MaxRevisionBytes = 256 << 10 // size in bytes of the earlier specifications, secrets included in sealed form
@@ -43,7 +43,7 @@ type history struct {
 	sizes  [MaxRevisions]uint32    // sizes in bytes of the specifications in former, so that adding them up does not read the revisions
 }
 
-// kept returns the earlier specifications of a workload, oldest first.
+// kept returns the earlier specifications that a history still has, oldest first.
 func (h *history) kept() []*Revision {
 	if h == nil {
 		return nil
@@ -55,7 +55,7 @@ func (h *history) kept() []*Revision {
 	return h.former[:n]
 }
 
-// present returns the present specification of w as a revision, with its Spec.
+// present returns the present specification of w as a Revision, with the field Spec set.
 func (w *Workload) present() Revision {
 	r := Revision{Number: 1, Spec: w.Spec, Content: w.Content, Bundle: w.Bundle, CallerRevision: w.CallerRevision, At: w.CreatedAt}
 	if h := w.history; h != nil {

@@ -9,7 +9,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// revised returns a put of workload web with specification number i, padded to size bytes.
+// revised returns a command that gives workload web specification number i, padded to size bytes.
 func revised(i, size int) Command {
 	return put("web", func(p *commandv1.WorkloadPut) {
 		p.Content, p.CallerRevision = fmt.Sprintf("c1:%064d", i), fmt.Sprint("rev-", i)
@@ -17,8 +17,8 @@ func revised(i, size int) Command {
 	})
 }
 
-// told formats the revisions of a workload in one line: for each, its number, the first byte of its
-// specification and its author.
+// told returns the revisions of a workload as one line of text: for each, its number, the first
+// byte of its specification and its author.
 func told(list []Revision) string {
 	var out []string
 	for _, r := range list {

@@ -8,10 +8,10 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// A role is a named set of permissions (package access). A binding gives a role to a subject: a user, a group
-// of an OIDC issuer, or the account of a program. The state machine knows only the names of permissions.
-// Package rpc decides by them which calls a caller may make, and checks that no caller grants permissions
-// that the caller does not have.
+// A role is a named set of permissions (package access). A binding gives a role to a subject: a
+// user, a group of an OIDC issuer, or the account of a program. The state machine knows only the
+// names of permissions. From these names, package rpc decides which calls a caller may make, and
+// checks that no caller grants permissions that the caller does not have.
 
 // Bounds of roles and bindings.
 const (
@@ -35,7 +35,7 @@ const (
 
 var subjectKinds = [...]string{SubjectUser, SubjectGroup, SubjectAccount}
 
-// Role is a role that is not built in. A published record never changes.
+// Role is a role that is not built in. A record in the state is never modified; a change stores a new record.
 type Role struct {
 	Name        string
 	Description string
@@ -61,7 +61,8 @@ type Binding struct {
 // are unique.
 func (b *Binding) key() string { return b.Kind + "/" + b.Name + "/" + b.Role }
 
-// Role returns a role that is not built in.
+// Role returns the stored role with this name; false for other names and for the built-in roles,
+// which have no record.
 func (s State) Role(name string) (*Role, bool) { return s.r.roles.Get(name) }
 
 // Roles scans the roles that are not built in, by name.
@@ -78,8 +79,8 @@ func (s State) Bindings(fn func(*Binding) bool) {
 func (s State) BindingsOf(kind, name string, fn func(*Binding) bool) {
 	prefix := kind + "/" + name + "/"
 	s.r.bindings.Ascend(prefix, func(k string, b *Binding) bool {
-		// The prefix also matches bindings of another subject whose name begins with name and a slash: skip
-		// them.
+		// The prefix also matches bindings of other subjects, whose names begin with this subject's
+		// name and a slash. Skip those bindings.
 		return strings.HasPrefix(k, prefix) && (b.Name != name || fn(b))
 	})
 }
@@ -210,7 +211,8 @@ func isTokenUser(name string) bool {
 	return ok && named && issuer != "" && subject != ""
 }
 
-// bindingOf converts the binding in a command to a record, and checks it.
+// bindingOf converts the binding in a command to a record. If the role, the subject or a namespace
+// is invalid, it returns a refusal.
 func (t *Tx) bindingOf(b *commandv1.BindRole) (*Binding, Result) {
 	n := &Binding{
 		Role: strings.Clone(b.GetRole()), Kind: strings.Clone(b.GetKind()), Name: strings.Clone(b.GetName()),
@@ -283,8 +285,8 @@ func (t *Tx) storeBinding(n *Binding, remove bool) Result {
 	return Result{}
 }
 
-// bindingStored records a new or changed binding and writes an event. The event also states the number of
-// namespaces, because a long list of their names is cut off.
+// bindingStored stores a new or changed binding n and writes an event. The event also states the number
+// of namespaces, because a long list of their names is cut off.
 func (t *Tx) bindingStored(n *Binding) {
 	t.trustChanged("binding:"+n.key(), func(e *encoder) { e.binding(n) })
 	in, count := strings.Join(n.Namespaces, ","), decimal(len(n.Namespaces))
@@ -338,9 +340,9 @@ func (t *Tx) dropBindingsOf(kind, name string) {
 }
 
 // hasTrusted reports whether at least one person has the permission trust in the whole cluster, and a valid
-// certificate. The expiry of the certificate of user admin does not count, because the scheduler that formed
-// the cluster renews it. Groups and accounts do not count: a group may have no members, and nobody may use an
-// account.
+// certificate. The certificate of user admin is valid even if it has expired, because the scheduler that
+// formed the cluster renews it. Groups and accounts with the permission are not persons here: a group may
+// have no members, and it may be that nobody uses the account.
 func (s State) hasTrusted() (found bool) {
 	users := pair("user", "")
 	s.r.admissions.Ascend(users, func(key string, a *Admission) bool {
@@ -350,14 +352,16 @@ func (s State) hasTrusted() (found bool) {
 	return found
 }
 
-// inUse reports whether the certificate of an admission is valid at the present time.
+// inUse reports whether the certificate that a records is valid at the present time: neither
+// expired nor revoked.
 func (s State) inUse(a *Admission) bool {
 	r, revoked := s.RevokedIdentity(a.Role, a.Name)
 	_, gone := s.RevokedCertificate(a.Fingerprint)
 	return !gone && !(revoked && a.IssuedAt <= r.At) && (a.Name == adminName || a.NotAfter > s.r.info.Clock)
 }
 
-// trusted reports whether the user of an admission has the permission trust in the whole cluster.
+// trusted reports whether the user to whom certificate a was issued has the permission trust in the
+// whole cluster.
 func (s State) trusted(a *Admission) (yes bool) {
 	if yes = a.Access == accessAdmin; yes {
 		return yes

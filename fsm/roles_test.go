@@ -177,7 +177,7 @@ func TestTheLastTrustedPersonStays(t *testing.T) {
 			w.ok(revoke("user", adminName, ""))
 			refused(t, w.do(revoke("user", "bob", "")), Conflict, "trust")
 		}},
-		{"a binding of trust keeps the way, and cannot be removed, narrowed or emptied", func(t *testing.T, w *world) {
+		{"a bound role with trust counts as a trusted person, and the last one cannot be removed, narrowed or emptied", func(t *testing.T, w *world) {
 			w.ok(putNamespace("shop"))
 			admitted(w, adminName, "admin")
 			admitted(w, "ada", "none")
@@ -210,7 +210,7 @@ func TestTheLastTrustedPersonStays(t *testing.T) {
 			w.ok(again())
 			refused(t, w.do(revoke("user", "eve", "")), Conflict, "trust")
 		}},
-		{"an expired certificate, a group and an account are no way", func(t *testing.T, w *world) {
+		{"an expired certificate, a group or an account is no trusted person", func(t *testing.T, w *world) {
 			admitted(w, adminName, "admin")
 			admitted(w, "bob", "admin")
 			w.now += 7200 * second
@@ -218,7 +218,7 @@ func TestTheLastTrustedPersonStays(t *testing.T) {
 			w.ok(w.bindRole("admin", "group/admins", "*"))
 			refused(t, w.do(revoke("user", adminName, "")), Conflict, "trust")
 		}},
-		{"a cluster without admissions has no such rule", func(t *testing.T, w *world) {
+		{"a cluster without admissions needs no trusted person", func(t *testing.T, w *world) {
 			w.ok(w.bindRole("admin", "user/ada", "*"))
 			w.ok(unbindRole("admin", "user/ada"))
 		}},
@@ -308,7 +308,7 @@ func TestAccounts(t *testing.T) {
 			refused(t, w.do(putAccount("ci", w.now)), Invalid, "expires_at")
 			refused(t, w.do(putAccount("ci", w.now+31*24*hour)), Invalid, "expires_at")
 		}},
-		{"a rotation replaces the hash and the end only", func(t *testing.T, w *world) {
+		{"a rotation replaces the hash and the expiry time only", func(t *testing.T, w *world) {
 			refused(t, w.do(putAccount("ci", w.now+hour, rotating)), NotFound, "ci")
 			w.ok(putAccount("ci", w.now+hour))
 			before, _ := w.s.Account("ci")

@@ -11,9 +11,10 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// Rolling updates (ADR 25): a group that was put with an update policy is changed a few members at a time.
-// The new specifications wait in a Rollout record. Each workload keeps its present specification until it
-// is updated. The leader chooses the next members, and rollout.Allows checks the choice again here.
+// Rolling updates (ADR 25): a group whose specification has an update policy is changed a few
+// members at a time. The new specifications wait in a Rollout record. Each workload keeps its
+// present specification until it is updated. The leader chooses the next members, and the state
+// machine checks the choice with rollout.Allows.
 
 // Rollout returns the last member-by-member update of a group.
 func (s State) Rollout(group string) (*rollout.Rollout, bool) { return s.r.rollouts.Get(group) }
@@ -56,9 +57,10 @@ func (s State) Seen(id string) rollout.Seen {
 	return out
 }
 
-// rolls returns the update that a put of a group begins or continues. It returns nil if all members change at
-// once. under holds, for each put, the name of the policy that admitted it. back means that the put is an undo
-// or a revert: available surge members then stay until all members have their previous specifications.
+// rolls returns the rolling update that command b, which stores the members of a group, begins or
+// continues. It returns nil if all members change at once. under has, for each member, the name of
+// the policy against which it was checked. back means that b undoes or reverts an update: available
+// surge members then stay until all members have their previous specifications.
 func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string, back bool) (*rollout.Rollout, Result) {
 	if b.GetGroupOf() == "" {
 		return nil, Result{}
@@ -99,8 +101,8 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string, back bool) (*rollo
 		case known && w.SameAs(next):
 			m.Settled = true
 		case known && w.Demand.Surge:
-			// The put has more members than the group had, and the id of this surge member becomes that of an
-			// own member.
+			// The command has more members than the group had, so this surge member (an extra
+			// member of the last update) becomes an ordinary member with the same id.
 		case known && w.TakesTurn(next):
 			if p.GetNamespace() == "" || p.GetPolicy() != under[i] {
 				p = p.CloneVT()
@@ -179,7 +181,8 @@ func (t *Tx) waits(r *rollout.Rollout, id string) (Item, bool) {
 	return Item{ID: w.ID, Generation: w.Generation, Revision: to.Revision(), Unchanged: r.Sequence != 0}, true
 }
 
-// begin stores update r, which the present put begins. It does nothing if the put only continues an update.
+// begin stores update r if the present command begins it, and does nothing if the command only continues an
+// update.
 func (t *Tx) begin(r *rollout.Rollout) {
 	if r == nil || r.Sequence != 0 {
 		return
@@ -295,14 +298,14 @@ func (t *Tx) resumeRollouts() {
 	}
 }
 
-// held reports whether a drain must not evict w yet, because its group already has as many
-// unavailable members as its update policy permits.
+// held reports whether a drain of w's node must not evict w yet, because its group already has as
+// many unavailable members as its update policy permits.
 func (t *Tx) held(w *Workload) bool {
 	r, ok := t.r.rollouts.Get(w.Demand.Group)
 	return ok && r.Holds(t.state().Seen, w.ID)
 }
 
-// turn gives one member the specification that waits for it. A member that was stopped stays stopped.
+// turn gives member m of update r its new specification. A member that was stopped stays stopped.
 func (t *Tx) turn(r *rollout.Rollout, m *rollout.Member) Item {
 	p := m.Put
 	w, _ := t.r.workloads.Get(m.ID)
@@ -318,8 +321,9 @@ func (t *Tx) turn(r *rollout.Rollout, m *rollout.Member) Item {
 	return t.putOne(p, w, p.GetPolicy())
 }
 
-// started begins the deadline of w in a rolling update again. It is called when a user starts w again after a
-// stop, and when the agent has carried out the order for w, which may include stopping the previous instance.
+// started restarts the time within which w, a member in a rolling update, must become healthy. It is called
+// when a user starts w again after a stop, and when the agent has carried out the order for w, which may
+// include stopping the previous instance.
 func (t *Tx) started(w *Workload) {
 	r, ok := t.r.rollouts.Get(w.Demand.Group)
 	if !ok {
@@ -358,12 +362,14 @@ func UndoFault(v grouped, r *rollout.Rollout) string {
 	return ""
 }
 
-// goBack puts the previous specifications of the group, with the same update policy. byItself is set for an
-// automatic revert: goBack then does not touch members that a user has changed, created or deleted since the
-// update began. Nor does it delete members that the update added to a group with an autoscaler. Those members
-// keep the specification of the update, because they have no previous one.
+// goBack gives the group its previous specifications again, with the same update policy. why is the reason
+// for the event. byItself is set for an automatic revert: goBack then does not touch members that a user has
+// changed, created or deleted since the update began. Nor does it delete members that the update added to a
+// group with an autoscaler. Those members keep the specification of the update, because they have no previous
+// one.
 func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
-	// Set the namespace in the put: if the group has no member left, no record tells the namespace.
+	// Set the namespace in the command: if the group has no member left, no record says to which
+	// namespace the group belongs.
 	b := &commandv1.PutWorkloads{GroupOf: r.Group, Update: r.Policy.PB(), Namespace: r.Former[0].GetNamespace()}
 	alone := func(id string) bool { return byItself && id != r.Group && r.Alone(t.state().Seen, id) }
 	var added []string
@@ -389,7 +395,7 @@ func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 		b.Workloads = append(b.Workloads, p)
 	}
 	if of := r.Former[0]; of.GetDemand().GetTemplate() != nil {
-		// The put of a system workload changes its members too.
+		// A command that stores a system workload changes its members too.
 		b = &commandv1.PutWorkloads{Update: r.Policy.PB(), Workloads: b.GetWorkloads()}
 	}
 	res := t.putWorkloads(b, true)
@@ -399,8 +405,8 @@ func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 			t.resume(now)
 		}
 		if len(added) > 0 {
-			// Take the members that the update added out of the revert, so that it does not wait until they are
-			// healthy.
+			// The revert leaves the members unchanged that the update added. Take them out of the list of
+			// members, so that the revert does not wait until they are healthy.
 			now.Members = slices.DeleteFunc(now.Members, func(m rollout.Member) bool { return slices.Contains(added, m.ID) })
 			why += "; members that the update added keep its specification: apply the former file"
 		}

@@ -15,7 +15,9 @@ func updates(parallel int, reverts bool) *commandv1.UpdatePolicy {
 	return &commandv1.UpdatePolicy{MaxParallel: int32(parallel), MinHealthy: 5 * second, HealthyDeadline: 30 * second, AutoRevert: reverts}
 }
 
-// group puts web-0 to web-(n-1) in one version, with an update policy if parallel is above 0.
+// group returns a command that stores the members web-0 to web-(n-1) of group web with the same
+// specification, which version distinguishes. If parallel is above 0, the group has an update
+// policy that changes this number of members at a time.
 func group(version, n, parallel int, reverts bool) Command {
 	var list []*commandv1.WorkloadPut
 	for i := range n {
@@ -87,7 +89,8 @@ func (w *world) everybodyRuns(except ...string) {
 	}
 }
 
-// versions returns the versions of the members of web and the phase of the rollout as text.
+// versions returns, as text, which version of the specification each member of web has, and the
+// phase of the rolling update.
 func (w *world) versions() string {
 	var out []string
 	w.s.Group("web", func(x *Workload) bool {
@@ -261,7 +264,8 @@ func TestRolloutFails(t *testing.T) {
 	is(t, "members that were updated already also get the new time limit", w.versions(), "2 1 1 Running")
 }
 
-// TestRolloutOutlivesAFrozenMode: the healthy deadline of a member restarts after a frozen mode.
+// TestRolloutOutlivesAFrozenMode: after a frozen mode, the time within which a member must become
+// healthy starts again.
 func TestRolloutOutlivesAFrozenMode(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, true))
@@ -276,8 +280,8 @@ func TestRolloutOutlivesAFrozenMode(t *testing.T) {
 	is(t, "after the healthy deadline the update is rolled back", w.versions(), "2 1 1 Running back")
 }
 
-// TestRolloutOfAStoppedMember: the healthy deadline of a member that was stopped on request
-// restarts when the member is started.
+// TestRolloutOfAStoppedMember: when a user starts a stopped member, the time within which
+// it must become healthy starts again.
 func TestRolloutOfAStoppedMember(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, true))
@@ -331,8 +335,9 @@ func TestWaitingMembersFreeNoQuota(t *testing.T) {
 	is(t, "after the update the quota has room", w.s.UseOf(DefaultNamespace).CPU, 280)
 }
 
-// TestRolloutRevertsWithinTheQuota: a revert to more and smaller members needs quota for them beside the
-// members that have not shrunk yet. If the quota has no room for that, the rollout pauses with a reason.
+// TestRolloutRevertsWithinTheQuota: a failed update to fewer, larger members is reverted to more,
+// smaller ones. The restored members need quota while other members are still large. If the quota has no
+// room for that, the rollout pauses with a reason.
 func TestRolloutRevertsWithinTheQuota(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(putNamespace(DefaultNamespace, limits(300, 0, 0, 0)))
@@ -352,8 +357,8 @@ func TestRolloutRevertsWithinTheQuota(t *testing.T) {
 	is(t, "the group reverts once the quota has room", w.versions(), "2 1 1 Running back")
 }
 
-// TestRolloutAuthor: events and revisions of a member name the caller who put the group, not the leader that
-// advances the rollout.
+// TestRolloutAuthor: events and revisions of a member name the caller who changed the group, not the leader
+// that carries out the rolling update.
 func TestRolloutAuthor(t *testing.T) {
 	w := rollingWorld(t)
 	c := group(2, 3, 1, true)
@@ -408,8 +413,8 @@ func TestRevertSparesMembersThatCallersChanged(t *testing.T) {
 	}
 }
 
-// TestRolloutKeepsToItsNamespace: neither a rollout nor its undo changes a member that was deleted and
-// created again in another namespace.
+// TestRolloutKeepsToItsNamespace: if a member of a group is deleted and created again in another
+// namespace, neither the group's rolling update nor its undo changes it.
 func TestRolloutKeepsToItsNamespace(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, false))
@@ -424,8 +429,8 @@ func TestRolloutKeepsToItsNamespace(t *testing.T) {
 	refused(t, w.do(rolloutAction("undo")), Conflict, `workload web-0 is in namespace "shop" and cannot be moved to "default"`)
 }
 
-// TestRolloutLeavesOtherNamespacesAlone: workloads of another namespace with the same group name are not
-// members of a rollout or of its undo.
+// TestRolloutLeavesOtherNamespacesAlone: two namespaces have groups with the same name. A rolling update
+// of one group, and its undo, must not change members of the other group.
 func TestRolloutLeavesOtherNamespacesAlone(t *testing.T) {
 	theirs := func(id, version string) Command {
 		return put(id, content("c1:"+version), inNamespace("shop"), demand(func(d *commandv1.Demand) { d.Group = "web" }))
@@ -528,8 +533,8 @@ func TestRolloutChangesTheNumberOfMembers(t *testing.T) {
 	is(t, "the update does not touch a member that a user changed by itself", w.versions(), "4 4 mine Completed")
 }
 
-// TestUndoOfAPausedRevert: during an update, a user puts the previous version by hand and pauses. An undo still
-// returns the group to the previous version.
+// TestUndoOfAPausedRevert: during an update, a user applies the previous specification and pauses this second
+// update. If the user then undoes it, the group still gets the previous specification.
 func TestUndoOfAPausedRevert(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, false))

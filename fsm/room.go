@@ -11,8 +11,8 @@ const (
 	warnAt        = 80       // the state warns when more than this percentage of a limit is used
 )
 
-// Room is the limit of the size of the whole state. It follows from the memory of the smallest scheduler.
-// Zero values mean that there is no limit, because no scheduler has reported its memory.
+// Room is the limit of the size of the whole state. It is computed from the memory of the scheduler that
+// has the least. Zero values mean that there is no limit, because no scheduler has reported its memory.
 type Room struct {
 	Workloads int64
 	Bytes     int64  // bytes of the stored specifications, without earlier revisions, and of the files of stacks
@@ -39,7 +39,7 @@ func (s State) Room() Room {
 	return r
 }
 
-// Total returns how much all namespaces together use.
+// Total returns how much all namespaces together use of the limit Room.
 func (s State) Total() Total { return s.r.total }
 
 // Nearly describes the first limit of which more than warnAt percent are used; "" if no limit is so close.
@@ -61,8 +61,8 @@ func (r Room) why() string {
 	return " (scheduler " + r.Of + " has " + strconv.FormatInt(r.Memory, 10) + " MiB of memory)"
 }
 
-// over refuses a change that takes the state above its limit. A change that makes the state smaller is always
-// allowed.
+// over refuses a change that adds by to a state of size t, if the state would then exceed its size
+// limit. A change that makes the state smaller is always allowed.
 func (r Room) over(t Total, by Total) error {
 	const advice = ": delete workloads, or give that scheduler more memory"
 	switch {

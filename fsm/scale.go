@@ -12,12 +12,12 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// ScaleGroup changes the number of members of a group without its file. The present members keep their
-// specifications. The caller of the API has made the specifications of the new members, because their secrets
-// are sealed for each member.
+// ScaleGroup changes the number of members of a group; the caller does not send the specification.
+// The present members keep their specifications. Package rpc makes the specifications of the new
+// members, because secrets are sealed separately for each member.
 
 // Members returns the members of a group that `count` created and that are not being deleted, by number, without
-// surge members. It returns only the members in the namespace of the first one.
+// surge members (extra members of an update). It returns only the members in the namespace of the first one.
 func Members(v grouped, group string) (out []*Workload) {
 	v.Group(group, func(w *Workload) bool {
 		if w.Desired != DesiredDeleted && !w.Demand.Surge && MadeByCount(group, w.ID) {
@@ -44,7 +44,8 @@ func Count(members []*Workload) int {
 	return len(members)
 }
 
-// MemberIDs returns the ids of the members of a group that has count members.
+// MemberIDs returns the ids that the members of a group with count members have: <group>-0,
+// <group>-1 and so on.
 func MemberIDs(group string, count int) []string {
 	ids := make([]string, count)
 	for i := range ids {
@@ -53,7 +54,8 @@ func MemberIDs(group string, count int) []string {
 	return ids
 }
 
-// AsPut returns the put that would create the record again as it is.
+// AsPut returns the WorkloadPut that would create a workload with the same specification, demand
+// and desired state.
 func (w *Workload) AsPut() *commandv1.WorkloadPut {
 	p := workloadPB(w).Put
 	p.Namespace = w.In()
@@ -132,8 +134,8 @@ func (t *Tx) scaleGroup(b *commandv1.ScaleGroup) Result {
 }
 
 // judgedLike checks the new members that the autoscaler makes. The autoscaler may act in all namespaces, but
-// the person who put the group may not. So the new members must pass the policy that admitted the first member,
-// and must not take over an orphan.
+// the person who created the group perhaps not. So the new members are checked against the policy of first, the
+// first member, and must not have the id of an orphan (an instance without a record).
 func (t *Tx) judgedLike(first *Workload, fresh []*commandv1.WorkloadPut) (Result, bool) {
 	for _, p := range fresh {
 		if res, ok := judgedBy(t.state().Admitted(first), p, first.In()); !ok {
@@ -183,8 +185,9 @@ func (t *Tx) unscalable(b *commandv1.ScaleGroup, first *Workload, now int) Resul
 // maxScaleReason is the maximum size of the reason of a ScaleGroup command in bytes.
 const maxScaleReason = 256
 
-// newMember returns a copy of the put of a member that the group does not have yet; nil and a refusal if
-// there is none, or if the id is taken.
+// newMember returns a copy of the specification that command b has for id, a member that the group
+// does not have yet. It returns nil and a refusal if b has no specification for id, or if another
+// workload has the id.
 func (t *Tx) newMember(b *commandv1.ScaleGroup, id string) (*commandv1.WorkloadPut, Result) {
 	if w, ok := t.r.workloads.Get(id); ok && (w.Demand.Group != b.GetGroup() || w.Desired != DesiredDeleted) {
 		return nil, refuse(Conflict, "workload %s exists and is not a member of the group %s: delete it, or scale to fewer members", id, b.GetGroup())

@@ -7,7 +7,8 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// scaling returns the command that gives web a number of members, with the puts of all members in a version.
+// scaling returns the command that sets the number of members of group web to count. It contains
+// the specifications of all members; version distinguishes them from other versions.
 func scaling(version, count int, opts ...func(*commandv1.ScaleGroup)) Command {
 	puts := group(version, max(1, count), 0, false).GetPutWorkloads().GetWorkloads()
 	b := &commandv1.ScaleGroup{Group: "web", Count: uint32(count), Content: puts[0].GetContent(), Members: puts}

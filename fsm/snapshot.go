@@ -103,11 +103,17 @@ func (s State) WriteSnapshot(w io.Writer) error {
 	s.Accounts(func(a *Account) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Account{Account: accountPB(a)}})
 	})
+	s.Consoles(func(c *Console) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Console{Console: consolePB(c)}})
+	})
 	s.Bindings(func(b *Binding) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_RoleBinding{RoleBinding: bindingPB(b)}})
 	})
 	s.Networks(func(n *Network) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Network{Network: networkPB(n)}})
+	})
+	s.Volumes(func(v *Volume) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Volume{Volume: VolumePB(v)}})
 	})
 	s.Workloads("", func(w *Workload) bool {
 		return w.history == nil || out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Revisions{Revisions: historyPB(w)}})
@@ -146,8 +152,8 @@ func (o *snapshotWriter) record(m *commandv1.SnapshotRecord) bool {
 	return o.put(m)
 }
 
-// receiptField is the protobuf field number of a receipt in SnapshotRecord, and answerField that of
-// the answer in ReceiptRecord.
+// receiptField is the protobuf field number of a receipt in SnapshotRecord, and answerField is that
+// of the answer in ReceiptRecord.
 const (
 	receiptField = 5
 	answerField  = 4
@@ -290,7 +296,7 @@ func (in *snapshotReader) fail(what string, err error) error {
 	return fmt.Errorf("read snapshot: %s: %w", what, err)
 }
 
-// account adds the message in buf and its length to the checksum.
+// account adds the message in buf, with its length prefix, to the checksum.
 func (in *snapshotReader) account() {
 	var b [binary.MaxVarintLen64]byte
 	_, _ = in.sum.Write(protowire.AppendVarint(b[:0], uint64(len(in.buf)))) // writing to a hash never fails
@@ -444,6 +450,10 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		a := accountOf(r.Account)
 		_, dup = t.r.accounts.Set(a.Name, a)
 		key = a.Name
+	case *commandv1.SnapshotRecord_Console:
+		c := consoleOf(r.Console)
+		_, dup = t.r.consoles.Set(c.ID, c)
+		key = c.ID
 	case *commandv1.SnapshotRecord_Network:
 		n, err := networkOf(r.Network)
 		if err != nil {
@@ -466,6 +476,10 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		}
 		_, dup = t.r.objects.Set(o.key(), o)
 		key = clip(o.key())
+	case *commandv1.SnapshotRecord_Volume:
+		v := VolumeOf(r.Volume)
+		_, dup = t.r.volumes.Set(v.key(), v)
+		key = clip(v.key())
 	case *commandv1.SnapshotRecord_Revisions:
 		id := r.Revisions.GetWorkload()
 		w, ok := t.r.workloads.Get(id)
@@ -540,6 +554,10 @@ func (t *Tx) derive() error {
 	})
 	s.Objects(func(o *Object) bool {
 		t.countObject(o, o.bytes())
+		return true
+	})
+	s.Volumes(func(v *Volume) bool {
+		t.countVolume(v.In(), v.amounts())
 		return true
 	})
 	t.r.namespaces.Scan(func(_ string, n *Namespace) bool {

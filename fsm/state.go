@@ -15,8 +15,8 @@ import (
 // State is the whole replicated state at one index: a pointer to a root that never changes after a Tx has
 // committed it. Copying a State costs nothing, and any number of goroutines may read it.
 //
-// Only one goroutine at a time may call Begin (and so Apply) on the states of one cluster, because Begin copies
-// the trees lazily and for that changes a mark in the originals. Reading needs no lock.
+// Only one goroutine at a time may call Begin (and so Apply) on the states of one cluster, because Begin makes
+// copy-on-write copies of the B-trees, which changes a marker in the originals. Reading needs no lock.
 //
 // State implements View. The zero State is not usable; start with New.
 type State struct{ r *root }
@@ -51,8 +51,10 @@ type root struct {
 	roles       *table[*Role]       // keyed by role name
 	bindings    *table[*Binding]    // keyed by kind/name/role
 	accounts    *table[*Account]    // keyed by account name
+	consoles    *table[*Console]    // keyed by id
 	networks    *table[*Network]    // keyed by namespace/name
 	objects     *table[*Object]     // keyed by namespace/kind/name
+	volumes     *table[*Volume]     // keyed by namespace/name/driver/node
 
 	tombstones *table[*Tombstone]       // keyed by workload id
 	rollouts   *table[*rollout.Rollout] // keyed by group name
@@ -62,7 +64,9 @@ type root struct {
 	byOwner         *set              // index of children of templates; keys are template/workload
 	byLabel         *set              // index of ids and groups that are not their own DNS label; keys from labelKeys
 	byRule          *set              // index of workloads that affect the placement of other workloads, see ruled; keys are ids
+	byVolume        *set              // index of the users of volumes; keys are namespace/name/driver/workload
 	byMAC           *set              // index of Ethernet addresses of virtual machines; keys are address/workload
+	byIngress       *set              // index of ports in ingress mode; keys are port/protocol/workload
 	pending         *set              // index of workloads that wait for a placement; keys from pendingKey
 	unacked         *set              // index of placed workloads whose order is not acknowledged; keys are ids
 	retryDue        *set              // index of scheduled retries; keys from retryKey
@@ -79,8 +83,8 @@ type root struct {
 	statuses        [len(statusOrder)]int
 }
 
-// degree is the degree of the B-trees, half of the library's default. A log entry copies the tree nodes on
-// the path to each record that it changes, so small nodes are cheaper.
+// degree is the degree of the B-trees (the size of their nodes), half of the library's default. A log
+// entry copies the tree nodes on the path to each record that it changes, so small nodes are cheaper.
 const degree = 16
 
 func tree[K cmp.Ordered, V any]() *btree.Map[K, V] { return btree.NewMap[K, V](degree) }
@@ -115,8 +119,11 @@ func New() State {
 		roles:           tree[string, *Role](),
 		bindings:        tree[string, *Binding](),
 		accounts:        tree[string, *Account](),
+		consoles:        tree[string, *Console](),
 		networks:        tree[string, *Network](),
 		objects:         tree[string, *Object](),
+		volumes:         tree[string, *Volume](),
+		byVolume:        tree[string, struct{}](),
 		policyIn:        tree[string, string](),
 		uses:            tree[string, *Use](),
 		byUser:          tree[string, struct{}](),
@@ -126,6 +133,7 @@ func New() State {
 		byLabel:         tree[string, struct{}](),
 		byRule:          tree[string, struct{}](),
 		byMAC:           tree[string, struct{}](),
+		byIngress:       tree[string, struct{}](),
 		pending:         tree[string, struct{}](),
 		unacked:         tree[string, struct{}](),
 		retryDue:        tree[string, struct{}](),
@@ -190,7 +198,7 @@ func countUnder[V any](m *table[V], prefix string) (n int) {
 	return n
 }
 
-// scan calls fn for the workloads whose ids follow prefix in the keys of an index.
+// scan calls fn for the workloads of an index: those whose key there is prefix followed by the id.
 func (s State) scan(ix *set, prefix string, fn func(*Workload) bool) {
 	ix.Ascend(prefix, func(k string, _ struct{}) bool {
 		if !strings.HasPrefix(k, prefix) {
@@ -250,7 +258,7 @@ func (s State) Nodes(after string, fn func(*Node) bool) {
 func (s State) NodeCount() int { return s.r.nodes.Len() }
 
 // Alloc returns the sum of the resources reserved on a node; zero for an unknown node. Callers must
-// not modify its slice Disk.
+// not modify the list Disk.
 func (s State) Alloc(node string) Alloc {
 	if a, ok := s.r.alloc.Get(node); ok {
 		return *a
@@ -260,8 +268,8 @@ func (s State) Alloc(node string) Alloc {
 
 // PortHolder returns the workload, and its node, for which host port p of an engine, or a port that
 // collides with p, is reserved. After an update, several workloads of one engine may claim the same
-// port. A workload whose instance has yet to stop is then the holder. If there is none, the holder
-// is the workload whose claim has the lowest generation.
+// port. A workload whose instance has yet to stop is then the holder. If no instance has yet to
+// stop, the holder is the workload whose claim has the lowest generation.
 func (s State) PortHolder(engine string, p HostPort) (workload, node string) {
 	prefix := portKey(engine, p)
 	s.r.ports.Ascend(prefix, func(k string, c portClaim) bool {
@@ -277,12 +285,14 @@ func (s State) PortHolder(engine string, p HostPort) (workload, node string) {
 	return workload, node
 }
 
-// Residual returns the residual of a workload on a node.
+// Residual returns the residual of a workload on a node: the record that the node may still run an
+// instance which it must remove.
 func (s State) Residual(node, workload string) (*Residual, bool) {
 	return s.r.residuals.Get(pair(node, workload))
 }
 
-// Residuals scans the residuals of one node, by workload; of all nodes if node is "".
+// Residuals scans the residuals (instances that a node must still remove) of one node, by workload;
+// of all nodes if node is "".
 func (s State) Residuals(node string, fn func(*Residual) bool) {
 	if node == "" {
 		s.r.residuals.Scan(func(_ string, r *Residual) bool { return fn(r) })
@@ -294,7 +304,8 @@ func (s State) Residuals(node string, fn func(*Residual) bool) {
 	})
 }
 
-// ResidualsOf scans the residuals of one workload, by node.
+// ResidualsOf scans the residuals of one workload by node: the nodes that may still run an instance
+// which they must remove.
 func (s State) ResidualsOf(workload string, fn func(*Residual) bool) {
 	prefix := workload + "/"
 	s.r.residualsOf.Ascend(prefix, func(k string, _ struct{}) bool {
@@ -306,7 +317,7 @@ func (s State) ResidualsOf(workload string, fn func(*Residual) bool) {
 	})
 }
 
-// ResidualCount is the number of residuals of all nodes.
+// ResidualCount is the number of residuals (instances that a node must still remove) on all nodes.
 func (s State) ResidualCount() int { return s.r.residuals.Len() }
 
 // Replica returns one announced scheduler.
@@ -323,7 +334,7 @@ func (s State) Events(after uint64, fn func(*Event) bool) {
 	}
 }
 
-// eventsUpTo returns the number of kept events with Seq <= seq.
+// eventsUpTo returns how many of the events that the state still has have Seq <= seq.
 func (s State) eventsUpTo(seq uint64) int {
 	n := s.r.events.Len()
 	if n == 0 || seq < s.r.events.At(0).Seq {

@@ -18,7 +18,7 @@ func statusIndex(s Status) int {
 }
 
 // statusOf derives the status of a workload from its record and its node; the node is nil if the
-// workload is unplaced. The first case that matches decides.
+// workload is unplaced. Several cases may match; the first one decides.
 func statusOf(w *Workload, n *Node) Status {
 	running := w.Actual.State == ActualRunning
 	switch {

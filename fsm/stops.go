@@ -2,11 +2,11 @@ package fsm
 
 import "fmt"
 
-// A stop is retried until it succeeds. It is never given up, because a workload that runs although it should
-// not remains a problem. If a node refuses or fails to stop a workload, it is unknown whether the workload
-// runs. The workload keeps its last known state and the planner orders the stop again.
+// A stop is retried until it succeeds. It is never given up, because a workload that should not run must not
+// go on running. If a node refuses or fails to stop a workload, it is unknown whether the workload runs. The
+// workload keeps its last known state and the planner orders the stop again.
 
-// afterRefusal returns the actual state of a workload whose node refused to stop it.
+// afterRefusal returns the actual state that w gets when its node has refused to stop it.
 func (w *Workload) afterRefusal() Actual {
 	if w.Actual.State == ActualRunning {
 		return ActualRunning

@@ -13,7 +13,8 @@ import (
 // Demand.Surge. The record of the update lists them. A command that ends or replaces the update deletes the
 // surge members that the new record does not list.
 
-// SurgeCount returns how many surge members an update of a group with this number of members makes.
+// SurgeCount returns how many surge members (extra members that start before old ones stop) an
+// update of a group with this number of members creates.
 func SurgeCount(u *commandv1.UpdatePolicy, members int) int {
 	if u == nil {
 		return 0
@@ -21,15 +22,16 @@ func SurgeCount(u *commandv1.UpdatePolicy, members int) int {
 	return rollout.PolicyOf(u).SurgeCount(members)
 }
 
-// surging reports whether an update that has not ended lists the surge member w.
+// surging reports whether an update that has not ended still needs w, a surge member (an extra
+// member that the update started first).
 func (s State) surging(w *Workload) bool {
 	r, ok := s.Rollout(w.Demand.Group)
 	return ok && r.Phase != rollout.Completed &&
 		slices.ContainsFunc(r.Members, func(m rollout.Member) bool { return m.Surge && m.ID == w.ID })
 }
 
-// portNote is the hint for a surge member that has no node and needs host ports with fixed numbers; "" for other
-// workloads.
+// portNote is a hint for a surge member (an extra member that starts before an old one stops) which has no node:
+// the old members may hold the host ports with fixed numbers that it needs. It is "" for other workloads.
 func (w *Workload) portNote() string {
 	if !w.Demand.Surge || w.Node != "" || len(w.Demand.Ports) == 0 {
 		return ""
@@ -38,7 +40,8 @@ func (w *Workload) portNote() string {
 	return fmt.Sprintf("; an extra member needs a node where host port %d/%s is free", p.Port, p.Protocol)
 }
 
-// dropSurge deletes the surge members of a group that no update lists.
+// dropSurge deletes the surge members (extra members of an update) of a group that no update lists
+// any more.
 func (t *Tx) dropSurge(group string) {
 	if group == "" {
 		return
@@ -51,12 +54,12 @@ func (t *Tx) dropSurge(group string) {
 		return true
 	})
 	for _, w := range gone {
-		t.deleteOne(w, false)
+		t.deleteOne(w, false, false)
 	}
 }
 
-// admitsSurge refuses a put if the id of one of its surge members belongs to another workload, or if the files
-// of a surge member do not exist.
+// admitsSurge refuses a command if the id of one of its surge members (extra members for the time of an
+// update) belongs to another workload, or if the files of a surge member do not exist.
 func (t *Tx) admitsSurge(b *commandv1.PutWorkloads) (Result, bool) {
 	if len(b.GetSurge()) == 0 {
 		return Result{}, true
@@ -79,7 +82,8 @@ func (t *Tx) admitsSurge(b *commandv1.PutWorkloads) (Result, bool) {
 	return Result{}, true
 }
 
-// ownMembers returns the number of members of an update without its surge members; 0 if there is no update.
+// ownMembers returns the number of members of an update without its surge members (extra members); 0 if
+// there is no update.
 func ownMembers(r *rollout.Rollout) (n int) {
 	if r == nil {
 		return 0
@@ -92,7 +96,8 @@ func ownMembers(r *rollout.Rollout) (n int) {
 	return n
 }
 
-// sameSurge reports whether the surge members of an update have the specifications of puts, or wait for them.
+// sameSurge reports whether the surge members (extra members) of update r have, or will get, the
+// specifications in puts.
 func (t *Tx) sameSurge(r *rollout.Rollout, puts []*commandv1.WorkloadPut) bool {
 	if len(r.Members)-ownMembers(r) != len(puts) {
 		return false
@@ -112,8 +117,8 @@ func (t *Tx) sameSurge(r *rollout.Rollout, puts []*commandv1.WorkloadPut) bool {
 	return true
 }
 
-// keepSurge adds the available surge members of the group to r, an update that restores previous
-// specifications.
+// keepSurge adds to r, an update that restores previous specifications, the surge members (extra
+// members of the former update) that are available, so that they stay until r ends.
 func (t *Tx) keepSurge(r *rollout.Rollout) {
 	t.state().Group(r.Group, func(w *Workload) bool {
 		if w.Demand.Surge && w.Desired == DesiredRunning && w.Available() {
@@ -123,9 +128,9 @@ func (t *Tx) keepSurge(r *rollout.Rollout) {
 	})
 }
 
-// surges adds the surge members of put b to r, the update that b begins, and marks the canaries. was is the
-// update that r replaces if both have the same specifications: its canaries stay canaries. Otherwise was is
-// nil.
+// surges adds the surge members (extra members for the time of the update) in command b to r, the update
+// that b begins, and marks the canaries. was is the update that r replaces if both have the same
+// specifications: its canaries stay canaries. Otherwise was is nil.
 func (t *Tx) surges(r, was *rollout.Rollout, b *commandv1.PutWorkloads, under []string) Result {
 	p := r.Policy
 	if p.StartFirst && len(b.GetSurge()) == 0 {
@@ -166,7 +171,8 @@ func (t *Tx) surges(r, was *rollout.Rollout, b *commandv1.PutWorkloads, under []
 	return Result{}
 }
 
-// leaveSurge leaves residuals of the surge members that run, so that their nodes remove them after a restore.
+// leaveSurge is called in a restore, which ends updates. For each surge member (extra member of an
+// update) that has a node, it adds a residual, so that the node removes the instance.
 func (t *Tx) leaveSurge(facts State) {
 	facts.Workloads("", func(w *Workload) bool {
 		n, ok := t.r.nodes.Get(w.Node)

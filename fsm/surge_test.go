@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// surging turns a put of a group into a start-first update: it adds the puts of the surge members and sets the
-// number of canaries.
+// surging turns c, a command that stores a group, into a start-first update: it adds surge members (extra
+// members that start before old ones stop) and sets the number of canaries.
 func surging(c Command, canary int) Command {
 	b := c.GetPutWorkloads()
 	b.Update.StartFirst, b.Update.Canary = true, int32(canary)
@@ -25,13 +25,15 @@ func surging(c Command, canary int) Command {
 	return c
 }
 
-// canaries sets the number of canaries of an update without surge members.
+// canaries sets the number of canaries (members that change first and wait for a user's promotion)
+// of an update without surge members (extra members).
 func canaries(c Command, n int) Command {
 	c.GetPutWorkloads().Update.Canary = int32(n)
 	return c
 }
 
-// extras returns the ids of the surge members that are not being deleted.
+// extras returns the ids of the surge members (extra members of an update) that are not being
+// deleted.
 func (w *world) extras() string {
 	var out []string
 	w.s.Workloads("", func(x *Workload) bool {
@@ -44,7 +46,7 @@ func (w *world) extras() string {
 }
 
 // surgingWorld returns a world where web runs with 3 members in version 1, and a start-first update to version 2
-// has made its surge members.
+// has created its surge members (the extra members that start first).
 func surgingWorld(t *testing.T, parallel, canary int, reverts bool) *world {
 	w := rollingWorld(t)
 	w.ok(surging(group(2, 3, parallel, reverts), canary))
@@ -75,7 +77,8 @@ func TestStartFirst(t *testing.T) {
 	is(t, "versions", w.versions(), "2 2 2 Completed")
 }
 
-// TestNoSurgeMemberIsLeft: whatever ends or replaces an update, no surge member is left behind.
+// TestNoSurgeMemberIsLeft: after an update has ended or was replaced, in whatever way, none of its
+// surge members (extra members that start first) is left.
 func TestNoSurgeMemberIsLeft(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -136,7 +139,8 @@ func restoring(t testing.TB, backup, present State) State {
 	return s
 }
 
-// TestRestoreRemovesSurgeMembers: after a restore, the nodes of surge members are told to remove them.
+// TestRestoreRemovesSurgeMembers: a restore ends updates, so the nodes of their surge members (extra
+// members) get an order to remove them.
 func TestRestoreRemovesSurgeMembers(t *testing.T) {
 	w := surgingWorld(t, 1, 0, true)
 	w.everybodyRuns()
@@ -211,7 +215,8 @@ func TestCanary(t *testing.T) {
 	}(), "the update of web has no canaries: it needs `canary` in its `update`")
 }
 
-// TestCanaryFails: a canary that fails while the update waits for its promotion fails the update like any member.
+// TestCanaryFails: a canary that fails while the update waits for its promotion makes the update
+// fail, as any other member does.
 func TestCanaryFails(t *testing.T) {
 	for reverts, want := range map[bool]string{false: "2 1 1 Paused", true: "2 1 1 Running back"} {
 		w := rollingWorld(t)
@@ -241,7 +246,8 @@ func TestSurgingCanary(t *testing.T) {
 	is(t, "phase", w.rolled().Phase, rollout.Completed)
 }
 
-// TestRevertOfAStartFirstUpdate: available surge members stay until the members have their previous specifications.
+// TestRevertOfAStartFirstUpdate: a start-first update fails and is reverted. Its extra members (surge members) that
+// are available stay until the ordinary members have their previous specifications.
 func TestRevertOfAStartFirstUpdate(t *testing.T) {
 	w := surgingWorld(t, 1, 0, true)
 	w.proceed()
@@ -255,7 +261,8 @@ func TestRevertOfAStartFirstUpdate(t *testing.T) {
 	is(t, "the member has its former specification, and the surge member is deleted", w.extras()+": "+w.versions(), ": 1 1 1 2 Completed back")
 }
 
-// TestSurgeMemberHasNoRoom: a quota that has no room for a surge member pauses the update. No member is changed.
+// TestSurgeMemberHasNoRoom: if the quota has no room for a surge member (an extra member that starts first), the
+// update pauses and no member is changed.
 func TestSurgeMemberHasNoRoom(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(putNamespace(DefaultNamespace, limits(350, 0, 0, 0)))
@@ -271,7 +278,8 @@ func TestSurgeMemberHasNoRoom(t *testing.T) {
 	is(t, "with more quota it goes on", w.versions(), "1 1 1 2 Running")
 }
 
-// TestSurgeMemberNeedsItsPort: the reason of a surge member without a node names its fixed host port.
+// TestSurgeMemberNeedsItsPort: a surge member (an extra member that starts first) that gets no node
+// because an old member holds its fixed host port has a reason that names the port.
 func TestSurgeMemberNeedsItsPort(t *testing.T) {
 	w := rollingWorld(t)
 	c := surging(group(2, 3, 1, false), 0)
@@ -289,8 +297,9 @@ func TestSurgeMemberNeedsItsPort(t *testing.T) {
 	is(t, "no member was changed", w.versions(), "1 1 1 2 Paused")
 }
 
-// TestSurgeMembersAreNotAssembled: Assemble builds a state from mirrored records without updates. A surge
-// member becomes a residual there, so that its node removes it.
+// TestSurgeMembersAreNotAssembled: Assemble builds a state from mirrored records without updates.
+// In that state a surge member (an extra member of an update) is only a residual, a record of an
+// instance that its node must remove.
 func TestSurgeMembersAreNotAssembled(t *testing.T) {
 	w := surgingWorld(t, 1, 0, false)
 	w.everybodyRuns()

@@ -9,11 +9,13 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// A system workload is a template with one member for each node that matches. A member is an ordinary
-// workload: a constraint on the id of its node binds it there. The planner proposes which members to create
-// and to delete. A put of the template changes all members, in a rolling update if it has an update policy.
+// A system workload is a template with one member for each node that meets its placement rules. A
+// member is an ordinary workload: a constraint on the id of its node binds it to that node. The
+// planner proposes which members to create and to delete. A command that changes the template
+// changes all members, in a rolling update if the template has an update policy.
 
-// TemplateSystem is the kind of a system workload.
+// TemplateSystem is the value of Template.Kind for a system workload, which has one member on each
+// suitable node.
 const TemplateSystem = "system"
 
 // NodeIDLabel is the key of a label that every node has implicitly. Its value is the id of the node.
@@ -39,14 +41,15 @@ func MemberOf(v namespaced, template, node string) (*Workload, bool) {
 
 func memberID(template, node string) string { return template + "-" + node }
 
-// HashedID returns the id of a child of a template: of the run that a key starts, and of a member of a system workload
-// whose plain id is too long or belongs to another workload.
+// HashedID returns an id for a child of a template: for the run that a user starts with a key, or
+// for a member of a system workload whose plain id is too long or belongs to another workload.
 func HashedID(template, of string) string {
 	sum := sha256.Sum256([]byte(of))
 	return template + "-" + hex.EncodeToString(sum[:6])
 }
 
-// placeMembers creates and deletes members of system workloads.
+// placeMembers creates and deletes members of system workloads (workloads with one member on each
+// suitable node), as the planner proposes.
 func (t *Tx) placeMembers(b *commandv1.PlaceMembers) (res Result) {
 	for _, c := range b.GetChanges() {
 		of, why := t.planned(c.GetTemplate(), c.GetIfGeneration())
@@ -65,13 +68,14 @@ func (t *Tx) placeMembers(b *commandv1.PlaceMembers) (res Result) {
 	return res
 }
 
-// deleteMember deletes the member of a node. It returns why it did not.
+// deleteMember deletes the member of a system workload on a node. It returns why the member was not
+// deleted; "" if it was.
 func (t *Tx) deleteMember(of *Workload, c *commandv1.MemberChange, res *Result) string {
 	w, ok := MemberOf(t.state(), of.ID, c.GetNode())
 	if !ok || w.Desired == DesiredDeleted {
 		return fmt.Sprintf("system workload %q has no member for node %q", of.ID, clip(c.GetNode()))
 	}
-	item := t.deleteOne(w, false)
+	item := t.deleteOne(w, false, false)
 	item.Deleted = true
 	t.event(Event{Type: EventMemberRemoved, Workload: of.ID, Node: w.Run.Node, Message: clipTo(c.GetMessage(), maxJobMessage), Details: []Label{{"member", w.ID}}})
 	res.Items = append(res.Items, item)
@@ -79,8 +83,8 @@ func (t *Tx) deleteMember(of *Workload, c *commandv1.MemberChange, res *Result) 
 }
 
 // createMember creates the member of a system workload (of) for a node. It returns why the change is skipped;
-// "" if the member was created or refused. If a quota refuses the member, the reason is stored in the record of
-// the template.
+// "" if the member was created, or if a check refused it. If a quota refuses the member, the reason is stored
+// in the record of the template.
 func (t *Tx) createMember(of *Workload, c *commandv1.MemberChange, res *Result) string {
 	n, ok := t.r.nodes.Get(c.GetNode())
 	switch {
@@ -115,7 +119,8 @@ func (t *Tx) createMember(of *Workload, c *commandv1.MemberChange, res *Result) 
 	return ""
 }
 
-// notCreated records why a member was not created. The time of the reason tells the planner when to try again.
+// notCreated records, in the record of a system workload (of), why its member for a node was not created. The
+// time of the reason tells the planner when to try again.
 func (t *Tx) notCreated(of *Workload, node, why string) {
 	w := *of
 	w.Reason = Reason{Code: CodeNotCreated, Message: clipTo("the member for node "+node+" was not created: "+why, maxJobMessage), At: t.r.info.Clock, Retryable: true}
@@ -125,7 +130,8 @@ func (t *Tx) notCreated(of *Workload, node, why string) {
 	}
 }
 
-// memberPut changes a put of a template, which the caller owns, into the put of a member.
+// memberPut changes p, the specification of a template, into that of its member id for a node. The
+// caller must own p.
 func memberPut(p *commandv1.WorkloadPut, template, id, node string) *commandv1.WorkloadPut {
 	p.Id, p.IfRevision = id, ""
 	p.Demand.Template, p.Demand.Group = nil, template
@@ -137,8 +143,9 @@ func isSystemPut(p *commandv1.WorkloadPut) bool {
 	return p.GetDemand().GetTemplate().GetKind() == TemplateSystem
 }
 
-// withMembers returns the put of a system workload together with the puts of its members, as one put of a
-// group, so that they can be updated a few at a time. It returns other puts unchanged.
+// withMembers adds the specifications of all members to a command that stores a system workload, as if
+// they were a group, so that the members can be updated a few at a time. It returns other commands
+// unchanged.
 func (t *Tx) withMembers(b *commandv1.PutWorkloads) *commandv1.PutWorkloads {
 	puts := b.GetWorkloads()
 	if len(puts) != 1 || b.GetGroupOf() != "" || !isSystemPut(puts[0]) {
@@ -177,7 +184,8 @@ func membersFault(b *commandv1.PutWorkloads) string {
 	return ""
 }
 
-// desireMembers starts or stops the members of a system workload together with it.
+// desireMembers starts or stops the members of a system workload when the system workload is
+// started or stopped.
 func (t *Tx) desireMembers(of *Workload) {
 	for _, w := range t.childrenOf(of.ID) {
 		if w.Desired != of.Desired && w.Desired != DesiredDeleted {
@@ -186,8 +194,8 @@ func (t *Tx) desireMembers(of *Workload) {
 	}
 }
 
-// ofSystem returns an error text if the group that a put changes consists of the members of a system workload;
-// "" otherwise.
+// ofSystem returns an error text if command b changes, as a group, the members of a system workload, which can
+// only be changed through the system workload; "" otherwise.
 func ofSystem(v namespaced, b *commandv1.PutWorkloads) string {
 	w, ok := v.Workload(b.GetGroupOf())
 	if !ok || !w.IsSystem() || w.Desired == DesiredDeleted {

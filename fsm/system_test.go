@@ -15,7 +15,8 @@ func placeMembers(changes ...*commandv1.MemberChange) Command {
 	return &commandv1.Command{Body: &commandv1.Command_PlaceMembers{PlaceMembers: &commandv1.PlaceMembers{Changes: changes}}}
 }
 
-// member returns the change that creates the member of a system workload for a node.
+// member returns the change that creates the member of a system workload (one instance per node)
+// for a node.
 func (w *world) member(template, node string) *commandv1.MemberChange {
 	return &commandv1.MemberChange{Template: template, IfGeneration: w.generation(template), Node: node}
 }
@@ -27,7 +28,8 @@ func (w *world) noMember(template, node string) *commandv1.MemberChange {
 	return c
 }
 
-// updated is a put of a system workload with another specification, which updates one member at a time.
+// updated returns a command that gives a system workload another specification, with an update
+// policy that changes one member at a time.
 func updated(id string, opts ...func(*commandv1.WorkloadPut)) Command {
 	c := put(id, append(opts, systemPut, func(p *commandv1.WorkloadPut) { p.Content, p.Spec = "c1:bb", []byte("y") })...)
 	c.GetPutWorkloads().Update = &commandv1.UpdatePolicy{MaxParallel: 1, MinHealthy: 1e9, HealthyDeadline: 60e9}

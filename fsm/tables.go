@@ -36,22 +36,30 @@ func (t *Tx) putWorkload(old, w *Workload) {
 	if old != nil && old.Node != "" && (old.Node != w.Node || old.Demand != w.Demand) {
 		t.emptied(old.Node, old.Demand.Networks)
 	}
+	t.followVolumes(old, w)
+	t.serve(old, w)
+	t.publish(old, w)
 }
 
-// dropWorkload removes a record for good and leaves a tombstone.
+// dropWorkload removes the record of a workload for good and stores a tombstone, by which later
+// reports about the workload are recognised.
 func (t *Tx) dropWorkload(w *Workload) {
 	own(t, &t.r.workloads, ownWorkloads).Delete(w.ID)
 	t.reindex(w, nil)
 	t.referOf(w, nil)
 	t.emptied(w.Node, w.Demand.Networks)
+	t.serve(w, nil)
+	t.publish(w, nil)
 	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, Old: w})
 	t.addTombstone(w)
 	t.disband(w)
+	t.followVolumes(w, nil)
 	t.event(Event{Type: EventWorkloadDeleted, Workload: w.ID, Node: w.Node, Namespace: w.Namespace})
 }
 
-// putNode stores n. If the engine or the default pool changed, it moves the claims of all
-// workloads and residuals on the node.
+// putNode stores n. What workloads and residuals (instances still to be removed) reserve is
+// recorded under the engine and the storage pool of their node, so if one of these changed, putNode
+// records it anew.
 func (t *Tx) putNode(old, n *Node) {
 	n.ModifyIndex = t.meta.Index
 	n.merge()
@@ -62,14 +70,16 @@ func (t *Tx) putNode(old, n *Node) {
 	own(t, &t.r.nodes, ownNodes).Set(n.ID, n)
 	t.changes = append(t.changes, Change{Table: TableNode, Key: n.ID, Old: old, New: n})
 	t.networkingChanged(old, n)
+	t.ingressChanged(old, n)
 	if moved {
 		t.moveResiduals(n)
 		t.claimsOf(n, +1)
 	}
 }
 
-// moveResiduals sets the new engine of a node in the residuals of the node. The caller removes the
-// port claims of the residuals before, and adds them again afterwards.
+// moveResiduals sets the new engine of a node in its residuals (records of instances that it must
+// remove). The caller removes the port claims of the residuals before, and adds them again
+// afterwards.
 func (t *Tx) moveResiduals(n *Node) {
 	for _, old := range t.residualsOn(n.ID) {
 		if old.Engine == n.Engine() {
@@ -82,13 +92,15 @@ func (t *Tx) moveResiduals(n *Node) {
 	}
 }
 
-// dropNode removes a node without workloads and residuals.
+// dropNode removes the record of a node. No workload may be assigned to the node, and it may have
+// no residual (instance to remove).
 func (t *Tx) dropNode(n *Node) {
 	own(t, &t.r.nodes, ownNodes).Delete(n.ID)
 	t.changes = append(t.changes, Change{Table: TableNode, Key: n.ID, Old: n})
 }
 
-// putResidual stores a residual. It replaces a residual of the same workload on the same node.
+// putResidual stores a residual, the record of an instance that a node must remove. It replaces a
+// residual of the same workload on the same node.
 func (t *Tx) putResidual(r *Residual) {
 	key := pair(r.Node, r.Workload)
 	n, _ := t.r.nodes.Get(r.Node)
@@ -103,8 +115,8 @@ func (t *Tx) putResidual(r *Residual) {
 	t.joined(r.Node, r.Demand.Networks)
 }
 
-// dropResidual removes a residual. The caller then calls settle, which removes the record of a deleted
-// workload that has no residual left.
+// dropResidual removes a residual (the record of an instance that a node had to remove). The caller
+// then calls settle, which removes the record of a deleted workload that has no residual left.
 func (t *Tx) dropResidual(r *Residual) {
 	key := pair(r.Node, r.Workload)
 	n, _ := t.r.nodes.Get(r.Node)
@@ -113,9 +125,11 @@ func (t *Tx) dropResidual(r *Residual) {
 	t.claimResidual(r, n, -1)
 	t.changes = append(t.changes, Change{Table: TableResidual, Key: key, Old: r})
 	t.emptied(r.Node, r.Demand.Networks)
+	t.leaveResidual(r)
 }
 
-// settle removes the record of a deleted workload once it has no residual left.
+// settle removes the record of a deleted workload once no node may still run an instance of it (it
+// has no residual).
 func (t *Tx) settle(id string) {
 	w, ok := t.r.workloads.Get(id)
 	if ok && w.Desired == DesiredDeleted && !t.hasResidual(id) {
@@ -207,8 +221,8 @@ func (t *Tx) hasResidual(workload string) bool {
 	return found
 }
 
-// residualsOn and workloadsOn return the records of a node as a list, because a tree must not change while it
-// is scanned.
+// residualsOn and workloadsOn return the instances that a node must remove, and the workloads assigned to it,
+// as a list, because a tree must not change while it is scanned.
 func (t *Tx) residualsOn(node string) (out []*Residual) {
 	t.state().Residuals(node, func(r *Residual) bool { out = append(out, r); return true })
 	return out

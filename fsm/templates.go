@@ -39,8 +39,8 @@ type Cron struct {
 	KeepFailed       uint32
 }
 
-// Keeps returns how many finished runs with this result are kept. A parameterized job keeps as many as a cron
-// can be told to keep.
+// Keeps returns how many finished runs with this result are kept. A parameterized job keeps the
+// highest number that a user can set for a cron.
 func (t *Template) Keeps(succeeded bool) uint32 {
 	switch {
 	case t.Cron == nil:
@@ -61,7 +61,8 @@ const (
 	ConcurrencyReplace = "replace" // the run that has not ended is stopped, and another one starts
 )
 
-// TemplateState records the runs that a template had so far. It never changes. Times are Unix nanoseconds.
+// TemplateState records the runs that a template had so far. A value in the state is never modified. Times
+// are Unix nanoseconds.
 type TemplateState struct {
 	Next        int64  // next time of a cron; 0 = none is known
 	Last        int64  // time for which the newest run was started
@@ -146,8 +147,8 @@ func (t *Tx) childrenOf(template string) (out []*Workload) {
 	return out
 }
 
-// templateFault returns why a put may not replace the record old, which may be nil: a child can only be changed
-// through its template, and a workload cannot become a template, or a template of another kind.
+// templateFault returns why p may not be stored in place of record old, which may be nil: a child can only be
+// changed through its template, and a workload cannot become a template, or a template of another kind.
 func templateFault(p *commandv1.WorkloadPut, old *Workload, group string) string {
 	if old == nil {
 		return ""
@@ -189,7 +190,8 @@ func kindWord(kind string) string {
 }
 
 // reschedule clears the next time of template w, the changed copy of old, if the schedule changed or if the
-// template was stopped or started. The planner then chooses the first time after now.
+// template was stopped or started. The planner then stores the first start time of the schedule that is
+// still to come.
 func reschedule(old, w *Workload) {
 	if !w.IsTemplate() || w.Template.Next == 0 {
 		return
@@ -209,7 +211,8 @@ func (m *Template) sameTimes(o *Template) bool {
 	return m.Cron.Schedule == o.Cron.Schedule && m.Cron.Zone == o.Cron.Zone
 }
 
-// createRuns advances crons by the decisions of the planner.
+// createRuns carries out what the planner decided about crons: it creates runs that are due, or
+// records why none was created, and stores the next time.
 func (t *Tx) createRuns(b *commandv1.CreateRuns) (res Result) {
 	for _, e := range b.GetSteps() {
 		old, why := t.planned(e.GetTemplate(), e.GetIfGeneration())
@@ -287,7 +290,8 @@ func (t *Tx) putTemplate(id string, s *TemplateState) {
 	t.putWorkload(old, &w)
 }
 
-// concurs returns why no further run of a template may start now, or "".
+// concurs returns why no further run of a template may start now; "" if one may. A run may not
+// start while another one is active, if the cron has the concurrency forbid.
 func (t *Tx) concurs(of *Workload) string {
 	if c := of.Demand.Template.Cron; c != nil && c.Concurrency == ConcurrencyForbid {
 		if w := ActiveRun(t.state(), of.ID); w != nil {
@@ -313,8 +317,9 @@ func (t *Tx) activeRuns(of *Workload) (n int) {
 }
 
 // createRun creates a run of a template (of), with the specification in put. The secrets in put are sealed for
-// the workload sealedFor; under is the policy that admits the run. If the template is a cron with concurrency
-// "replace", createRun ends the active runs first. If no run can be created, it returns nil and a refusal.
+// the workload sealedFor; under is the name of the policy against which put was checked. If the template is a
+// cron with concurrency "replace", createRun ends the active runs first. If no run can be created, it returns
+// nil and a refusal.
 func (t *Tx) createRun(of *Workload, id string, run Run, put *commandv1.WorkloadPut, sealedFor, under string) (*Workload, Result) {
 	if old, ok := t.r.workloads.Get(id); ok {
 		if old.Owner == of.ID && old.Run.Key == run.Key {
@@ -337,8 +342,8 @@ func (t *Tx) createRun(of *Workload, id string, run Run, put *commandv1.Workload
 		return nil, res
 	}
 	if len(replaced) > 0 {
-		// The records of the replaced runs stay, so check that the quota has room for one more workload and its
-		// bytes.
+		// The new run gets the resources of the runs that it replaces, but their records stay. So check only
+		// that the quota has room for one more workload and for the bytes of its specification.
 		bare := &commandv1.WorkloadPut{Id: put.GetId(), Namespace: put.GetNamespace(), Desired: put.GetDesired(), Spec: put.GetSpec(), Demand: &commandv1.Demand{}}
 		if err := fits(t.state(), []*commandv1.WorkloadPut{bare}, []*Workload{nil}, nil, nil); err != nil {
 			return nil, refuse(OverQuota, "%s", err)
@@ -356,7 +361,7 @@ func (t *Tx) createRun(of *Workload, id string, run Run, put *commandv1.Workload
 	return w, Result{}
 }
 
-// runPut returns the put of a run with the specification of its template.
+// runPut returns the WorkloadPut of a run, with the specification of its template.
 func runPut(of *Workload, id string) *commandv1.WorkloadPut {
 	p := workloadPB(of).GetPut()
 	p.Id, p.Desired, p.Demand.Template = strings.Clone(id), string(DesiredRunning), nil
@@ -368,7 +373,8 @@ func runID(template, id string) bool {
 	return bounds.ValidID(id) && strings.HasPrefix(id, template+"-") && len(id) > len(template)+1
 }
 
-// startRun creates one run at the request of a user. A run with the same key is created once.
+// startRun creates one run of a cron or parameterized job at the request of a user. If the user
+// repeats the request with the same key, no second run is created.
 func (t *Tx) startRun(b *commandv1.StartRun) Result {
 	of, res, ok := t.theirs(b.GetTemplate(), "")
 	put := b.GetPut()
@@ -424,8 +430,8 @@ func (t *Tx) startRun(b *commandv1.StartRun) Result {
 	return Result{Items: []Item{itemOf(w)}}
 }
 
-// runEnded records the time at which a run ended, with success or failure, in the cron or parameterized job that
-// created it.
+// runEnded is called when w, a run, has ended. It records the time, and whether the run succeeded, in the record
+// of the cron or parameterized job that created the run.
 func (t *Tx) runEnded(w *Workload) {
 	of, ok := t.r.workloads.Get(w.Owner)
 	if !ok || !of.IsTemplate() {

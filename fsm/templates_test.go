@@ -37,8 +37,8 @@ func startRun(template, run, key string) Command {
 	return &commandv1.Command{Body: &commandv1.Command_StartRun{StartRun: &commandv1.StartRun{Template: template, Run: run, Key: key}}}
 }
 
-// cronStep returns the step that creates run for the present next time of a cron and sets its next time to
-// next. An empty run creates none.
+// cronStep returns the step that creates the named run at the next time in the record of cron id,
+// and sets the next time to next. If run is "", the step creates no run.
 func (w *world) cronStep(id, run string, next int64) *commandv1.CronStep {
 	e := &commandv1.CronStep{Template: id, IfGeneration: w.generation(id), Next: next, Run: run}
 	if of, ok := w.s.Workload(id); ok && of.Template != nil {
@@ -109,8 +109,8 @@ func templatesScenario(w *world) {
 	w.do(remove("nightly", false))
 }
 
-// TestCronCreatesEachRunOnce: a repeated cron step, and one that does not follow from the next time in the
-// record, are skipped.
+// TestCronCreatesEachRunOnce: a cron step is skipped if it is repeated, or if it was planned for
+// another next time than the record has.
 func TestCronCreatesEachRunOnce(t *testing.T) {
 	w := fired(t, 0)
 	one := w.cronStep("nightly", "nightly-1", 2*minute)
@@ -176,8 +176,8 @@ func TestCronKeepsHistory(t *testing.T) {
 }
 
 // TestTemplateChanges: a change of the image keeps the next time of a template; a change of its schedule, or
-// suspending it, clears that time. A put that would turn the template or a child into another kind of workload
-// is refused.
+// suspending it, clears that time. A command that would turn the template, or a workload made from it, into
+// another kind of workload is refused.
 func TestTemplateChanges(t *testing.T) {
 	w := fired(t, 1)
 	w.ok(put("nightly", cron(), content("c1:bbbbbbbbbbbbbbbbbbbb")))
@@ -235,8 +235,8 @@ func TestStartRun(t *testing.T) {
 	refused(t, w.do(startRun("encode", "encode-2", "k2")), Conflict, "persysctl start encode")
 }
 
-// TestCronWithoutQuota: a time whose run the quota does not admit is missed, and the cron continues with the
-// next time.
+// TestCronWithoutQuota: if the quota has no room for a run, the cron creates none for this start
+// time and goes on with the next start time.
 func TestCronWithoutQuota(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(putNamespace("n1", func(b *commandv1.PutNamespace) { b.Quota = &commandv1.Quota{Workloads: 1} }))

@@ -8,16 +8,17 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// `persysctl node fence`, `node remove` and `delete --force` state that a machine no longer runs a workload.
-// The record of a deleted workload is then removed together with its last residual. But the machine may
-// return with its disk and run the workload again. By the tombstone of the deleted workload, the state
-// recognises a report about it and orders the node to remove it.
+// `persysctl node fence`, `node remove` and `delete --force` state that a machine no longer runs a
+// workload. If such a statement covers the last node that might run a deleted workload, the record
+// of the workload is removed. But the machine may return with its disk and run the workload again.
+// The state recognises a report about such a workload by its tombstone, and orders the node to
+// remove the instance.
 
 // MaxTombstones is the number of tombstones that are kept. The oldest are dropped first.
 const MaxTombstones = 10_000
 
-// Tombstone remembers a deleted workload. A new record with the same id replaces its tombstone, because then
-// the generation in the record shows which instances are older.
+// Tombstone is the record of a deleted workload. When a workload with the same id is created, the
+// tombstone is dropped: the generation in the new record then shows which instances are older.
 type Tombstone struct {
 	Workload   string
 	Generation Generation // last generation that was issued for the workload
@@ -26,6 +27,8 @@ type Tombstone struct {
 	At         int64      // Unix nanoseconds
 	Index      uint64
 	Revision   uint64 // number of the last revision; not part of the digest
+	// KeepVolumes is set if the workload was deleted and its volumes that have a name are kept.
+	KeepVolumes bool
 }
 
 // claims returns the part of a demand that reserves resources or ports on a node.
@@ -45,14 +48,16 @@ func (s State) Tombstones(fn func(*Tombstone) bool) {
 func (s State) TombstoneCount() int { return s.r.tombstones.Len() }
 
 // StillRunsOn reports whether a report of node n shows that n still runs the deleted workload. said is the
-// reported generation. If said is unset, the report comes from a legacy v1 agent and proves nothing: it may be
-// about an order that is still being delivered. If said is newer than the generation of the tombstone, the
-// order was given before a restore and is not part of the restored state; such an instance is not removed.
+// reported generation. If said is unset, the report comes from a legacy v1 agent and proves nothing: that
+// agent may report before it has received its present order. If said is newer than the generation of the
+// tombstone, the order was given before a restore and is not part of the restored state; such an instance is
+// not removed.
 func (g *Tombstone) StillRunsOn(n *Node, said Generation, state Actual) bool {
 	return n != nil && n.Up && !said.IsZero() && !g.Generation.Less(said) && present(state)
 }
 
-// deletedReturned adds a residual if a report shows that a node still runs a deleted workload.
+// deletedReturned adds a residual, which makes the leader order the node to remove the instance, if
+// a report shows that a node still runs a deleted workload.
 func (t *Tx) deletedReturned(r *commandv1.WorkloadReport) bool {
 	g, ok := t.r.tombstones.Get(r.GetWorkload())
 	n, _ := t.r.nodes.Get(r.GetNode())
@@ -70,6 +75,8 @@ func (t *Tx) deletedReturned(r *commandv1.WorkloadReport) bool {
 		Demand:     g.Claims,
 		Since:      t.r.info.Clock,
 		Reason:     CodeLeftBehind,
+
+		KeepVolumes: g.KeepVolumes,
 	})
 	t.event(Event{
 		Type: EventDriftDetected, Workload: g.Workload, Node: n.ID, Reason: CodeLeftBehind,
@@ -82,7 +89,7 @@ func (t *Tx) deletedReturned(r *commandv1.WorkloadReport) bool {
 func (t *Tx) addTombstone(w *Workload) {
 	g := &Tombstone{
 		Workload: w.ID, Generation: w.Generation, Node: w.Node, Claims: claims(w.Demand),
-		At: t.r.info.Clock, Index: t.meta.Index, Revision: w.Number(),
+		At: t.r.info.Clock, Index: t.meta.Index, Revision: w.Number(), KeepVolumes: w.KeepVolumes,
 	}
 	if g.Node == "" {
 		g.Node = w.PreviousNode
@@ -110,8 +117,8 @@ func (t *Tx) dropTombstone(id string) {
 	t.foldTombstone(&Tombstone{Workload: id})
 }
 
-// foldTombstone adds a tombstone to the digest. The removal of a tombstone is encoded as one without a
-// generation.
+// foldTombstone adds a tombstone to the digest. The removal of a tombstone is encoded as a
+// tombstone without a generation.
 func (t *Tx) foldTombstone(g *Tombstone) {
 	e := encoder(t.sideFold)
 	e.str("tombstone") // says that the next fields are those of a tombstone
@@ -132,7 +139,7 @@ func tombstoneKey(g *Tombstone) string {
 func tombstonePB(g *Tombstone) *commandv1.TombstoneRecord {
 	return &commandv1.TombstoneRecord{
 		Workload: g.Workload, Generation: GenerationPB(g.Generation), Node: g.Node, Claims: demandPB(&g.Claims), At: g.At, Index: g.Index,
-		Revision: g.Revision,
+		Revision: g.Revision, KeepVolumes: g.KeepVolumes,
 	}
 }
 
@@ -146,6 +153,6 @@ func tombstoneOf(m *commandv1.TombstoneRecord) (*Tombstone, error) {
 	return &Tombstone{
 		Workload: m.GetWorkload(), Generation: GenerationOf(m.GetGeneration()), Node: m.GetNode(), Claims: demandValue(m.GetClaims()),
 		At: m.GetAt(), Index: m.GetIndex(),
-		Revision: m.GetRevision(),
+		Revision: m.GetRevision(), KeepVolumes: m.GetKeepVolumes(),
 	}, nil
 }

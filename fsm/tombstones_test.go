@@ -7,8 +7,8 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// deletedWhileFenced places web on node a, fences a, deletes web and registers a again. It returns
-// the generation of web that node a had received.
+// deletedWhileFenced places web on node a, confirms that a is off (fence), deletes web, and lets a
+// register again. It returns the generation of web that node a had received.
 func deletedWhileFenced(w *world, opts ...func(*commandv1.WorkloadPut)) *commandv1.Generation {
 	w.place("web", "a", opts...)
 	w.run("web")
@@ -122,7 +122,8 @@ func TestTombstonesOfDeletedWorkloads(t *testing.T) {
 	}
 }
 
-// TestTombstonesAreBounded: if there are more than MaxTombstones, the oldest by log order are dropped.
+// TestTombstonesAreBounded: if there are more than MaxTombstones, those with the lowest log indexes
+// are dropped.
 func TestTombstonesAreBounded(t *testing.T) {
 	w := formed(t, "a")
 	tx := w.s.Begin()

@@ -37,7 +37,8 @@ type Token struct {
 	CreatedBy  string
 }
 
-// Admission records the newest certificate that this cluster issued to an identity.
+// Admission records the newest certificate that this cluster issued to an identity (a scheduler,
+// agent, gateway or user with a name).
 type Admission struct {
 	Role, Name, Access string
 	Token              string   // id of the join token that the identity used
@@ -47,8 +48,8 @@ type Admission struct {
 	IssuedAt, NotAfter int64    // Unix nanoseconds
 }
 
-// Revocation makes certificates invalid: either all that were issued to an identity until At, or a single
-// one.
+// Revocation makes certificates invalid: either all certificates that were issued to an identity
+// until At, or a single certificate.
 type Revocation struct {
 	Role, Name  string // the revoked identity; empty if a single certificate is revoked
 	Fingerprint string // SHA-256 of the revoked certificate; empty if an identity is revoked
@@ -92,8 +93,8 @@ func (s State) Authorities(fn func(*Authority) bool) {
 	s.r.authorities.Scan(func(_ string, a *Authority) bool { return fn(a) })
 }
 
-// Issuer returns the authority that issues certificates at now, in Unix nanoseconds. Of the
-// authorities that are active and have not expired, it is the one with the latest ActiveAt.
+// Issuer returns the authority that issues certificates at now, in Unix nanoseconds. It is
+// the authority with the latest ActiveAt among those that are active and have not expired.
 func (s State) Issuer(now int64) (*Authority, bool) {
 	var best *Authority
 	s.Authorities(func(a *Authority) bool {
@@ -139,8 +140,8 @@ func (s State) RevokedCertificate(fingerprint string) (*Revocation, bool) {
 	return s.r.revocations.Get(fingerprintKey + fingerprint)
 }
 
-// fingerprintKey is the prefix of the keys of revoked certificates. Role names contain no colon,
-// so these keys differ from those of identities.
+// fingerprintKey is the prefix of the keys of revoked certificates. Role names contain no colon, so
+// these keys differ from those of identities.
 const fingerprintKey = "certificate:"
 
 func (r *Revocation) key() string {
@@ -280,8 +281,8 @@ func (t *Tx) storeToken(tok *Token) {
 	t.trustChanged(tok.ID, func(e *encoder) { e.token(tok) })
 }
 
-// dropExpired removes tokens that expired more than MaxTokenLife ago. Until then a token is kept, so that a
-// caller who uses it is told that it expired.
+// dropExpired removes tokens that expired more than MaxTokenLife ago. Until then an expired token is kept,
+// so that a caller who uses it gets the right error.
 func (t *Tx) dropExpired(now int64) {
 	var gone []string
 	t.state().Tokens(func(tok *Token) bool {
@@ -307,11 +308,12 @@ func (t *Tx) dropToken(b *commandv1.DropToken) Result {
 	return Result{}
 }
 
-// CodeRightsChanged is the reason code of the deletion of a join token whose user got more rights.
+// CodeRightsChanged is the reason why a join token for a user was deleted: the user has more rights now than the token
+// was made for.
 const CodeRightsChanged = "RightsChanged"
 
-// dropTokensOf deletes the unused join tokens of users whose rights grow. Whoever made such a token
-// needed all rights that its user had at that time, but may lack the new rights.
+// dropTokensOf deletes the unused join tokens of users whose rights grow. The maker of such a token needed all
+// rights that its user had at that time, but may lack the new rights.
 func (t *Tx) dropTokensOf(users ...string) {
 	var found []*Token
 	t.state().Tokens(func(tok *Token) bool {
@@ -327,8 +329,8 @@ func (t *Tx) dropTokensOf(users ...string) {
 	}
 }
 
-// admit checks a certificate before it is issued, and records it. If the caller's token is invalid, an event
-// records the refused attempt.
+// admit checks whether a certificate may be issued, and if so records it. If the caller's token is invalid,
+// an event records the refused attempt.
 func (t *Tx) admit(b *commandv1.Admit) Result {
 	a := admissionOf(b)
 	if res := checkPrincipal(a.Role, a.Name, a.Access, false); res.Kind != OK {
@@ -389,9 +391,9 @@ func (t *Tx) setAdmission(a *Admission) Result {
 	return Result{}
 }
 
-// spend checks the join token of an admission and returns a copy with one use less. If the first answer was
-// lost, a machine may present the same key and token again. This costs no further use, and spend returns no
-// token.
+// spend checks the join token of an admission and returns a copy with one use less. If the first
+// answer was lost, a machine may present the same key and token again. Such a repeat uses up
+// nothing, and spend returns no token.
 func (t *Tx) spend(a *Admission, secret []byte) (*Token, Result) {
 	tok, ok := t.r.tokens.Get(a.Token)
 	if !ok {
@@ -429,7 +431,8 @@ func (t *Tx) spend(a *Admission, secret []byte) (*Token, Result) {
 		return nil, refuse(Denied, "join token %s is used up", tok.ID)
 	}
 	if tok.Name == "" {
-		// A token without a name must not take over an existing identity.
+		// A token that is for any name must not be used to get a certificate under a name that
+		// exists already.
 		if _, registered := t.r.nodes.Get(a.Name); taken || a.Role == "agent" && registered {
 			return nil, refuse(Denied, "%s %q exists already: only a token made for that name lets it join again", a.Role, a.Name)
 		}
@@ -492,6 +495,7 @@ func (t *Tx) revoke(b *commandv1.Revoke) Result {
 	}
 	t.trustChanged(r.key(), func(e *encoder) { e.revocation(r) })
 	t.event(Event{Type: EventRevoked, Node: nodeOf(r.Role, r.Name), Reason: r.Reason, Message: r.key()})
+	t.endConsolesOf(r)
 	return Result{}
 }
 
@@ -521,8 +525,8 @@ func (t *Tx) auditRefused(c Command, res Result) {
 	t.audited(t.from, armOf(c), res.Kind, res.Reason)
 }
 
-// audited is auditRefused for one part of a command. from is the index in t.changes of the first
-// change that this part made.
+// audited is auditRefused for one part of a command, for example one workload of several. from is
+// the index in t.changes of the first change that this part made.
 func (t *Tx) audited(from int, a arm, kind Kind, reason string) {
 	if t.caller == "" ||
 		slices.ContainsFunc(t.changes[from:], func(c Change) bool { return c.Table == TableEvent }) {

@@ -371,8 +371,8 @@ func TestAuditEventsOfCallers(t *testing.T) {
 	})
 }
 
-// trust draws a random command about certificates, tokens or admissions. Its names come from small sets, so
-// that many commands meet an existing record.
+// trust draws a random command about certificates, tokens or admissions. Its names come from small
+// sets, so that many commands are about an existing record.
 func (g *stream) trust() Command {
 	w := &world{now: g.now}
 	digit := g.pick("authority", "1", "2", "3")

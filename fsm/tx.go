@@ -31,7 +31,8 @@ type Tx struct {
 	by     string
 	caller string // network address of the caller
 	via    string // identity of the gateway that forwarded the call
-	// confined lists the namespaces in which the caller may act; empty means all.
+	// confined lists the namespaces to which the caller is confined; empty means that the caller
+	// may act in all.
 	confined []string
 	next     Generation // the generation that this command gives to every order that it changes
 	from     int        // index in changes of the first Change by the command
@@ -74,9 +75,9 @@ func (t *Tx) Expect(commands int) {
 	t.slabs.expected = commands
 }
 
-// slabs allocates many small objects of one log entry in one Go slice. The garbage collector then has one object to look
-// at instead of many. The objects of a log entry are no longer needed at about the same time, so a slice does not keep
-// memory for a few of them.
+// slabs allocates many small objects of one log entry in one Go slice. The garbage collector then
+// has one object to look at instead of many. The objects of one log entry become garbage at about
+// the same time, so a slice rarely stays in memory for a few of its objects.
 type slabs struct {
 	expected int // number of commands of the log entry that are not applied yet
 	items    []Item
@@ -137,7 +138,8 @@ func (s State) Apply(m Meta, c Command) (State, Result, []Change) {
 	return t.Commit(), res, changes
 }
 
-// judge applies a command that has no stored receipt.
+// judge applies a command, unless a check refuses it. The caller has made sure that the command is
+// not a repeat with a stored answer.
 func (t *Tx) judge(c Command) Result {
 	if c.GetBody() == nil {
 		return refuse(Unsupported, "the command has no body that this version knows")
@@ -262,6 +264,12 @@ func (t *Tx) judge(c Command) Result {
 		return t.putAccount(b.PutAccount)
 	case *commandv1.Command_DeleteAccount:
 		return t.deleteAccount(b.DeleteAccount)
+	case *commandv1.Command_LinkConsole:
+		return t.linkConsole(b.LinkConsole)
+	case *commandv1.Command_OpenConsole:
+		return t.openConsole(b.OpenConsole)
+	case *commandv1.Command_EndConsole:
+		return t.endConsole(b.EndConsole)
 	case *commandv1.Command_LabelNode:
 		return t.labelNode(b.LabelNode)
 	case *commandv1.Command_TaintNode:
@@ -280,6 +288,12 @@ func (t *Tx) judge(c Command) Result {
 		return t.moveWorkloads(b.MoveWorkloads)
 	case *commandv1.Command_PlaceMembers:
 		return t.placeMembers(b.PlaceMembers)
+	case *commandv1.Command_PutVolume:
+		return t.createVolume(b.PutVolume)
+	case *commandv1.Command_DeleteVolume:
+		return t.deleteVolume(b.DeleteVolume)
+	case *commandv1.Command_ReportVolumes:
+		return t.reportVolumes(b.ReportVolumes)
 	case *commandv1.Command_PutNetwork:
 		return t.putNetwork(b.PutNetwork)
 	case *commandv1.Command_DeleteNetwork:
@@ -344,13 +358,18 @@ const (
 	ownRoles
 	ownBindings
 	ownAccounts
+	ownConsoles
 	ownByOwner
 	ownNetworks
 	ownObjects
+	ownVolumes
+	ownByVolume
+	ownByIngress
 )
 
-// own returns a table that the transaction may write to. The first call copies the tree. Copying
-// also marks the original tree, which is safe because only writers read that mark.
+// own returns a table that the transaction may write to. The first call for a table (bit) copies
+// its tree. Copying also marks the original tree, which is safe because only writers read that
+// mark.
 func own[K cmp.Ordered, V any](t *Tx, m **btree.Map[K, V], bit uint64) *btree.Map[K, V] {
 	if t.owned&bit == 0 {
 		*m = (*m).Copy()

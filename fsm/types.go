@@ -10,8 +10,9 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// Epoch identifies one leadership term: the incarnation of the cluster, then the Raft term. It
-// orders every message from schedulers to agents (agent/DESIGN.md).
+// Epoch identifies one leadership term: the incarnation of the cluster, then the Raft term.
+// Every message from a scheduler to an agent has one, and an agent refuses orders with a lower
+// epoch than the highest that it has seen (agent/DESIGN.md).
 type Epoch struct {
 	Incarnation uint64
 	Term        uint64
@@ -27,9 +28,8 @@ func (e Epoch) Less(o Epoch) bool {
 
 func (e Epoch) String() string { return fmt.Sprintf("%d/%d", e.Incarnation, e.Term) }
 
-// Generation is the number of an order for a workload; a later order has a higher one. A new generation is
-// issued whenever the order for the agent changes: for a new specification, another desired state, another
-// node, or a retry.
+// Generation is the number of an order for a workload; a later order has a higher one. A new generation is issued
+// whenever the order for the agent changes: for a new specification, another desired state, another node, or a retry.
 type Generation struct {
 	Incarnation uint64
 	Sequence    uint64
@@ -121,8 +121,7 @@ const (
 // Label is one key=value pair. A list of labels is sorted by key, and its keys are distinct.
 type Label struct{ Key, Value string }
 
-// Constraint is a placement rule about the labels of a node. Op is one of =, !=, in, not-in, exists,
-// not-exists.
+// Constraint is a placement rule about the labels of a node. Op is one of =, !=, in, not-in, exists, not-exists.
 type Constraint struct {
 	Key    string
 	Op     string
@@ -175,9 +174,8 @@ type Demand struct {
 	OnLostLease    string // keep or stop: what happens when the lease of the node ends
 	Priority       int32
 	PortNames      []PortName // named ports, sorted by name; only DNS uses them
-	// Asks lists the privileges that the specification asks for. Policies decide whether they are allowed.
-	// Schedulers cannot read a Compose stack in Git, so such a stack has one ask of the rule
-	// policy.RuleUnreadStack.
+	// Asks lists the privileges that the specification asks for. Policies decide whether they are allowed. Schedulers
+	// cannot read a Compose stack in Git. The list of such a stack has one element, with the rule RuleUnreadStack.
 	Asks      []policy.Ask
 	LocalData []LocalData
 	MACs      []string  // Ethernet addresses of a virtual machine, sorted
@@ -190,9 +188,13 @@ type Demand struct {
 	Reschedule *Reschedule
 	Surge      bool     // the workload is an extra member of a group, which exists only during an update with start_first
 	Networks   []string // names of the networks of its namespace that the workload joins
-	Devices    []DeviceCount
+	// ServiceAddress: the workload's service gets an address of its own in each network of the workload.
+	ServiceAddress bool
+	Ingress        []IngressPort // ports at which the service answers on every node, sorted; they lead into the first network
+	Devices        []DeviceCount
 	// MemoryFiles: the workload has secrets or configs as files in memory.
 	MemoryFiles bool
+	Volumes     []VolumeUse // managed volumes, sorted by name
 }
 
 // Placement holds the rules of a workload about which nodes it may or should run on. Demand.Placement is nil if
@@ -214,8 +216,8 @@ type Spread struct {
 	Must    bool
 }
 
-// Affinity draws a workload to nodes, or to other workloads of its namespace; with Anti it keeps the workload
-// away. It has one target: Node, Workload, Group or Tag.
+// Affinity places a workload on certain nodes, or near other workloads of its namespace; with Anti
+// it keeps the workload away from them. It has one target: Node, Workload, Group or Tag.
 type Affinity struct {
 	Anti            bool
 	Node            Constraint // Key is empty if the target is not Node
@@ -354,7 +356,7 @@ type Retry struct {
 	Verdict     Verdict // reason for Terminal
 }
 
-// Verdict says why the planner gave up a workload.
+// Verdict says why the planner gave up a workload, that is, why it orders no further attempts.
 type Verdict struct{ Code, Message string }
 
 // AgentAction is one task of an agent. Times are Unix seconds on the agent's clock; 0 = the task has not
@@ -405,19 +407,23 @@ type Workload struct {
 	// its work on the order, if that was later. 0 = the node has not accepted the order, or the time
 	// is unknown.
 	AcknowledgedAt int64
-	// SameSince is the first of the orders that differ from the present one only in the version of secrets and configs
-	// for which the running instance gets a signal. It is zero if the order before asked for another instance.
+	// SameSince is the generation of the order that started the present instance, if all later
+	// orders changed only versions of secrets and configs that the instance gets by a signal. It is
+	// zero if the present order asks for a new instance.
 	SameSince Generation
 	// MayOutliveLease is set while the node may leave the workload running when its lease ends, because the
 	// node has not yet accepted an order with on_lost_lease: stop.
 	MayOutliveLease bool
-	// Policy is the name of the policy under which the workload was admitted; "" = no policy judged it.
+	// Policy is the name of the policy against which the specification was checked when it was
+	// stored; "" = it was checked against no policy.
 	Policy string
 	// Data lists the local data that the workload may have on the node, according to every specification that
 	// the node has accepted. DiscardData is set while the workload may leave its node and lose that data; see
 	// data.go.
 	Data        []LocalData
 	DiscardData bool
+	// KeepVolumes is set while the workload is deleted and its volumes that have a name are kept.
+	KeepVolumes bool
 	// PreemptedBy is the id of the workload for which this workload was evicted from PreviousNode; ""
 	// once this workload has a node again.
 	PreemptedBy string
@@ -425,9 +431,9 @@ type Workload struct {
 	PreemptedAt int64
 	// Moved is the last move that evened out the load of the nodes; nil if there was none.
 	Moved *Moved
-	// Adopted is, for a workload imported from legacy v1 schedulers, the revision that Node already runs. It
-	// counts as the revision of Content until the specification changes or the workload leaves Node. "" for
-	// other workloads.
+	// Adopted is, for a workload imported from legacy v1 schedulers, the revision that Node already
+	// runs. It stands for the revision that follows from Content, until the specification changes
+	// or the workload leaves Node. "" for other workloads.
 	Adopted string
 	// JobSince is when a job with its present specification was first assigned to a node, Unix nanoseconds; 0 = never.
 	// Result is the result of a finished job; nil otherwise.
@@ -482,7 +488,8 @@ func (w *Workload) Revision() string {
 // ownRevision is the prefix of every revision that is derived from a content hash.
 const ownRevision = "c1-"
 
-// RunsAdopted reports whether the present revision is an adopted one. After a forced restart it is not.
+// RunsAdopted reports whether the present revision of an imported workload is the one that its node
+// already ran at the import. After a forced restart it is not.
 func (w *Workload) RunsAdopted() bool { return w.Adopted != "" && w.Restarts == 0 }
 
 // Pool is a storage pool that a node offers. Total is in GB.
@@ -561,7 +568,8 @@ func (n *Node) Engine() string {
 }
 
 // Alloc is the sum of the resources reserved on one node: the demands of the workloads assigned to it and of
-// its residuals. It follows from the records of workloads and residuals, and Check recomputes it.
+// its residuals (instances that it must still remove). It follows from the records of workloads and
+// residuals, and Check recomputes it.
 type Alloc struct {
 	CPU       int64 // millicores
 	Memory    int64 // MiB
@@ -571,7 +579,7 @@ type Alloc struct {
 	Residuals int           // number of residuals
 }
 
-// PoolUse is the storage reserved in one pool, in GB. Slices of it are sorted by Pool.
+// PoolUse is the storage reserved in one pool, in GB. Lists of PoolUse are sorted by Pool.
 type PoolUse struct {
 	Pool string
 	GB   int64
@@ -587,6 +595,8 @@ type Residual struct {
 	Demand     Demand
 	Since      int64 // Unix nanoseconds
 	Reason     string
+	// KeepVolumes is set if the workload was deleted and its volumes that have a name are kept.
+	KeepVolumes bool
 }
 
 // Replica is what one scheduler has announced about itself. The Raft configuration alone decides which
@@ -719,6 +729,9 @@ const (
 	EventAccountCreated     = "AccountCreated"
 	EventAccountRotated     = "AccountRotated"
 	EventAccountDeleted     = "AccountDeleted"
+	EventConsoleLinked      = "ConsoleLinked" // a person made a one-time link to the web console
+	EventConsoleOpened      = "ConsoleOpened"
+	EventConsoleEnded       = "ConsoleEnded"
 	EventMirrorRestored     = "MirrorRestored" // a user requested that the state be written to etcd
 	EventCoreDNSLost        = "CoreDNSLost"
 	EventCoreDNSBack        = "CoreDNSBack"
@@ -733,11 +746,15 @@ const (
 	EventMemberRemoved      = "MemberRemoved" // a system workload lost its member for a node; Message says why
 	EventNetworkCreated     = "NetworkCreated"
 	EventNetworkDeleted     = "NetworkDeleted"
+	EventPortsHeld          = "PortsHeld"     // programs of a node began or ceased to use ports in ingress mode
 	EventSecretChanged      = "SecretChanged" // a secret was created or got a version; Details has the version
 	EventSecretDeleted      = "SecretDeleted"
 	EventSecretShown        = "SecretShown" // the value of a secret was shown to a user
 	EventConfigChanged      = "ConfigChanged"
 	EventConfigDeleted      = "ConfigDeleted"
+	EventVolumeCreated      = "VolumeCreated"
+	EventVolumeKept         = "VolumeKept" // the workload of a volume was deleted, and the volume is kept
+	EventVolumeDeleted      = "VolumeDeleted"
 	EventMutation           = "Mutation" // an API mutation that was refused or changed nothing; Reason is the result
 )
 

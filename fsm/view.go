@@ -40,7 +40,8 @@ type View interface {
 	NodeCount() int
 	Alloc(node string) Alloc
 	// PortHolder returns the workload for which a host port of an engine is reserved, and its node; "" if the
-	// port is free. A residual keeps its ports reserved until it is gone.
+	// port is free. The ports of an instance that a node must still remove (residual) stay reserved until it
+	// is removed.
 	PortHolder(engine string, p HostPort) (workload, node string)
 
 	Residual(node, workload string) (*Residual, bool)
@@ -67,12 +68,14 @@ type View interface {
 	// Preempted scans the workloads whose last preemption was after the given time, in Unix nanoseconds, the
 	// earliest first; see preempt.go.
 	Preempted(after int64, fn func(*Workload) bool)
-	// RankOf returns the rank of a workload for preemption; see preempt.go.
+	// RankOf returns the rank of a workload: its priority, which decides which workloads it may
+	// preempt; see preempt.go.
 	RankOf(w *Workload) Rank
 
 	// Policy returns one policy. Policies scans all of them, including the built-in ones. PolicyIn returns
 	// the policy that is bound to a namespace, NodePolicies the policies that are bound to labels of a
-	// node, and Admitted the policy under which a workload was admitted. See policies.go.
+	// node, and Admitted the policy against which a workload was checked when it was stored. See
+	// policies.go.
 	Policy(name string) (*Policy, bool)
 	Policies(fn func(*Policy) bool)
 	PolicyIn(namespace string) *Policy
@@ -88,6 +91,9 @@ type View interface {
 	BindingsOf(kind, name string, fn func(*Binding) bool)
 	Account(name string) (*Account, bool)
 	Accounts(fn func(*Account) bool)
+	// Console returns a session of the web console; Consoles scans all of them, by id.
+	Console(id string) (*Console, bool)
+	Consoles(fn func(*Console) bool)
 
 	// Network returns one network of a namespace; Networks scans all of them, by namespace and name.
 	Network(namespace, name string) (*Network, bool)
@@ -98,8 +104,8 @@ type View interface {
 	Audit(l AuditLog, after uint64, fn func(before AuditHash, r *AuditRecord) bool)
 	AuditLast(l AuditLog) uint64
 
-	// NameFault returns why an apply would be refused because of the DNS names or Ethernet addresses of its
-	// workloads; see names.go.
+	// NameFault returns why command b would be refused because of the DNS names or Ethernet addresses of
+	// its workloads; see names.go.
 	NameFault(b *commandv1.PutWorkloads, leaving []*Workload, sees func(namespace string) bool) string
 
 	// Revisions returns the recorded specifications of a workload, oldest first.
@@ -109,11 +115,19 @@ type View interface {
 	Bundle(digest string) (*Bundle, bool)
 	Bundles(fn func(*Bundle) bool)
 
-	// Object returns a secret or a config of a namespace; Objects scans all of them. UsersOf scans the workloads
-	// that use one, and the versions that they use; 0 = the present one with each start.
+	// Object returns a secret or a config of a namespace; Objects scans all of them. UsersOf scans
+	// the workloads that use an object, and the versions that they use; 0 = the version that is
+	// present at each start.
 	Object(namespace, kind, name string) (*Object, bool)
 	Objects(fn func(*Object) bool)
 	UsersOf(o *Object, fn func(w *Workload, version uint64) bool)
+
+	// Volume returns one volume; Volumes scans all of them, by namespace, name, driver and node.
+	// UsersOfVolume returns the ids of the workloads that use a volume. See volumes.go.
+	Volume(namespace, name, driver, node string) (*Volume, bool)
+	Volumes(fn func(*Volume) bool)
+	VolumeView
+	UsersOfVolume(v *Volume) []string
 
 	// Rollout returns the last member-by-member update of a group. Rolling scans the running updates. Seen
 	// returns the present state of a member, as far as an update depends on it. See rollouts.go.

@@ -28,8 +28,9 @@ func EventTypes() []string {
 		EventRolloutSuperseded, EventRolloutAwaits, EventRolloutPromoted, EventRolloutPaused, EventRolloutResumed, EventRolloutReverting,
 		EventRolloutCompleted, EventPolicyCreated, EventPolicyChanged, EventPolicyDeleted, EventPolicyBound,
 		EventPolicyUnbound, EventRoleCreated, EventRoleChanged, EventRoleDeleted, EventRoleBound, EventRoleUnbound,
-		EventAccountCreated, EventAccountRotated, EventAccountDeleted, EventMirrorRestored, EventCoreDNSLost, EventCoreDNSBack,
-		EventJobSucceeded, EventJobFailed, EventCronFired, EventCronMissed, EventCronSkipped, EventRunStarted, EventGroupScaled, EventMemberCreated, EventMemberRemoved, EventNetworkCreated, EventNetworkDeleted,
-		EventSecretChanged, EventSecretDeleted, EventSecretShown, EventConfigChanged, EventConfigDeleted, EventMutation,
+		EventAccountCreated, EventAccountRotated, EventAccountDeleted, EventConsoleLinked, EventConsoleOpened, EventConsoleEnded, EventMirrorRestored, EventCoreDNSLost, EventCoreDNSBack,
+		EventJobSucceeded, EventJobFailed, EventCronFired, EventCronMissed, EventCronSkipped, EventRunStarted, EventGroupScaled, EventMemberCreated, EventMemberRemoved, EventNetworkCreated, EventNetworkDeleted, EventPortsHeld,
+		EventSecretChanged, EventSecretDeleted, EventSecretShown, EventConfigChanged, EventConfigDeleted,
+		EventVolumeCreated, EventVolumeKept, EventVolumeDeleted, EventMutation,
 	}
 }

@@ -128,7 +128,7 @@ func (w *world) eventOf(kind string) *Event {
 	return nil
 }
 
-// place puts a workload and assigns it to a node.
+// place stores a workload and assigns it to a node.
 func (w *world) place(id, node string, opts ...func(*commandv1.WorkloadPut)) {
 	w.t.Helper()
 	w.ok(put(id, opts...))
@@ -189,7 +189,7 @@ func puts(group string, list ...*commandv1.WorkloadPut) Command {
 	return &commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: list, GroupOf: group}}}
 }
 
-// filed makes a put refer to the bundle that bundleOf makes from a text.
+// filed makes a workload refer to the bundle that bundleOf makes from a text.
 func filed(text string) func(*commandv1.WorkloadPut) {
 	return func(p *commandv1.WorkloadPut) { p.Bundle, p.Content = bundleOf(text).GetDigest(), "c1:"+text }
 }
@@ -199,7 +199,7 @@ func bundleOf(text string) *commandv1.Bundle {
 	return &commandv1.Bundle{Digest: strings.Repeat(text[:1], 64), Data: []byte(text)}
 }
 
-// with adds bundles with the given texts to a put command.
+// with adds bundles with the given texts to a PutWorkloads command.
 func with(c Command, texts ...string) Command {
 	for _, text := range texts {
 		c.GetPutWorkloads().Bundles = append(c.GetPutWorkloads().Bundles, bundleOf(text))
@@ -207,7 +207,8 @@ func with(c Command, texts ...string) Command {
 	return c
 }
 
-// each returns a put command with Each set: every workload is accepted or refused separately.
+// each returns a PutWorkloads command with the field `each`: every workload is accepted or refused
+// separately.
 func each(list ...*commandv1.WorkloadPut) Command {
 	c := puts("", list...)
 	c.GetPutWorkloads().Each = true
@@ -407,7 +408,8 @@ func mustEqualStates(t testing.TB, what string, a, b State) {
 	}
 }
 
-// contents returns a table or index of the state's root as a comparable value, by the name of its field.
+// contents returns the table or index with this field name in the state's root, in a form that can
+// be compared with that of another state.
 func contents(s State, name string) any {
 	type pairOf struct{ k, v any }
 	var out []pairOf
@@ -415,7 +417,7 @@ func contents(s State, name string) any {
 	sets := map[string]*set{
 		"byNode": r.byNode, "byGroup": r.byGroup, "byOwner": r.byOwner, "pending": r.pending, "unacked": r.unacked,
 		"retryDue": r.retryDue, "byPreemption": r.byPreemption, "residualsOf": r.residualsOf, "tombstonesByAge": r.tombstonesByAge,
-		"byUser": r.byUser, "byLabel": r.byLabel, "byMAC": r.byMAC, "byRule": r.byRule, "rolling": r.rolling,
+		"byUser": r.byUser, "byLabel": r.byLabel, "byMAC": r.byMAC, "byIngress": r.byIngress, "byVolume": r.byVolume, "byRule": r.byRule, "rolling": r.rolling,
 	}
 	if m, ok := sets[name]; ok {
 		m.Scan(func(k string, _ struct{}) bool { out = append(out, pairOf{k, nil}); return true })
@@ -483,10 +485,14 @@ func contents(s State, name string) any {
 		r.bindings.Scan(func(k string, v *Binding) bool { out = append(out, pairOf{k, *v}); return true })
 	case "accounts":
 		r.accounts.Scan(func(k string, v *Account) bool { out = append(out, pairOf{k, *v}); return true })
+	case "consoles":
+		r.consoles.Scan(func(k string, v *Console) bool { out = append(out, pairOf{k, *v}); return true })
 	case "networks":
 		r.networks.Scan(func(k string, v *Network) bool { out = append(out, pairOf{k, *v}); return true })
 	case "objects":
 		r.objects.Scan(func(k string, v *Object) bool { out = append(out, pairOf{k, *v}); return true })
+	case "volumes":
+		r.volumes.Scan(func(k string, v *Volume) bool { out = append(out, pairOf{k, *v}); return true })
 	case "policyIn":
 		r.policyIn.Scan(func(k string, v string) bool { out = append(out, pairOf{k, v}); return true })
 	case "total":

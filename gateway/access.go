@@ -42,8 +42,8 @@ func ParseRole(s string) (Role, error) {
 	return Nobody, fmt.Errorf("role %q must be viewer, operator or admin", s)
 }
 
-// needs is the role that each call requires. A call that is not listed requires Admin. The schedulers check
-// again, with the rights of the gateway and of the user.
+// needs maps each gRPC method to the role that a user with a bearer token needs. A method that is not listed needs the
+// role admin. The schedulers check again, with the rights of the gateway and of the user.
 var needs = map[string]Role{
 	controlv1.AgentControl_ListNodes_FullMethodName:         Viewer,
 	controlv1.AgentControl_GetNode_FullMethodName:           Viewer,
@@ -62,6 +62,10 @@ var needs = map[string]Role{
 	clusterv1.Cluster_ListVolumes_FullMethodName:            Viewer,
 	clusterv1.Cluster_GetAccess_FullMethodName:              Nobody,
 	clusterv1.Cluster_CheckAccess_FullMethodName:            Nobody,
+	clusterv1.Cluster_LinkConsole_FullMethodName:            Nobody,
+	clusterv1.Cluster_OpenConsole_FullMethodName:            Nobody,
+	clusterv1.Cluster_ListConsoles_FullMethodName:           Nobody,
+	clusterv1.Cluster_EndConsole_FullMethodName:             Nobody,
 	clusterv1.Cluster_ListRoles_FullMethodName:              Viewer,
 	clusterv1.Cluster_ListBindings_FullMethodName:           Admin,
 	clusterv1.Cluster_ListAccounts_FullMethodName:           Admin,
@@ -69,6 +73,8 @@ var needs = map[string]Role{
 	clusterv1.Cluster_ListPolicies_FullMethodName:           Viewer,
 	clusterv1.Cluster_ListNetworks_FullMethodName:           Viewer,
 	clusterv1.Cluster_GetNetwork_FullMethodName:             Viewer,
+	clusterv1.Cluster_CheckNetwork_FullMethodName:           Viewer,
+	clusterv1.Cluster_Trace_FullMethodName:                  Viewer,
 	clusterv1.Cluster_ListObjects_FullMethodName:            Viewer,
 	clusterv1.Cluster_GetConfig_FullMethodName:              Viewer,
 	clusterv1.Cluster_ListScrapeTargets_FullMethodName:      Viewer,
@@ -99,6 +105,7 @@ var needs = map[string]Role{
 	clusterv1.Cluster_AdoptDrift_FullMethodName:                      Operator,
 	clusterv1.Cluster_DeleteDrift_FullMethodName:                     Operator,
 	clusterv1.Cluster_CollectGarbage_FullMethodName:                  Operator,
+	clusterv1.Cluster_CreateVolume_FullMethodName:                    Operator,
 	clusterv1.Cluster_DeleteVolume_FullMethodName:                    Admin,
 	clusterv1.Cluster_DrainNode_FullMethodName:                       Operator,
 	clusterv1.Cluster_ApplyRebalance_FullMethodName:                  Operator,
@@ -118,25 +125,33 @@ type caller struct {
 	// user is the issuer and subject of a bearer token, and groups are the groups in it.
 	user   string
 	groups string // the groups in the form that dial.EncodeGroups returns
-	// token is the bearer token of an account (an identity of a program), which the schedulers check. account
-	// is the account for which the gateway itself has verified an OIDC token.
+	// token is the bearer token of an account (an identity for a program); the schedulers check this token. account is
+	// the account for which the gateway itself has verified an OIDC token.
 	token, account string
-	from           string // IP address from which the request came
-	// namespaces are the namespaces to which the gateway restricts the caller. If empty, only the schedulers'
-	// records restrict the caller.
+	// console is the token of a session of the web console. The gateway passes it on, and the schedulers check it.
+	console string
+	from    string // IP address from which the request came
+	// namespaces are the namespaces to which the gateway restricts the caller. If the list is empty, only the
+	// schedulers restrict the caller.
 	namespaces []string
 }
 
 func (c caller) isAccount() bool { return c.token != "" || c.account != "" }
 
-// tell adds the caller to the metadata of a call. The schedulers record the caller in the history. The caller's name
-// can only reduce the rights that the gateway's certificate gives to the call.
+// unproven reports whether the gateway cannot verify the caller itself, so that the schedulers must do it: the caller
+// uses an account or a session of the console.
+func (c caller) unproven() bool { return c.isAccount() || c.console != "" }
+
+// tell adds the caller to the metadata of a call. The schedulers record the caller in the history. A call has the
+// rights of the gateway's certificate; the caller's name can only reduce them.
 func (c caller) tell(ctx context.Context) context.Context {
 	switch {
 	case c.identity != "":
 		ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyOnBehalf, c.identity, dial.KeyIssued, strconv.FormatInt(c.issued.UnixNano(), 10))
 	case c.token != "":
 		ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyAccountToken, c.token)
+	case c.console != "":
+		ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyConsole, c.console)
 	case c.account != "":
 		ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyAccount, c.account)
 	case c.user != "":
@@ -149,7 +164,7 @@ func (c caller) tell(ctx context.Context) context.Context {
 			ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyGroups, c.groups)
 		}
 	}
-	if c.from != "" && (c.identity != "" || c.user != "" || c.isAccount()) {
+	if c.from != "" && (c.identity != "" || c.user != "" || c.unproven()) {
 		ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyFrom, c.from)
 	}
 	if len(c.namespaces) > 0 {
@@ -199,20 +214,20 @@ func (routed) pick(ctx context.Context, method string) (grpc.ClientConnInterface
 }
 
 // may refuses a caller whose role is below least. If the caller has a certificate, may accepts the call and leaves the
-// check to the schedulers, which get the caller's identity with the call. If the caller is an account, or a user with a
-// bearer token and too low a role, may asks the schedulers who the caller is, because role bindings may give the caller
-// further roles, and accepts the call if they know the caller.
+// check to the schedulers, which get the caller's identity with the call. If the caller is an account, has a session of the
+// console, or is a user with a bearer token and too low a role, may asks the schedulers who the caller is, because role
+// bindings may give the caller further roles, and accepts the call if they know the caller.
 func (r *request) may(ctx context.Context, least Role) error {
-	if r.role >= least && !r.isAccount() || least == Nobody || r.identity != "" {
+	if r.role >= least && !r.unproven() || least == Nobody || r.identity != "" {
 		return nil
 	}
-	if r.isAccount() {
+	if r.unproven() {
 		return r.confirm(ctx)
 	}
 	if r.user != "" && r.confirm(ctx) == nil {
 		return nil
 	}
-	return status.Errorf(codes.PermissionDenied, "%s has the role %s, this needs %s", r.name, r.role, least)
+	return status.Errorf(codes.PermissionDenied, "%s has the role %s, this call needs %s", r.name, r.role, least)
 }
 
 // Invoke implements grpc.ClientConnInterface.

@@ -26,8 +26,8 @@ import (
 // verifies the token itself and sends the name of the account.
 
 const (
-	// accountsFresh is the maximum age of the list of accounts with which the gateway compares an OIDC token.
-	// The schedulers refuse a deleted account at once.
+	// accountsFresh is the maximum age of the list of accounts with which the gateway compares an OIDC token. An old
+	// list lets no deleted account in, because the schedulers check the account of each call.
 	accountsFresh = 10 * time.Second
 	// issuerRetry is the time between two attempts to read the configuration of an issuer that did not answer.
 	issuerRetry = 10 * time.Second
@@ -40,8 +40,8 @@ type accounts struct {
 	ctx context.Context // ends when the gateway is closed; carries the HTTP client for calls to issuers
 
 	mu        sync.Mutex
-	lists     map[string]accountList // by cluster
-	verifiers map[string]*issuer     // by issuer
+	lists     map[string]accountList // the key is the cluster id
+	verifiers map[string]*issuer     // the key is the URL of the issuer
 }
 
 type accountList struct {
@@ -49,7 +49,8 @@ type accountList struct {
 	at       time.Time
 }
 
-// issuer holds the token verifier of one OIDC issuer. mu is held while the issuer's configuration is read.
+// issuer holds the token verifier of one OIDC issuer. The mutex mu is locked while the issuer's configuration is read,
+// so that only one goroutine reads it.
 type issuer struct {
 	mu       sync.Mutex
 	verifier *oidc.IDTokenVerifier
@@ -115,7 +116,7 @@ func (a *accounts) judge(ctx context.Context, b *backend, token string) (caller,
 	})
 	switch len(list) {
 	case 0:
-		return caller{}, fmt.Errorf("the bearer token of %s has the audience and the claims of no account; `persysctl account list` shows what they need", from)
+		return caller{}, fmt.Errorf("the bearer token of %s has the audience and the claims of no account; `persysctl account list` shows the audience and claims of each account", from)
 	case 1:
 		name := list[0].GetName()
 		return caller{name: fmt.Sprintf("account %q", name), account: name}, nil
@@ -123,7 +124,7 @@ func (a *accounts) judge(ctx context.Context, b *backend, token string) (caller,
 	return caller{}, fmt.Errorf("the bearer token has the claims of the accounts %q and %q; give them claims that exclude each other", list[0].GetName(), list[1].GetName())
 }
 
-// carries reports whether a token has all claims that an account needs.
+// carries reports whether the claims of a token, in has, include all claims that an account requires, in needs.
 func carries(has map[string]any, needs map[string]string) bool {
 	for name, want := range needs {
 		switch v := has[name].(type) {
@@ -178,7 +179,7 @@ func (a *accounts) verifier(url string) (*oidc.IDTokenVerifier, error) {
 	i := a.verifiers[url]
 	if i == nil {
 		if len(a.verifiers) >= maxIssuers {
-			clear(a.verifiers) // issuers of deleted accounts
+			clear(a.verifiers) // drops the verifiers of issuers that no account names any more; verifiers still in use are created again
 		}
 		i = &issuer{}
 		a.verifiers[url] = i
@@ -196,15 +197,16 @@ func (a *accounts) verifier(url string) (*oidc.IDTokenVerifier, error) {
 		i.err, i.failed = fmt.Errorf("issuer %s: %w", url, err), time.Now()
 		return nil, i.err
 	}
-	// SkipClientIDCheck, because judge compares the audience with the audience of each account. The verifier fetches
-	// the issuer's keys later too, so it gets the gateway's context and not ctx, which ends with this function.
+	// Set SkipClientIDCheck, because the function judge compares the audience of the token with that of each account.
+	// The verifier fetches the issuer's keys later too, so it gets the gateway's context and not ctx, which ends with
+	// this function.
 	i.verifier, i.err = provider.VerifierContext(a.ctx, &oidc.Config{SkipClientIDCheck: true}), nil
 	return i.verifier, nil
 }
 
 // confirm asks the schedulers who the caller is, and returns an error for a caller without any role. It is needed
-// because the token of an account may be wrong, and legacy v1 schedulers, which have neither accounts nor role
-// bindings, would not check the token.
+// because the token of an account or of a session may be wrong, and legacy v1 schedulers, which have neither accounts
+// nor sessions nor role bindings, would not check the token.
 func (r *request) confirm(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -214,9 +216,9 @@ func (r *request) confirm(ctx context.Context) error {
 		return status.Errorf(codes.PermissionDenied, "%s has the role %s, and the schedulers of this cluster know no other roles", r.name, r.role)
 	case err != nil:
 		return err
-	case r.isAccount() && !strings.HasPrefix(got.GetIdentity(), "account:"), !r.isAccount() && got.GetIdentity() != r.user:
+	case r.isAccount() && !strings.HasPrefix(got.GetIdentity(), "account:"), r.console != "" && userOf(got.GetIdentity()) == "", !r.unproven() && got.GetIdentity() != r.user:
 		return status.Errorf(codes.PermissionDenied, "%s is not known to the schedulers", r.name)
-	case len(got.GetGrants()) == 0:
+	case len(got.GetGrants()) == 0 && r.console == "":
 		return status.Errorf(codes.PermissionDenied, "%s has no role: an admin binds one (persysctl role bind)", r.name)
 	}
 	return nil

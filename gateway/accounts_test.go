@@ -28,13 +28,14 @@ func TestCarriesClaims(t *testing.T) {
 		{"no claim", nil, "7", false},
 	} {
 		if got := carries(map[string]any{"c": x.has}, map[string]string{"c": x.want}); got != x.ok {
-			t.Errorf("%s %v carries %q: %t, want %t", x.name, x.has, x.want, got, x.ok)
+			t.Errorf("claim %s: carries of value %v and needed value %q is %t, want %t", x.name, x.has, x.want, got, x.ok)
 		}
 	}
 }
 
-// TestCallsToIssuersEnd: the client for the issuers of accounts has a timeout.
-func TestCallsToIssuersEnd(t *testing.T) {
+// TestCallsToIssuersHaveATimeout: the HTTP client with which a gateway calls the OIDC issuers of accounts must have a
+// timeout, so that an issuer that hangs does not block calls.
+func TestCallsToIssuersHaveATimeout(t *testing.T) {
 	s := httptest.NewServer(http.NotFoundHandler())
 	defer s.Close()
 	ctx, cancel := context.WithCancel(t.Context())

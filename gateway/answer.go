@@ -21,8 +21,8 @@ const MaxBody = 4 << 20
 // protoOut writes JSON as legacy v1 CLIs read it: with names in snake_case.
 var protoOut = protojson.MarshalOptions{UseProtoNames: true}
 
-// problem is the body of an error. Code is the name of the gRPC code, and Reason one of the reasons of
-// package dial.
+// problem is the body of an error. Code is the name of the gRPC code, and Reason is an error reason that package dial
+// defines.
 type problem struct {
 	Error  string `json:"error"`
 	Code   string `json:"code,omitempty"`
@@ -85,7 +85,7 @@ func codeName(c codes.Code) string {
 	return "UNKNOWN"
 }
 
-// handleError answers for the generated handlers when a call fails.
+// handleError writes the error of a failed gRPC call as the HTTP response. The generated handlers of /v1 call it.
 func handleError(_ context.Context, _ *runtime.ServeMux, m runtime.Marshaler, w http.ResponseWriter, _ *http.Request, err error) {
 	if l, ok := w.(*living); ok && l.fail() {
 		// The HTTP status has been sent already, so the error is sent as an event of the stream.

@@ -16,8 +16,8 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// Routing strategies decide which replica of a cluster gets a call first. Any replica answers any call, so
-// the choice affects only speed and affinity.
+// Routing strategies decide which replica of a cluster gets a call first. Any replica answers any call, so the choice
+// affects only the speed, and whether a client keeps the same replica.
 const (
 	LeaderOnly = "leader-only" // try the leader first, then the other replicas
 	Sticky     = "sticky"      // choose the replica by the caller's session
@@ -117,8 +117,9 @@ func (b *backend) close() {
 	b.wg.Wait()
 }
 
-// reconcile updates the replicas to the discovered endpoints, and the rings for Sticky and Shard. An
-// endpoint keeps its discovered name beside the address, because a certificate may contain only the name.
+// reconcile updates the list of replicas, and the tables by which Sticky and Shard choose a replica, to the scheduler
+// addresses that were discovered. An endpoint keeps its discovered name beside the address, because a certificate may
+// contain only the name.
 func (b *backend) reconcile() error {
 	ends := b.lead.Endpoints()
 	b.mu.Lock()
@@ -145,7 +146,7 @@ func (b *backend) reconcile() error {
 		}
 		fresh = append(fresh, conn)
 		r := &replica{id: end.Addr, end: end, conn: conn}
-		// The resolver keeps the order of configured addresses, so end i belongs to Schedulers[i].
+		// The resolver keeps the order of configured addresses, so the endpoint with index i belongs to Schedulers[i].
 		if i < len(b.Schedulers) && len(ends) == len(b.Schedulers) {
 			r.id, r.leader = cmp.Or(b.Schedulers[i].ID, end.Addr), b.Schedulers[i].Leader
 		}

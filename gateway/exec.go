@@ -123,16 +123,16 @@ type execSession struct {
 	workload string
 	ping     time.Duration
 	patience time.Duration
-	// passing is the number of messages that are being sent in either direction. While passing is not 0, a missing
-	// answer to a ping does not prove that the caller is gone: the answer may be queued behind a message of the caller,
-	// or the ping behind a message to the caller.
+	// passing is the number of messages that are being sent at this moment, in either direction. While passing is not
+	// 0, a missing answer to a ping does not prove that the caller is gone: the answer may be queued behind a message
+	// of the caller, or the ping behind a message to the caller.
 	passing atomic.Int32
-	read    atomic.Uint64 // number of messages of the caller; each proves that it is alive
+	read    atomic.Uint64 // number of messages of the caller; each proves that the caller is alive
 }
 
 // upwards relays the caller's messages to the session. It returns nil when the caller leaves, and an error after an
-// invalid message. After the session has ended, messages are read and dropped, because output and the exit code may
-// still be on their way to the caller.
+// invalid message. When the session has ended, it goes on to read messages and drops them, so that the connection
+// stays open until the caller has got the output and the exit code.
 func (s *execSession) upwards(ctx context.Context) error {
 	over := false
 	for first := true; ; first = false {
@@ -160,7 +160,7 @@ func (s *execSession) upwards(ctx context.Context) error {
 			return status.Error(codes.InvalidArgument, "the first message must be open")
 		}
 		s.passing.Add(1)
-		over = s.stream.Send(m) != nil // after a failed Send, the task downwards gets the reason
+		over = s.stream.Send(m) != nil // if Send fails, the task downwards receives the error
 		s.passing.Add(-1)
 	}
 }
@@ -196,9 +196,9 @@ func (s *execSession) write(ctx context.Context, within time.Duration, data []by
 	return s.ws.Write(ctx, websocket.MessageText, data)
 }
 
-// alive pings the caller. It returns if the caller has not answered for s.patience, or when ctx ends. It
-// sends further pings while an answer is missing, because the caller, too, ends the session if the gateway
-// sends nothing.
+// alive pings the caller. It returns if the caller has not answered for s.patience, or when ctx ends. It keeps sending
+// pings while an answer is missing, because a caller that receives nothing from the gateway for some time ends the
+// session.
 func (s *execSession) alive(ctx context.Context) {
 	ticker := time.NewTicker(s.ping)
 	defer ticker.Stop()
@@ -223,7 +223,7 @@ func (s *execSession) alive(ctx context.Context) {
 	}
 }
 
-// end sends the reason why the session ends.
+// end sends the caller the reason why the session ends.
 func (s *execSession) end(ctx context.Context, why error) {
 	st := status.Convert(why)
 	var e execEnd
@@ -255,7 +255,8 @@ func (g *Gateway) sameOrigin(next http.Handler) http.Handler {
 	})
 }
 
-// tokenOf moves the bearer token from the websocket subprotocol persys.token.… to the Authorization header.
+// tokenOf reads the bearer token from the websocket subprotocol persys.token.… and puts it into the Authorization
+// header of the request, where the other handlers expect it.
 func tokenOf(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for _, list := range r.Header.Values("Sec-WebSocket-Protocol") {

@@ -28,7 +28,7 @@ func execAt(ctx context.Context, url string, protocols []string, header ...strin
 	return websocket.Dial(ctx, url, o)
 }
 
-// hear returns the messages that the gateway sends until the session ends.
+// hear reads from the websocket until the session ends, and returns the messages of the gateway.
 func hear(ctx context.Context, t *testing.T, ws *websocket.Conn) (all []string) {
 	t.Helper()
 	for {
@@ -85,7 +85,7 @@ func TestExecRunsOverAWebsocket(t *testing.T) {
 		{"an unknown field", "/v1/workloads/web/exec", `{"open":{"comand":["sh"]}}`, `unknown field`},
 	} {
 		if got := hear(ctx, t, dial(srv.URL+c.path, c.first)); len(got) != 1 || !strings.Contains(got[0], c.want) {
-			t.Errorf("%s: %q, want %s", c.fact, got, c.want)
+			t.Errorf("%s: the gateway sent %q, want one message with %s", c.fact, got, c.want)
 		}
 	}
 
@@ -108,9 +108,9 @@ func TestExecRunsOverAWebsocket(t *testing.T) {
 	_ = ws.CloseNow()
 }
 
-// TestExecWaitsForAReader: a caller that reads output page by page receives nothing for a while, not even pings, and
+// TestExecWaitsForASlowReader: a caller that reads output page by page receives nothing for a while, not even pings, and
 // the session continues. The session ends only if the caller reads nothing for longer than the patience.
-func TestExecWaitsForAReader(t *testing.T) {
+func TestExecWaitsForASlowReader(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	g := newGateway(t, nil, clusterOf("main", "", s))
 	g.execPing, g.execPatience = 500*time.Millisecond, 30*time.Second
@@ -149,7 +149,7 @@ func TestExecWaitsForAReader(t *testing.T) {
 }
 
 // wired gives s a websocket without buffers, on which a write waits until the other side reads, and returns the
-// caller's side. The caller's side counts pings in asked and does not answer them.
+// caller's side. The caller's side counts the pings in the variable asked and does not answer them.
 func wired(t *testing.T, s *execSession, asked *atomic.Int32) *websocket.Conn {
 	t.Helper()
 	client := &http.Client{Transport: wire.Transport(func(w http.ResponseWriter, r *http.Request) {
@@ -167,14 +167,14 @@ func wired(t *testing.T, s *execSession, asked *atomic.Int32) *websocket.Conn {
 	return caller
 }
 
-// over is the stream of a session whose command has ended.
+// over is a fake stream to a scheduler, for a session whose command has ended.
 type over struct{ clusterv1.Cluster_ExecClient }
 
 func (over) Send(*clusterv1.ExecRequest) error { return io.EOF }
 
-// TestExecEndsUnderInput: a command such as head ends while its caller still sends. The caller gets its
-// output and exit code, and input that can no longer be relayed is no error.
-func TestExecEndsUnderInput(t *testing.T) {
+// TestExecEndsWhileInputIsSent: a command such as head ends while its caller still sends. The caller gets its output
+// and exit code, and the input that arrives after its end must not cause an error.
+func TestExecEndsWhileInputIsSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &execSession{stream: over{}, workload: "web"}
 		caller := wired(t, s, new(atomic.Int32))
@@ -192,7 +192,7 @@ func TestExecEndsUnderInput(t *testing.T) {
 		_ = caller.CloseNow()
 		_ = s.ws.CloseNow()
 		if err := <-ended; err != nil {
-			t.Errorf("the caller left: %v", err)
+			t.Errorf("the caller's connection failed: %v", err)
 		}
 	})
 }
@@ -206,10 +206,10 @@ type command struct {
 
 func (c command) Send(m *clusterv1.ExecRequest) error { c.input <- m; return nil }
 
-// TestExecWaitsForACommand: a command that reads no input, and a caller that reads no output, delay pings
-// and their answers. The session continues while a message is being sent. When no message is being sent, a missing
-// answer to a ping ends the session.
-func TestExecWaitsForACommand(t *testing.T) {
+// TestExecWaitsForASlowCommand: a command that reads no input, and a caller that reads no output, delay pings and
+// their answers. The session must continue while a message is being sent. When no message is being sent, a missing
+// answer to a ping must end the session.
+func TestExecWaitsForASlowCommand(t *testing.T) {
 	for _, upwards := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -248,7 +248,7 @@ func TestExecWaitsForACommand(t *testing.T) {
 			began = time.Now()
 			goOn()
 			if took := (<-gone).Sub(began); took < execPatience-2*execPing || took > execPatience+2*execPing {
-				t.Errorf("with messages waiting towards the scheduler (%v), the session of a silent caller was ended after %s, want about the patience of the gateway", upwards, took)
+				t.Errorf("with messages waiting towards the scheduler (%v), the session of a silent caller was ended after %s, want about s.patience", upwards, took)
 			}
 			cancel()
 			_ = caller.CloseNow()
@@ -258,9 +258,9 @@ func TestExecWaitsForACommand(t *testing.T) {
 	}
 }
 
-// TestExecHearsASender: a caller that sends continuously answers no ping. Its session continues, because its
-// messages prove that it is alive.
-func TestExecHearsASender(t *testing.T) {
+// TestMessagesKeepASessionOpen: a caller that sends continuously answers no ping. Its session must continue, because
+// its messages prove that it is alive.
+func TestMessagesKeepASessionOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cmd, asked := command{input: make(chan *clusterv1.ExecRequest, 100)}, atomic.Int32{}
 		s := &execSession{stream: cmd, workload: "web", ping: execPing, patience: execPatience}
@@ -328,7 +328,7 @@ func TestExecIsRefused(t *testing.T) {
 		_ = resp.Body.Close()
 		var p problem
 		if err := json.Unmarshal(body, &p); err != nil || resp.StatusCode != c.status || !strings.Contains(p.Error, c.want) {
-			t.Errorf("%s: %d %s, want %d with %q", c.fact, resp.StatusCode, body, c.status, c.want)
+			t.Errorf("%s: the answer is %d %s, want status %d with the error %q", c.fact, resp.StatusCode, body, c.status, c.want)
 		}
 	}
 	http.DefaultClient.CloseIdleConnections()
@@ -336,14 +336,14 @@ func TestExecIsRefused(t *testing.T) {
 	viewer := withRequest(t.Context(), &request{caller: caller{name: "user vera", role: Viewer}, backend: g.first})
 	w := httptest.NewRecorder()
 	g.exec(w, httptest.NewRequestWithContext(viewer, http.MethodGet, "/v1/workloads/web/exec", nil))
-	if w.Code != 403 || !strings.Contains(w.Body.String(), "user vera has the role viewer, this needs operator") {
-		t.Errorf("a viewer: %d %s", w.Code, w.Body)
+	if w.Code != 403 || !strings.Contains(w.Body.String(), "user vera has the role viewer, this call needs operator") {
+		t.Errorf("a session of a viewer was answered %d %s, want 403 with both roles", w.Code, w.Body)
 	}
 	var seen string
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
 	r.Header.Set("Sec-WebSocket-Protocol", execProtocol+", "+tokenProtocol+"YS5iLmM")
 	tokenOf(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen = r.Header.Get("Authorization") })).ServeHTTP(httptest.NewRecorder(), r)
 	if seen != "Bearer a.b.c" {
-		t.Errorf("the token arrives as %q", seen)
+		t.Errorf("the handler sees the header Authorization: %q, want the token of the WebSocket subprotocol: Bearer a.b.c", seen)
 	}
 }

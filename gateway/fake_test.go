@@ -105,7 +105,8 @@ func (s *replicaServer) GetWorkload(ctx context.Context, r *controlv1.GetWorkloa
 	case "gone":
 		return nil, status.Errorf(codes.NotFound, "workload %q not found", r.GetWorkloadId())
 	case "noleader":
-		// Package dial does not retry calls that fail with this error reason.
+		// The client (package dial) must not try such a call at another replica, which could not reach the agent
+		// either.
 		return nil, dial.Error(codes.Unavailable, dial.ReasonNoAgent, "no agent")
 	case "late":
 		return nil, status.Error(codes.DeadlineExceeded, "too late")
@@ -155,7 +156,7 @@ func (s *replicaServer) SetMode(context.Context, *clusterv1.SetModeRequest) (*cl
 	return &clusterv1.SetModeResponse{Mode: "normal"}, nil
 }
 
-// CollectGarbage sends the time until the call's deadline to the channel given.
+// CollectGarbage sends the time until the call's deadline to the channel s.given.
 func (s *replicaServer) CollectGarbage(ctx context.Context, _ *clusterv1.CollectGarbageRequest) (*clusterv1.CollectGarbageResponse, error) {
 	end, _ := ctx.Deadline()
 	s.given <- time.Until(end)

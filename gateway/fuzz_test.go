@@ -35,9 +35,9 @@ func FuzzWebhook(f *testing.F) {
 		d, code, err := rc.check(r)
 		switch {
 		case err == nil && (signature != sign(body) || !bytes.Equal(d.body, body) || id == "" || event == ""):
-			t.Fatalf("taken: %q with %q", body, signature)
+			t.Fatalf("the receiver accepted the delivery %q with the signature %q", body, signature)
 		case err != nil && (code < 400 || code > 499):
-			t.Fatalf("code %d: %v", code, err)
+			t.Fatalf("a refused delivery was answered with status %d, want 4xx: %v", code, err)
 		}
 	})
 }

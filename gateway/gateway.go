@@ -39,7 +39,7 @@ type Options struct {
 	TLS *pki.Files
 	// Tokens verifies bearer tokens; nil refuses them.
 	Tokens *Tokens
-	// Webhook configures the receiver; its zero value refuses deliveries.
+	// Webhook configures the receiver of repository webhooks; its zero value refuses every delivery.
 	Webhook Webhook
 	// ProbeInterval is the time between health probes of the schedulers, default 15 s.
 	ProbeInterval time.Duration
@@ -290,8 +290,9 @@ func (g *Gateway) origins(next http.Handler) http.Handler {
 	})
 }
 
-// ownName reports whether the host name is safe from DNS rebinding: nobody else can make it resolve to this gateway.
-// That is true for an IP address, for localhost, and for a request without host, which browsers never send.
+// ownName reports whether the host name in a request proves that no foreign page made it by DNS rebinding (a foreign
+// name that its owner lets resolve to this gateway). That is the case for an IP address and for localhost, which
+// nobody can redirect, and for a request without a host, which no browser sends.
 func ownName(host string) bool {
 	host = hostOf(host)
 	return host == "" || host == "localhost" || net.ParseIP(strings.Trim(host, "[]")) != nil
@@ -339,7 +340,7 @@ func (g *Gateway) known(next http.Handler) http.Handler {
 		if !ok {
 			return
 		}
-		// The gateway refuses characters that gRPC metadata cannot carry. The schedulers check the rest of the key.
+		// The gateway refuses characters that gRPC metadata cannot carry. The schedulers check that the key is a UUID.
 		if key := r.Header.Get("Idempotency-Key"); strings.ContainsFunc(key, func(c rune) bool { return c < ' ' || c > '~' }) {
 			refuse(w, http.StatusBadRequest, fmt.Sprintf("Idempotency-Key %q must be a UUID of version 7", key))
 			return

@@ -24,6 +24,7 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/api/rest"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/testbed"
@@ -150,11 +151,11 @@ func TestRoutesAnswerAsTheContractSays(t *testing.T) {
 	s.mu.Unlock()
 	for _, key := range []string{"schlüssel", "a\tb", "\xff"} { // these keys are valid in an HTTP header, but not in gRPC metadata
 		if w := ask(g.Handler(), "POST", "/v1/workloads/web/retry", `{}`, "Idempotency-Key", key); w.Code != 400 || !strings.Contains(w.Body.String(), "must be a UUID of version 7") {
-			t.Errorf("Idempotency-Key %q: %d %s", key, w.Code, w.Body)
+			t.Errorf("a request with Idempotency-Key %q was answered %d %s, want 400", key, w.Code, w.Body)
 		}
 	}
 	if w := ask(g.Public(), "GET", "/", ""); w.Code != 200 || compact(w.Body.String()) != `{"message":"Persys gateway","status":"success","version":"1.0.0"}` {
-		t.Errorf("public /: %d %s", w.Code, w.Body)
+		t.Errorf("/ on the public listener was answered %d %s, want a greeting", w.Code, w.Body)
 	}
 	scraped := ask(g.Public(), "GET", "/metrics", "").Body.String()
 	for _, want := range []string{
@@ -170,9 +171,9 @@ func TestRoutesAnswerAsTheContractSays(t *testing.T) {
 	}
 }
 
-// TestABodyIsOneMessage: the routes of /v1 and of the legacy contract refuse the same malformed JSON, and the
+// TestMalformedBodiesAreRefused: the routes of /v1 and of the legacy contract refuse the same malformed JSON, and the
 // message names the error.
-func TestABodyIsOneMessage(t *testing.T) {
+func TestMalformedBodiesAreRefused(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	g := newGateway(t, nil, clusterOf("main", "", s))
 	for name, c := range map[string]struct{ body, want, legacy string }{
@@ -212,7 +213,7 @@ func TestABodyIsOneMessage(t *testing.T) {
 		})
 	}
 	if s.apply != nil && s.apply.GetWorkloadId() != "web" {
-		t.Errorf("applied: %v", s.apply)
+		t.Errorf("a malformed body was applied: %v", s.apply)
 	}
 	for path, allow := range map[string]string{
 		"/v1/workloads/web": "DELETE, GET", "/v1/workloads": "GET, POST", "/v1/namespaces/x": "DELETE, PUT", "/clusters/main/v1/mode": "POST",
@@ -231,7 +232,7 @@ func TestEveryCallHasARoute(t *testing.T) {
 		"persys.control.v1.AgentControl.RegisterNode":      "agents speak gRPC",
 		"persys.control.v1.AgentControl.Heartbeat":         "agents speak gRPC",
 		"persys.control.v1.AgentControl.WatchNetworkNames": "agents speak gRPC",
-		"persys.control.v1.AgentControl.ControlStream":     "stream in both directions, of agents and gateways",
+		"persys.control.v1.AgentControl.ControlStream":     "a stream in both directions that only agents and gateways use",
 		"persys.cluster.v1.Cluster.ApplyStream":            "stream in both directions; /v1/apply takes many workloads at once",
 		"persys.cluster.v1.Cluster.Exec":                   "stream in both directions; the websocket /v1/workloads/{workload_id}/exec carries it",
 		"persys.cluster.v1.Cluster.RecordSession":          "between schedulers only",
@@ -244,13 +245,14 @@ func TestEveryCallHasARoute(t *testing.T) {
 	for _, m := range []string{"Enrol", "Renew", "Bundle", "CreateToken", "ListTokens", "DeleteToken", "ListIdentities", "Revoke", "ListAuthorities", "PutAuthority", "DropAuthority", "RotateGossip"} {
 		without["persys.cluster.v1.Trust."+m] = "secrets and certificates are sent only between a program and the schedulers, not through a gateway; persysctl token, identity, ca"
 	}
+	without["persys.cluster.v1.Cluster.OpenConsole"] = "POST /auth/link of the console"
 	without["persys.cluster.v1.Cluster.ShowSecret"] = "values of secrets are sent only directly by schedulers; persysctl secret get NAME --show"
 	var doc struct {
 		Paths map[string]map[string]struct {
 			OperationID string `json:"operationId"`
 		} `json:"paths"`
 	}
-	if err := json.Unmarshal(openapiDocument, &doc); err != nil {
+	if err := json.Unmarshal(rest.OpenAPI, &doc); err != nil {
 		t.Fatal(err)
 	}
 	have := map[string]bool{}
@@ -284,7 +286,7 @@ func TestEventsAreStreamed(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	g := newGateway(t, nil, clusterOf("main", "", s))
 	srv := httptest.NewServer(g.Handler())
-	t.Cleanup(srv.Close) // cleanup order: the response bodies are closed before the server
+	t.Cleanup(srv.Close) // cleanups run in reverse order, so the server is closed after the response bodies
 	get := func(path string, headers ...string) *http.Response {
 		t.Helper()
 		r, err := http.NewRequestWithContext(t.Context(), "GET", srv.URL+path, nil)
@@ -314,21 +316,22 @@ func TestEventsAreStreamed(t *testing.T) {
 	if resp.Header.Get("Content-Type") != "text/event-stream" || strings.Count(got, "data: {") != 3 || !strings.HasPrefix(got, "id: 1\ndata: {") || !strings.HasSuffix(got, "}\n\n") {
 		t.Errorf("the stream of three events has headers %v and body\n%q", resp.Header, got)
 	}
-	// A client that reconnects sends the id of its last event.
+	// A client reconnects and sends the id of the last event that it has received. The stream must continue after that
+	// event.
 	if got := text(get("/v1/events", "Accept", "text/event-stream", "Last-Event-ID", "7")); !strings.HasPrefix(got, "id: 8\n") {
 		t.Errorf("after Last-Event-ID 7 the stream begins with %q, want event 8", got)
 	}
 	if got := text(get("/v1/events?node_id=broken", "Accept", "text/event-stream")); !strings.Contains(got, "event: error\ndata: {") || !strings.Contains(got, "compacted") {
-		t.Errorf("a stream that fails: %q", got)
+		t.Errorf("a stream that fails ends with %q, want an error event", got)
 	}
 	if resp := get("/v1/events?workload_id=gone", "Accept", "text/event-stream"); resp.StatusCode != http.StatusNotFound {
 		t.Errorf("a stream that cannot be opened was answered %s, want 404", resp.Status)
 	}
-	// Without Accept: text/event-stream, one JSON object per line.
+	// Without the header Accept: text/event-stream, the response must be one JSON object per line.
 	if got := text(get("/v1/events")); strings.Count(got, "\n") != 3 || !strings.HasPrefix(got, `{"result":{`) {
-		t.Errorf("lines: %q", got)
+		t.Errorf("without Accept: text/event-stream the events are %q, want one JSON object on each line", got)
 	}
-	// Events can be read before the stream ends.
+	// The client must get each event at once, while the stream is still open.
 	live := bufio.NewReader(get("/v1/events?follow=true", "Accept", "text/event-stream").Body)
 	for _, want := range []string{"id: 1\n", "data: {"} {
 		if line, err := live.ReadString('\n'); err != nil || !strings.HasPrefix(line, want) {
@@ -401,7 +404,8 @@ func TestCallsAreRoutedToReplicas(t *testing.T) {
 	if len(seen) < 2 {
 		t.Errorf("calls about seven workloads all went to the same replica")
 	}
-	// Requests of a session continue when its replica is down.
+	// When the replica that a client's session was bound to is down, another replica must answer the client's
+	// requests.
 	a.grpc.Stop()
 	for _, id := range []string{"a", "b", "c", "d", "e", "f", "g"} {
 		if w := ask(g.Handler(), "GET", "/clusters/two/workloads/"+id, ""); w.Code != 200 {
@@ -419,12 +423,13 @@ func TestCallsAreRoutedToReplicas(t *testing.T) {
 	}
 	if got.Default != "one" || len(got.Clusters) != 2 || got.Clusters[0].Total != 3 || got.Clusters[0].Healthy != 2 ||
 		got.Clusters[0].Strategy != Sticky || got.Clusters[1].ID != "two" || got.Clusters[1].Name != "the two" || got.Clusters[0].Members[0].Address != a.addr {
-		t.Errorf("clusters: %s", w.Body)
+		t.Errorf("/clusters shows %s", w.Body)
 	}
 }
 
-// TestStreamOutlivesItsRing: an open stream continues when the set of schedulers changes.
-func TestStreamOutlivesItsRing(t *testing.T) {
+// TestAStreamContinuesWhenSchedulersChange: the discovery finds another set of schedulers while a client reads a
+// stream. The stream must stay open.
+func TestAStreamContinuesWhenSchedulersChange(t *testing.T) {
 	r := startReplica(t, "s1", nil)
 	connect := func() *dial.Conn {
 		c, err := dial.Dial(t.Context(), dial.Options{Addrs: []string{r.addr}, Insecure: true})
@@ -479,10 +484,10 @@ func TestStreamOutlivesItsRing(t *testing.T) {
 	}
 }
 
-// TestGatewaysSideBySide: four gateways in one process answer requests at the same time. Each must refuse an unknown
-// query parameter with its name. They share the library's one parser of query parameters, so this test also lets the
-// race detector look for unprotected access to it.
-func TestGatewaysSideBySide(t *testing.T) {
+// TestSeveralGatewaysInOneProcess: four gateways in one process answer requests at the same time. Each must refuse an
+// unknown query parameter and name it. The gateways share the only parser of query parameters that the library has per
+// process, so the race detector finds unprotected access to the parser in this test.
+func TestSeveralGatewaysInOneProcess(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	var all sync.WaitGroup
 	for range 4 {
@@ -531,7 +536,8 @@ func TestCallsCarryTheCallersIdentity(t *testing.T) {
 	}
 }
 
-// TestTheUserOfATokenIsPrintable: the user of a token is printable, and differs from any identity of a certificate.
+// TestTheUserOfATokenIsPrintable: the gateway sends the user of a bearer token to the schedulers as text. This text
+// must be printable ASCII, whatever the token contains, and must not look like the identity in a certificate.
 func TestTheUserOfATokenIsPrintable(t *testing.T) {
 	for _, x := range [][3]string{
 		{"https://idp.example.com/realms/x", "ada", "oidc:https://idp.example.com/realms/x#ada"},
@@ -544,7 +550,7 @@ func TestTheUserOfATokenIsPrintable(t *testing.T) {
 	}
 }
 
-func TestPanicStaysInItsRequest(t *testing.T) {
+func TestAPanicFailsOnlyItsRequest(t *testing.T) {
 	g := newGateway(t, nil, clusterOf("main", "", startReplica(t, "s1", nil)))
 	h := g.outermost("api", http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("a bug") }))
 	if w := ask(h, "GET", "/", ""); w.Code != 500 || !strings.Contains(w.Body.String(), "internal error") {
@@ -552,7 +558,8 @@ func TestPanicStaysInItsRequest(t *testing.T) {
 	}
 }
 
-// TestPagesOfOtherSitesAreRefused: without TLS every caller is an admin, so pages of other sites are refused.
+// TestPagesOfOtherSitesAreRefused: without TLS every caller is an admin. So the gateway must refuse requests that a
+// browser sends for pages of other sites.
 func TestPagesOfOtherSitesAreRefused(t *testing.T) {
 	g := newGateway(t, nil, clusterOf("main", "", startReplica(t, "s1", nil)))
 	for _, c := range []struct {
@@ -574,14 +581,14 @@ func TestPagesOfOtherSitesAreRefused(t *testing.T) {
 		}
 		w := ask(hosted(g.Handler(), c.host), c.method, path, "", c.headers...)
 		if w.Code != c.status {
-			t.Errorf("%s: %d %s, want %d", c.name, w.Code, w.Body, c.status)
+			t.Errorf("%s: the answer is %d %s, want status %d", c.name, w.Code, w.Body, c.status)
 		}
 		if w.Header().Get("Access-Control-Allow-Origin") != "" {
 			t.Errorf("%s: any origin may read the answer", c.name)
 		}
 	}
-	// For a request over loopback the host name alone decides, because browsers omit Origin and Sec-Fetch-Site from
-	// some requests.
+	// A request arrives over the loopback interface without Origin and Sec-Fetch-Site, which browsers omit from some
+	// requests. It must be accepted or refused by its host name alone.
 	srv := httptest.NewServer(g.Handler())
 	defer srv.Close()
 	defer srv.Client().CloseIdleConnections()
@@ -608,13 +615,13 @@ func TestPagesOfOtherOrigins(t *testing.T) {
 	g := newGateway(t, func(o *Options) { o.TLS = &pki.Files{} }, clusterOf("main", "", startReplica(t, "s1", nil)))
 	w := ask(g.Handler(), "OPTIONS", "/v1/namespaces/shop", "", "Origin", "https://elsewhere.example", "Access-Control-Request-Method", "PUT")
 	if w.Code != http.StatusNoContent || w.Header().Get("Access-Control-Allow-Origin") != "*" {
-		t.Errorf("%d, headers %v", w.Code, w.Header())
+		t.Errorf("the preflight was answered %d with headers %v", w.Code, w.Header())
 	}
 	allowed := strings.Split(w.Header().Get("Access-Control-Allow-Methods"), ", ")
 	var doc struct {
 		Paths map[string]map[string]any `json:"paths"`
 	}
-	if err := json.Unmarshal(openapiDocument, &doc); err != nil {
+	if err := json.Unmarshal(rest.OpenAPI, &doc); err != nil {
 		t.Fatal(err)
 	}
 	for path, verbs := range doc.Paths {
@@ -643,13 +650,13 @@ func TestBadOptionsAreRefused(t *testing.T) {
 		{Options{Clusters: []Cluster{{ID: "a", Strategy: "best"}}}, `routing_strategy "best" must be`},
 	} {
 		if _, err := New(t.Context(), c.opt); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("got %v, want %q", err, c.want)
+			t.Errorf("New returned %v, want an error with %q", err, c.want)
 		}
 	}
 }
 
-// TestLogPathsAreStreams: whatever the id of a workload or node is, the gateway does not take another call for a
-// stream, which would have no deadline.
+// TestLogPathsAreStreams: the gateway treats only the routes of logs as streams, which have no deadline. For a
+// workload or node with the id "logs", the path also ends in "logs", but the call is no stream.
 func TestLogPathsAreStreams(t *testing.T) {
 	for path, want := range map[string]bool{"/v1/workloads/web/logs": true, "/v1/workloads/logs/logs": true, "/v1/workloads/logs": false, "/v1/nodes/logs": false} {
 		if got := streams(httptest.NewRequest("GET", path, nil)); got != want {

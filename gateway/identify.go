@@ -30,7 +30,12 @@ func (g *Gateway) identify(r *http.Request, b *backend) (caller, error) {
 	if token := bearer(r); token != "" {
 		return g.byToken(r.Context(), token, b)
 	}
-	if token := g.sessionToken(r); token != "" {
+	if token := g.sessionToken(r); dial.IsConsoleToken(token) {
+		if _, ok := dial.ConsoleOfToken(token); !ok {
+			return caller{}, errors.New("the session of the console is not valid: `persysctl console` makes a new one")
+		}
+		return caller{name: "the session of the console", console: token}, nil
+	} else if token != "" {
 		who, err := g.opt.Tokens.judge(r.Context(), token)
 		if err != nil && !errors.Is(err, errNoIssuer) {
 			err = fmt.Errorf("the session of the console has ended, sign in again: %w", err)
@@ -101,13 +106,13 @@ type Tokens struct {
 	opt      TokenOptions
 	provider atomic.Pointer[provider] // nil until the issuer has answered
 	roles    map[string]Role          // values of the claim and the roles that they give
-	// spaces are the namespaces that a claim value restricts its caller to.
+	// spaces maps a claim value to the namespaces in which a caller with this value has rights.
 	spaces map[string][]string
-	// everywhere are the claim values whose callers act in every namespace.
+	// everywhere holds the claim values that give a caller rights in every namespace.
 	everywhere map[string]bool
 }
 
-// provider is what the gateway knows from the issuer's configuration.
+// provider holds what the gateway has read from the configuration of the OIDC issuer.
 type provider struct {
 	verifier *oidc.IDTokenVerifier
 	endpoint oauth2.Endpoint
@@ -132,7 +137,8 @@ type TokenOptions struct {
 	Log        *slog.Logger
 }
 
-// errNoIssuer means that a token could not be verified because its issuer has not answered yet. The token may be valid.
+// errNoIssuer means that a token could not be verified because the OIDC issuer has not answered yet, so that its keys
+// are not known. The token may be valid.
 var errNoIssuer = errors.New("bearer tokens cannot be verified yet, because their issuer has not answered: use a client certificate, or try again")
 
 // NewTokens reads the issuer's configuration. If the issuer does not answer, Run tries again. Keys are
@@ -217,10 +223,10 @@ func (t *Tokens) Run(ctx context.Context) {
 	<-ctx.Done()
 }
 
-// Words of TokenOptions.Namespaces.
+// Values of TokenOptions.Namespaces with a special meaning.
 const (
-	allNamespaces = "all" // stands for every namespace
-	anyGroup      = "*"   // stands for every caller
+	allNamespaces = "all" // allows every namespace
+	anyGroup      = "*"   // matches every caller
 )
 
 // keysMissing reports whether a token was not verified because the keys of its issuer could not be fetched. The
@@ -284,7 +290,8 @@ func (t *Tokens) judge(ctx context.Context, token string) (caller, error) {
 	case c.role == Admin || everywhere:
 		c.namespaces = nil
 	case len(c.namespaces) == 0 && c.role > Nobody:
-		// For schedulers, an empty list means every namespace.
+		// The caller has no namespace. Do not send an empty list, because the schedulers would take it as every
+		// namespace; take the role away instead.
 		c.role, c.name = Nobody, c.name+", whom auth.oidc.namespaces gives no namespace,"
 	}
 	slices.Sort(c.namespaces)

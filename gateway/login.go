@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"html"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -17,11 +18,20 @@ import (
 
 	"github.com/coreos/go-oidc/v3/oidc"
 	"golang.org/x/oauth2"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
 )
 
-// People sign in to the console at the issuer of the bearer tokens, by the authorization code flow with PKCE
-// (RFC 7636). The login cookie holds the state and the verifier, and the session cookie holds the verified ID
-// token. The gateway itself stores nothing, so any of several gateways may serve the callback.
+// People sign in to the console in one of two ways:
+//   - With a one-time link (persysctl console). The session cookie holds the token of a session that is in the log.
+//   - At the issuer of the bearer tokens, by the authorization code flow with PKCE (RFC 7636). The login cookie holds the
+//     state and the verifier, and the session cookie holds the verified ID token.
+//
+// The gateway itself stores nothing, so any of several gateways may serve the callback and the session.
 
 const (
 	// Browsers accept a cookie with the prefix __Host- only over TLS and from this host itself, so another host of the
@@ -44,7 +54,7 @@ type pendingLogin struct {
 	Next     string `json:"next"`     // page of the console to return to
 }
 
-// canLogin reports whether people can sign in through the browser. Under -insecure every caller is an admin.
+// canLogin reports whether people can sign in at an issuer. Under -insecure every caller is an admin.
 func (g *Gateway) canLogin() bool { return g.opt.Tokens != nil && g.opt.TLS != nil }
 
 // loginRoutes adds the routes of the login.
@@ -57,13 +67,13 @@ func (g *Gateway) loginRoutes(mux *http.ServeMux) {
 		})
 	}
 	add("GET /auth/session", g.currentSession)
+	if g.opt.TLS != nil {
+		add("POST /auth/link", g.link)
+		add("POST /auth/logout", g.logout)
+	}
 	if g.canLogin() {
 		add("GET /auth/login", g.login)
 		add("GET /auth/callback", g.callback)
-		add("POST /auth/logout", func(w http.ResponseWriter, _ *http.Request) {
-			setCookie(w, sessionCookie, "", http.SameSiteStrictMode, -1)
-			w.WriteHeader(http.StatusNoContent)
-		})
 	}
 }
 
@@ -127,7 +137,7 @@ func (g *Gateway) callback(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusSeeOther)
 }
 
-// pendingOf returns the login that a callback belongs to.
+// pendingOf returns, from the login cookie of the browser, the login to which a callback of the issuer belongs.
 func pendingOf(r *http.Request) (p pendingLogin, err error) {
 	c, err := r.Cookie(loginCookie)
 	if err != nil {
@@ -143,37 +153,129 @@ func pendingOf(r *http.Request) (p pendingLogin, err error) {
 	return p, nil
 }
 
-// currentSession tells the console whether people can sign in here, and who is signed in by the session
-// cookie. The route is public: without a valid cookie the answer has no user.
+// link exchanges the one-time code of a link to the console for a session. The code is behind the # of the link's
+// address, so browsers do not send it; the script of the console's page sends it to this route. So a program that only
+// opens the link, for instance for a preview, does not use up the code.
+func (g *Gateway) link(w http.ResponseWriter, r *http.Request) {
+	data, ok := readBody(w, r)
+	if !ok {
+		return
+	}
+	in := &clusterv1.OpenConsoleRequest{}
+	if err := decode(data, in, false); err != nil {
+		refuse(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	from, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		from = "" // RemoteAddr has another form only in tests
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), g.opt.CallTimeout)
+	defer cancel()
+	var why error
+	for _, b := range g.backends { // the code does not say which cluster it is for
+		got, err := clusterv1.NewClusterClient(b.lead).OpenConsole(ctx, &clusterv1.OpenConsoleRequest{Code: in.GetCode(), From: from})
+		if err == nil {
+			setCookie(w, sessionCookie, got.GetToken(), http.SameSiteStrictMode, time.Until(got.GetSession().GetExpiresAt().AsTime()))
+			writeJSON(w, http.StatusOK, map[string]string{"user": got.GetSession().GetUser(), "cluster": b.ID})
+			return
+		}
+		if why == nil || status.Code(why) == codes.PermissionDenied || status.Code(why) == codes.Unimplemented {
+			why = err
+		}
+	}
+	fail(w, why)
+}
+
+// logout ends the session and deletes its cookie.
+func (g *Gateway) logout(w http.ResponseWriter, r *http.Request) {
+	token := g.sessionToken(r)
+	if id, ok := dial.ConsoleOfToken(token); ok {
+		ctx, cancel := context.WithTimeout(r.Context(), g.opt.CallTimeout)
+		defer cancel()
+		_, b, err := g.userOfConsole(ctx, token)
+		if err == nil {
+			_, err = clusterv1.NewClusterClient(b.lead).EndConsole(caller{console: token}.tell(ctx), &clusterv1.EndConsoleRequest{Id: id})
+		}
+		if c := status.Code(err); err != nil && c != codes.NotFound && c != codes.Unauthenticated {
+			fail(w, err) // the cookie stays, so that the person can try again to end the session
+			return
+		}
+	}
+	setCookie(w, sessionCookie, "", http.SameSiteStrictMode, -1)
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// userOfConsole returns the user of a session of the console, and the session's cluster. If no cluster has the session,
+// the error has the code Unauthenticated.
+func (g *Gateway) userOfConsole(ctx context.Context, token string) (string, *backend, error) {
+	missing := status.Error(codes.Unauthenticated, "the session of the console has ended: `persysctl console` makes a new one")
+	for _, b := range g.backends {
+		got, err := clusterv1.NewClusterClient(b.lead).GetAccess(caller{console: token}.tell(ctx), &clusterv1.GetAccessRequest{})
+		if user := userOf(got.GetIdentity()); err == nil && user != "" {
+			return user, b, nil
+		}
+		if c := status.Code(err); err != nil && c != codes.Unauthenticated && c != codes.Unimplemented {
+			missing = err
+		}
+	}
+	return "", nil, missing
+}
+
+// userOf returns the name of a user with a certificate, given the identity in an answer of a scheduler; "" for every
+// other identity.
+func userOf(identity string) string {
+	id, err := pki.ParseIdentity(identity)
+	if err != nil || id.Role != pki.RoleUser {
+		return ""
+	}
+	return id.ID
+}
+
+// currentSession tells the console how people can sign in here, and who is signed in by the session cookie. The route is
+// public: without a valid cookie the answer has no user.
 func (g *Gateway) currentSession(w http.ResponseWriter, r *http.Request) {
 	out := struct {
-		Login bool   `json:"login"`
+		Login bool   `json:"login"` // people can sign in at an issuer
+		Link  bool   `json:"link"`  // people can sign in with a link of persysctl console
 		User  string `json:"user,omitempty"`
-	}{Login: g.canLogin()}
+	}{Login: g.canLogin(), Link: g.opt.TLS != nil}
 	if token := g.sessionToken(r); token != "" {
 		ctx, cancel := context.WithTimeout(r.Context(), issuerTimeout)
 		defer cancel()
-		_, claims, err := g.opt.Tokens.verify(ctx, token)
-		switch {
-		case err == nil:
-			out.User = personOf(claims)
-		case errors.Is(err, errNoIssuer): // the issuer is unreachable: the token may be valid, so the cookie stays
-			unknown(w, err)
-			return
-		default:
+		var err error
+		if dial.IsConsoleToken(token) {
+			out.User, _, err = g.userOfConsole(ctx, token)
+			if err != nil && status.Code(err) != codes.Unauthenticated { // the session may be valid, so the cookie stays
+				fail(w, err)
+				return
+			}
+		} else {
+			var claims map[string]any
+			_, claims, err = g.opt.Tokens.verify(ctx, token)
+			if errors.Is(err, errNoIssuer) { // the issuer is unreachable: the token may be valid, so the cookie stays
+				unknown(w, err)
+				return
+			}
+			if err == nil {
+				out.User = personOf(claims)
+			}
+		}
+		if err != nil {
 			setCookie(w, sessionCookie, "", http.SameSiteStrictMode, -1) // an invalid session would take precedence over a client certificate
 		}
 	}
 	writeJSON(w, http.StatusOK, out)
 }
 
-// sessionToken returns the ID token in the session cookie; "" if there is none.
+// sessionToken returns the token in the session cookie: the token of a session of the console, or an ID token; "" if
+// there is none. If no issuer is configured, an ID token in the cookie is ignored.
 func (g *Gateway) sessionToken(r *http.Request) string {
-	if !g.canLogin() {
+	if g.opt.TLS == nil {
 		return ""
 	}
 	c, err := r.Cookie(sessionCookie)
-	if err != nil {
+	if err != nil || !g.canLogin() && !dial.IsConsoleToken(c.Value) {
 		return ""
 	}
 	return c.Value
@@ -198,7 +300,8 @@ func setCookie(w http.ResponseWriter, name, value string, site http.SameSite, li
 	http.SetCookie(w, &http.Cookie{Name: name, Value: value, Path: "/", MaxAge: age, Secure: true, HttpOnly: true, SameSite: site})
 }
 
-// consoleAddress reports whether next is an address of the console on this gateway.
+// consoleAddress reports whether next, the address to return to after a login, is a page of the console on this
+// gateway and not of another site.
 func consoleAddress(next string) bool {
 	page, _, _ := strings.Cut(next, "#")
 	return page == consolePage && !strings.ContainsFunc(next, func(c rune) bool { return c <= ' ' || c > '~' || c == '\\' })
@@ -214,7 +317,8 @@ func loginFailed(w http.ResponseWriter, status int, why string) {
 `, html.EscapeString(why), consolePage)
 }
 
-// oauth returns the OAuth client of the gateway under the host name that the browser used.
+// oauth returns the configuration of the gateway as an OAuth client. The address of the callback contains the host
+// name that the browser used for this request.
 func (t *Tokens) oauth(r *http.Request) (*oauth2.Config, error) {
 	p := t.provider.Load()
 	if p == nil {

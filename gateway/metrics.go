@@ -66,7 +66,7 @@ func route(pattern string) string {
 	return pattern
 }
 
-// family returns the first segment of a route; "root" for /.
+// family returns the first segment of a route's path, by which routes are grouped in metrics; "root" for /.
 func family(url string) string {
 	first, _, _ := strings.Cut(strings.TrimPrefix(url, "/"), "/")
 	if first == "" || first == "{$}" {

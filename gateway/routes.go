@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/api/rest"
 	"github.com/persys/compute/gateway/console"
 )
 
@@ -52,7 +53,7 @@ func (g *Gateway) routes() (http.Handler, error) {
 		})
 	}
 
-	// Public: persysctl login asks it before it has a token.
+	// The route needs no identity, because persysctl login calls it before it has a token.
 	mux.HandleFunc("GET /auth/oidc", func(w http.ResponseWriter, _ *http.Request) {
 		if g.opt.Tokens == nil {
 			refuse(w, http.StatusNotFound, "this gateway refuses bearer tokens of users, because auth.oidc.issuer is not set")
@@ -72,7 +73,8 @@ func (g *Gateway) routes() (http.Handler, error) {
 	exec := g.sameOrigin(tokenOf(g.known(http.HandlerFunc(g.exec))))
 	mux.Handle("GET /v1/workloads/{id}/exec", exec)
 	mux.Handle("GET /clusters/{cluster_id}/v1/workloads/{id}/exec", exec)
-	mux.HandleFunc("GET /openapi.json", serveOpenAPI)
+	mux.HandleFunc("GET /openapi.json", serveJSON(rest.OpenAPI))
+	mux.HandleFunc("GET /openapi3.json", serveJSON(rest.OpenAPI3))
 	mux.HandleFunc("GET /docs", serveDocs)
 	if g.opt.Schema != nil {
 		mux.HandleFunc("GET /schema/workload.json", func(w http.ResponseWriter, _ *http.Request) {
@@ -111,7 +113,7 @@ func (g *Gateway) authenticated(h http.HandlerFunc) http.Handler {
 		if !ok {
 			return
 		}
-		if who.isAccount() {
+		if who.unproven() {
 			b, _ := g.cluster(r)
 			if err := (&request{caller: who, backend: cmp.Or(b, g.first)}).confirm(r.Context()); err != nil {
 				fail(w, err)

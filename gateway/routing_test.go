@@ -26,7 +26,7 @@ func place(key string) int {
 	return int(h % 3)
 }
 
-// keyAt returns a key that the gateway sends to the replica with index at.
+// keyAt returns a routing key, made by name from a number, for which the gateway chooses the replica with index at.
 func keyAt(t *testing.T, at int, name func(int) string) string {
 	t.Helper()
 	for i := range 1000 {
@@ -34,7 +34,7 @@ func keyAt(t *testing.T, at int, name func(int) string) string {
 			return k
 		}
 	}
-	t.Fatal("no key goes there")
+	t.Fatalf("none of 1000 keys leads to replica %d", at)
 	return ""
 }
 
@@ -84,7 +84,7 @@ func TestRoutingKeysChooseTheReplica(t *testing.T) {
 		} {
 			before := []int{a.count(), b.count(), c.count()}
 			if r := ask(g.Handler(), x.method, x.path, x.body, x.header...); r.Code != 200 {
-				t.Errorf("%s: %d %s", x.fact, r.Code, r.Body)
+				t.Errorf("%s: the answer is %d %s, want status 200", x.fact, r.Code, r.Body)
 			}
 			for i, replica := range all {
 				want := before[i]
@@ -99,9 +99,9 @@ func TestRoutingKeysChooseTheReplica(t *testing.T) {
 	}
 }
 
-// TestTheFlaggedLeaderIsAskedFirst: the scheduler with Leader set is tried first until a replica has named
-// the leader.
-func TestTheFlaggedLeaderIsAskedFirst(t *testing.T) {
+// TestTheConfiguredLeaderIsTriedFirst: the configuration marks one scheduler as the leader. The gateway must send its
+// first call there, until an answer has named the real leader.
+func TestTheConfiguredLeaderIsTriedFirst(t *testing.T) {
 	a, b, c := startReplica(t, "s1", nil), startReplica(t, "s2", nil), startReplica(t, "s3", nil)
 	all := clusterOf("main", LeaderOnly, c, a, b)
 	all.Schedulers[2].Leader = true // the configuration says that s2 leads
@@ -140,17 +140,18 @@ func TestEveryCallHasADeadline(t *testing.T) {
 			t.Errorf("for %s the call to the replica had a deadline in %s, want at most the gateway's limit %s", path, given, timeout)
 		}
 	}
-	// Garbage collection waits for the grace period of instances, so its calls may take longer.
+	// A garbage collection waits until instances have stopped, for up to their grace period. So its calls must have a
+	// longer deadline.
 	for _, path := range []string{"/v1/nodes/n/gc", "/clusters/main/v1/nodes/n/gc"} {
 		if w := ask(g.Handler(), "POST", path, "{}"); w.Code != 200 {
-			t.Errorf("%s: %d %s", path, w.Code, w.Body)
+			t.Errorf("%s: the answer is %d %s, want status 200", path, w.Code, w.Body)
 		} else if given := <-s.given; given < slowLimit-time.Minute {
-			t.Errorf("%s: the replica was given %s", path, given)
+			t.Errorf("%s: the call to the replica had a deadline in %s, want at least %s", path, given, slowLimit-time.Minute)
 		}
 	}
 	for path, want := range map[string]bool{"/v1/nodes/gc/gc": true, "/v1/nodes/gc": false, "/v1/nodes": false, "/v1/recovery/restore": true} {
 		if got := slow(httptest.NewRequest("GET", path, nil)); got != want {
-			t.Errorf("%s may take long: %v", path, got)
+			t.Errorf("slow(%s) = %v, want %v", path, got, want)
 		}
 	}
 	srv := httptest.NewServer(g.Handler())
@@ -169,7 +170,7 @@ func TestEveryCallHasADeadline(t *testing.T) {
 		_, err = io.Copy(io.Discard, resp.Body)
 		return err
 	}
-	// The stream is silent for longer than a call may take, and continues.
+	// The stream is silent for longer than the deadline of a call. It must stay open.
 	ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond)
 	defer cancel()
 	if err := get(ctx, "/v1/events?follow=true"); !errors.Is(err, context.DeadlineExceeded) {
@@ -185,7 +186,7 @@ func TestEveryCallHasADeadline(t *testing.T) {
 		left := make(chan error, 1)
 		go func() { left <- get(ctx, path) }()
 		if given := <-s.given; given < 30*time.Minute {
-			t.Errorf("for %s the call to the replica had a deadline in %s, want the hour of the patient gateway", path, given)
+			t.Errorf("for %s the call to the replica had a deadline in %s, want the call timeout of this gateway, one hour", path, given)
 		}
 		leave()
 		<-left

@@ -67,15 +67,14 @@ func streams(r *http.Request) bool {
 		strings.Contains(r.Header.Get("Accept"), eventStream)
 }
 
-// startStream prepares the response of a stream. The caller calls the returned
-// function at the end.
+// startStream prepares the response of a stream. The returned function must be called when the stream ends.
 func startStream(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, func()) {
 	// The server's write deadline is too short for a stream.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
 	if !strings.Contains(r.Header.Get("Accept"), eventStream) {
 		return w, func() {}
 	}
-	// The library looks the marshaler up by the exact value of Accept.
+	// The library chooses the output format only if Accept has exactly this value, without further parameters.
 	r.Header.Set("Accept", eventStream)
 	if last := r.Header.Get("Last-Event-ID"); last != "" && r.URL.Path == "/v1/events" {
 		if _, err := strconv.ParseUint(last, 10, 64); err == nil {

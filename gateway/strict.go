@@ -73,7 +73,7 @@ func oneValue(data []byte) error {
 	}
 	if at := halfSurrogate(value); at >= 0 {
 		at += int64(len(data) - len(bytes.TrimLeft(data, " \t\r\n")))
-		return fmt.Errorf("%s: %s is half of a surrogate pair, which is no text", lineOf(data, at), data[at:at+6])
+		return fmt.Errorf("%s: %s is half of a surrogate pair, which stands for no character", lineOf(data, at), data[at:at+6])
 	}
 	rest := bytes.TrimLeft(data[in.InputOffset():], " \t\r\n")
 	if len(rest) > 0 {
@@ -141,8 +141,8 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
 	return nil, false
 }
 
-// formatFault returns why the headers of a body do not describe plain JSON in UTF-8; "" if they do. A body
-// without Content-Type is taken as JSON.
+// formatFault returns an error text if the headers Content-Type and Content-Encoding say that the body is not plain
+// JSON in UTF-8; otherwise "". Without the header Content-Type the body is treated as JSON.
 func formatFault(h http.Header) string {
 	if given := h.Get("Content-Encoding"); given != "" && !strings.EqualFold(given, "identity") {
 		return fmt.Sprintf("Content-Encoding %q is not supported; send the body as it is", given)
@@ -202,7 +202,7 @@ func methodsOf(mux *http.ServeMux, r *http.Request) []string {
 type restRoute struct {
 	segments []string        // segments of the path; {name} matches any segment and sets that field of the message
 	methods  map[string]bool // HTTP methods; the value is true if the fields are in the body, not in the query
-	// conditional lists the methods without a body that accept a condition (If-Match).
+	// conditional holds the HTTP methods of this route whose calls have no body but accept the header If-Match.
 	conditional map[string]bool
 }
 
@@ -239,7 +239,7 @@ func restRoutes() (restRoutesOf, error) {
 	return out, nil
 }
 
-// match returns the fields in a path.
+// match compares a path with the segments of the route. It returns the message fields that the path sets.
 func (o restRoute) match(path []string) (fields map[string]string, ok bool) {
 	if len(path) != len(o.segments) {
 		return nil, false
@@ -386,8 +386,8 @@ func (s strictJSON) NewDecoder(r io.Reader) runtime.Decoder {
 	})
 }
 
-// knownDesired refuses unknown words in desired_state. Schedulers treat an unknown word as Running, as the
-// legacy contract says.
+// knownDesired refuses unknown values of desired_state. Schedulers treat an unknown value as Running, as the legacy
+// contract says.
 func knownDesired(m proto.Message) error {
 	switch m := m.(type) {
 	case *controlv1.ApplyWorkloadRequest:

@@ -45,8 +45,8 @@ type Webhook struct {
 	Client *http.Client
 }
 
-// checkPath refuses a path that no request can have, and a path that is a pattern for http.ServeMux. "" is
-// valid.
+// checkPath returns an error for a path that no request can have, and for a path that http.ServeMux would read as a
+// pattern. It accepts "", which selects the default path.
 func checkPath(p string) error {
 	if under := strings.TrimSuffix(p, "/") + "/x"; strings.ContainsAny(p, " \t{}?#") || p != "" && path.Join("/", under) != under {
 		return fmt.Errorf("webhook.public_path %q must begin with / and hold no blank, {, }, ? or #, and no segment that is empty, . or ..", p)

@@ -47,7 +47,7 @@ func TestDeliveriesAreRememberedForTheReplayTime(t *testing.T) {
 		code  int
 	}{
 		{0, "a", 200}, {59 * time.Second, "a", 409}, {time.Second, "a", 409}, {0, "b", 200},
-		// The repeated delivery did not extend the time for which its key is remembered.
+		// Delivery b was refused as a repetition. This must not extend the time for which b is remembered.
 		{time.Second, "a", 200}, {0, "b", 409}, {59 * time.Second, "b", 409}, {time.Second, "b", 200},
 	} {
 		now = now.Add(c.after)
@@ -56,7 +56,7 @@ func TestDeliveriesAreRememberedForTheReplayTime(t *testing.T) {
 		}
 	}
 	if n := len(rc.seen); n != 4 || len(rc.order) != n {
-		t.Errorf("%d keys are remembered in %d places, want 4", n, len(rc.order))
+		t.Errorf("the map holds %d keys and the list that orders them holds %d, want 4 in each", n, len(rc.order))
 	}
 	numbered := func(i int) delivery { return delivery{id: fmt.Sprint("x", i), body: []byte(fmt.Sprint(i))} }
 	for i := range deliveryKeys/2 + 10 {
@@ -82,15 +82,15 @@ func TestACapturedDeliveryIsRefusedUnderAnotherID(t *testing.T) {
 		{"the same body under another id", "b", "push", "a/b", 409},
 		{"another body under the same id", "a", "other", "a/b", 409},
 		{"the same text of another repository", "c", "push", "a/c", 200},
-		{"a refused delivery leaves no key", "b", "third", "a/b", 200},
+		{"the id of a refused delivery is not remembered", "b", "third", "a/b", 200},
 	} {
 		if w := deliverAs(rc, c.id, c.text, c.repo); w.Code != c.code {
-			t.Errorf("%s: %d %s, want %d", c.name, w.Code, w.Body, c.code)
+			t.Errorf("%s: the answer is %d %s, want status %d", c.name, w.Code, w.Body, c.code)
 		}
 	}
 	rc.forget(delivery{id: "a", repo: "A/B", body: []byte(`{"repository":{"full_name":"a/b"},"text":"push"}`)})
 	if w := deliver(rc, "push"); w.Code != 200 {
-		t.Errorf("a forgotten delivery: %d %s", w.Code, w.Body)
+		t.Errorf("a forgotten delivery was answered %d %s, want 200", w.Code, w.Body)
 	}
 }
 
@@ -109,7 +109,7 @@ func TestSecretsIgnoreTheCaseOfRepositories(t *testing.T) {
 func TestTwoSecretsOfOneRepositoryAreRefused(t *testing.T) {
 	o := Options{Clusters: []Cluster{{ID: ""}}, Webhook: Webhook{Secrets: map[string]string{"a/b": "x", "A/B": "y", "a/c": "z"}}}
 	if _, err := New(t.Context(), o); !strings.Contains(err.Error(), `"A/B" and "a/b" are one repository`) {
-		t.Errorf("got %v", err)
+		t.Errorf("two secrets for one repository gave the error %v, want one that names both keys", err)
 	}
 }
 
@@ -117,7 +117,7 @@ func TestAFullQueueAnswersWithRetryAfter(t *testing.T) {
 	rc := newReceiver(Webhook{Secret: "hush", Forward: "http://127.0.0.1:1"}, slog.New(slog.DiscardHandler))
 	for i := range deliveryQueue {
 		if w := deliver(rc, fmt.Sprint("d", i)); w.Code != 200 {
-			t.Fatalf("delivery %d: %d %s", i, w.Code, w.Body)
+			t.Fatalf("delivery %d was answered %d %s, want 200", i, w.Code, w.Body)
 		}
 	}
 	for range 2 { // a refused delivery is not remembered
@@ -158,7 +158,7 @@ func TestABadPathIsAnError(t *testing.T) {
 	}
 }
 
-func TestForwardingGivesUp(t *testing.T) {
+func TestForwardingEndsAfterItsRetries(t *testing.T) {
 	var log bytes.Buffer
 	tries := make(chan time.Time, 16)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -172,7 +172,7 @@ func TestForwardingGivesUp(t *testing.T) {
 	rc.remember(delivery{id: "d1"})
 	rc.forward(t.Context(), delivery{id: "d1", event: "push"})
 	if len(tries) != 4 {
-		t.Fatalf("%d tries, want the first and 3 more", len(tries))
+		t.Fatalf("the delivery was tried %d times, want 4: the first attempt and 3 retries", len(tries))
 	}
 	last, pause := <-tries, 20*time.Millisecond
 	for i := range 3 {
@@ -189,7 +189,7 @@ func TestForwardingGivesUp(t *testing.T) {
 		t.Error("a lost delivery must be accepted again")
 	}
 
-	// The tries also end when the gateway is closed.
+	// When the gateway is closed, it must stop trying to forward deliveries.
 	ctx, cancel := context.WithCancel(t.Context())
 	rc.Backoff = time.Hour
 	done := make(chan struct{})

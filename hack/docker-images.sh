@@ -50,7 +50,7 @@ for name in "$@"; do
 		: >"$context/ca-certificates.crt"
 	fi
 	mkdir "$context/empty"
-	# What docker build writes is of interest only if it fails.
+	# Show the output of docker build only if the build fails.
 	if ! said="$(docker build -q --label "org.opencontainers.image.version=$version" -t "$image" "$context" 2>&1)"; then
 		echo "$said" >&2
 		exit 1

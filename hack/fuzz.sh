@@ -11,7 +11,7 @@ while IFS=: read -r file name; do
 	[[ $name =~ ${NAME:-.} ]] || continue
 	dir="./$(dirname "$file")"
 	echo "== $dir $name"
-	# Otherwise Go spends a minute on minimizing one large input that only reaches new code.
+	# Without this limit, Go spends up to a minute on minimizing one large input that only reaches new code.
 	go test "$dir" -run '^$' -fuzz "^$name\$" -fuzztime "${FUZZTIME:-30s}" -fuzzminimizetime 10x || status=$?
 done < <(git grep -E --untracked '^func Fuzz[A-Za-z]+\(f \*testing\.F\)' -- '*_test.go' | sed -E 's/^([^:]+):func (Fuzz[A-Za-z]+)\(.*/\1:\2/')
 exit "$status"

@@ -120,13 +120,13 @@ install
 echo "installed: ${missing[*]}"
 fetch_kernel
 if [[ " ${missing[*]} " == *" etcd-server "* && -d /run/systemd/system ]]; then
-	# Debian starts etcd on the default port of the mirror.
+	# Debian starts etcd at its installation, on port 2379, the default address of the mirror.
 	"${as_root[@]}" systemctl disable --now etcd >/dev/null 2>&1 || true
 fi
 if [[ " ${missing[*]} " == *" prometheus "* && -d /run/systemd/system ]]; then
 	"${as_root[@]}" systemctl disable --now prometheus prometheus-node-exporter >/dev/null 2>&1 || true
 fi
 if [[ " ${missing[*]} " == *" libvirt-daemon-system "* && -d /run/systemd/system ]]; then
-	# The tests start a daemon of their own.
+	# The tests start a libvirt daemon of their own.
 	"${as_root[@]}" systemctl disable --now libvirtd libvirtd.socket libvirtd-ro.socket virtlogd virtlogd.socket >/dev/null 2>&1 || true
 fi

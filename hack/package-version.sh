@@ -19,7 +19,8 @@ number="${BASH_REMATCH[1]}" stage="${BASH_REMATCH[4]}" count="${BASH_REMATCH[5]}
 if [[ -z $apk ]]; then
 	echo "$number${stage:+~$stage$count}${more:+"+${more//-/+}"}"
 else
-	# Alpine knows only numbers behind some words. The time of a snapshot is such a number; a commit has no place.
+	# Alpine's versions allow only numbers after words such as _git. The time of a snapshot is a number, but the commit
+	# hash is not, so it is left out.
 	time="${more%%[!0-9]*}"
 	echo "$number${stage:+_$stage$count}${more:+_git$time}"
 fi

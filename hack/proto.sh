@@ -27,7 +27,7 @@ if ! command -v protoc >/dev/null; then
 fi
 mkdir -p "$bin"
 # The flags are those of the programs under test, so that both share compiled packages.
-(cd tools && CGO_ENABLED=0 GOFLAGS="${GOFLAGS:-} -mod=readonly -trimpath" GOBIN="$bin" go install tool)
+(cd tools && CGO_ENABLED=0 GOFLAGS="${GOFLAGS:-} -mod=readonly -trimpath" GOBIN="$bin" go install tool ./openapi3)
 
 shopt -s nullglob
 sources=(api/*/v1/*.proto)
@@ -55,7 +55,7 @@ features=marshal+unmarshal+size+clone
 PATH="$bin:$PATH" protoc -I . --go-vtproto_out="$out" --go-vtproto_opt="paths=source_relative,features=$features" "${others[@]}"
 PATH="$bin:$PATH" protoc -I . --go-vtproto_out="$out" --go-vtproto_opt="paths=source_relative,features=$features+unmarshal_unsafe" "${commands[@]}"
 
-# REST handlers and the OpenAPI document of the gateway, from the same sources and api/rest/rest.yaml.
+# REST handlers and the OpenAPI documents of the gateway, from the same sources and api/rest/rest.yaml.
 # The handlers of each service have a package of their own, so that the API packages do not import HTTP.
 rest="$(mktemp -d)"
 trap 'rm -rf "$rest"; $check && rm -rf "$out"' EXIT
@@ -71,6 +71,7 @@ for source in "${exposed[@]}"; do
 	cp "$rest/${source%.proto}.pb.gw.go" "$to/"
 done
 cp "$rest/openapi.swagger.json" "$out/api/rest/openapi.json"
+"$bin/openapi3" <"$rest/openapi.swagger.json" >"$out/api/rest/openapi3.json"
 $check || exit 0
 
 status=0
@@ -79,7 +80,7 @@ while IFS= read -r file; do
 		echo "$file differs from the generated code: run make proto and commit the result" >&2
 		status=1
 	fi
-done < <(cd "$out" && find api -name '*.pb.go' -o -name '*.pb.gw.go' -o -name openapi.json | sort)
+done < <(cd "$out" && find api -name '*.pb.go' -o -name '*.pb.gw.go' -o -name 'openapi*.json' | sort)
 while IFS= read -r file; do
 	if [[ ! -e "$out/$file" ]]; then
 		echo "$file has no source any more: remove it" >&2

@@ -16,7 +16,7 @@ fi
 signature="$dist/SHA256SUMS.sig"
 rm -f "$signature"
 openssl pkeyutl -sign -inkey "$SIGNING_KEY" -rawin -in "$dist/SHA256SUMS" -out "$signature.part"
-# A wrong kind of key or a damaged file shows here, not at a user's.
+# Verify the signature here, so that a wrong kind of key or a damaged file is noticed before the release.
 openssl pkey -in "$SIGNING_KEY" -pubout |
 	openssl pkeyutl -verify -pubin -inkey /dev/stdin -rawin -in "$dist/SHA256SUMS" -sigfile "$signature.part" >/dev/null
 mv "$signature.part" "$signature"

@@ -9,8 +9,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// The settings of the autoscaler, and the mark of a surge member, are unchanged after they were written to a
-// mirror record and read back.
+// The settings of the autoscaler are unchanged after they were written to a mirror record and read back. The field
+// Surge, which marks an extra member of a group that exists only during an update, is unchanged too.
 func TestAutoscaleSurvivesTheMirror(t *testing.T) {
 	want := &commandv1.Autoscale{Min: 2, Max: 6, Cpu: 70}
 	d := fsm.Intended(&commandv1.WorkloadPut{Demand: &commandv1.Demand{Type: "container", CpuMillicores: 500, Group: "web", Autoscale: want}}).Demand
@@ -21,7 +21,7 @@ func TestAutoscaleSurvivesTheMirror(t *testing.T) {
 	d = fsm.Intended(&commandv1.WorkloadPut{Demand: &commandv1.Demand{Type: "container", Group: "web", Surge: true}}).Demand
 	surge, err := putOf(&Workload{ID: "web-1", Type: "container", DesiredState: "Running", Own: &OwnWorkload{Content: "c1:x", Demand: ownDemand(d)}}, nil)
 	if err != nil || !surge.GetDemand().GetSurge() || put.GetDemand().GetSurge() {
-		t.Errorf("the mark of an extra member is lost: %v, %v", surge, err)
+		t.Errorf("the field Surge of an extra member is lost: %v, %v", surge, err)
 	}
 	if got := put.GetDemand().GetAutoscale(); !proto.Equal(got, want) {
 		t.Errorf("the settings are %v, expected %v", got, want)

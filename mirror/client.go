@@ -48,7 +48,7 @@ func Dial(e Endpoint) (*Client, error) {
 	case len(e.Addresses) == 0:
 		return nil, errors.New("etcd: no endpoint is given")
 	case (e.Username == "") != (e.Password == ""):
-		return nil, errors.New("etcd: user name and password go together")
+		return nil, errors.New("etcd: user name and password must be given together")
 	}
 	c := &Client{
 		config: clientv3.Config{
@@ -112,10 +112,10 @@ func (c *Client) Get(ctx context.Context, key string, opts ...clientv3.OpOption)
 	return r, err
 }
 
-// denied closes the clientv3 client after a permission error, so that the next call
-// logs in again. A connection that was opened before authentication was enabled has
-// no login token. With client certificates, etcd then uses the common name of the
-// certificate as the user, and every later call would be refused.
+// denied closes the clientv3 client made after a permission error, so that the next call logs in
+// again. A connection that was opened before authentication was enabled has no login token. On such
+// a connection etcd takes the common name of the client certificate as the user, who has no rights,
+// so every later call would be refused.
 func (c *Client) denied(made *clientv3.Client, err error) {
 	if c.config.Username == "" || !errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return

@@ -15,7 +15,7 @@ type cursor struct {
 	Index       uint64 `json:"index"`
 	Digest      string `json:"digest"` // state digest at Index, 16 hex digits
 	// Upto is set while one batch of changes is split over several transactions. Meanwhile some records in
-	// etcd are newer than Index, up to the index Upto. 0: no record is newer than Index.
+	// etcd are newer than Index, up to the index Upto. If Upto is 0, no record is newer than Index.
 	Upto     uint64 `json:"upto,omitempty"`
 	Complete bool   `json:"complete"`
 	Format   int    `json:"format"`
@@ -34,7 +34,7 @@ func (c *cursor) epoch() fsm.Epoch { return fsm.Epoch{Incarnation: c.Incarnation
 func parseCursor(raw string) (cursor, error) {
 	c := cursor{}
 	if err := json.Unmarshal([]byte(raw), &c); err != nil {
-		return cursor{raw: raw}, fmt.Errorf("cursor %.100q: %w", raw, err)
+		return cursor{raw: raw}, fmt.Errorf("the cursor key in etcd has the value %.100q: %w", raw, err)
 	}
 	c.raw = raw
 	return c, nil
@@ -50,7 +50,7 @@ type owner struct {
 func parseOwner(raw string) (owner, error) {
 	o := owner{}
 	if err := json.Unmarshal([]byte(raw), &o); err != nil || o.ClusterID == "" {
-		return owner{raw: raw}, fmt.Errorf("owner %.100q names no cluster", raw)
+		return owner{raw: raw}, fmt.Errorf("the owner key in etcd has the value %.100q, which names no cluster", raw)
 	}
 	o.raw = raw
 	return o, nil

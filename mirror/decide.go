@@ -33,7 +33,8 @@ type found struct {
 	revision    int64
 }
 
-// standing is the part of the replicated state that the function decide compares with etcd.
+// standing is what the function decide must know about this cluster and its state to judge the
+// contents of etcd.
 type standing struct {
 	cluster  string
 	epoch    fsm.Epoch
@@ -46,8 +47,8 @@ type standing struct {
 	mismatch bool // the cursor in etcd is not the last one that this leadership term wrote
 }
 
-// samePin returns ErrOtherEtcd if the etcd cluster that answered is not the attached one. pin is the id of
-// the attached cluster; 0 if none is attached.
+// samePin returns ErrOtherEtcd if etcdCluster, the id of the etcd cluster that answered, is not that of
+// the attached one. pin is the id of the attached cluster; 0 if none is attached.
 func samePin(pin, etcdCluster uint64) error {
 	if pin == 0 || pin == etcdCluster {
 		return nil
@@ -55,7 +56,7 @@ func samePin(pin, etcdCluster uint64) error {
 	return fmt.Errorf("%w: its cluster id is %x, but the mirror is attached to %x; `persysctl mirror detach` ends that attachment", ErrOtherEtcd, etcdCluster, pin)
 }
 
-// action is what a session does first with the etcd that it found; decide chooses it.
+// action is the first step of a session, which decide chooses from the contents of etcd.
 type action uint8
 
 const (

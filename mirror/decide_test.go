@@ -8,7 +8,7 @@ import (
 )
 
 // TestDecideByContentsOfEtcd: the function decide returns the right action for each content of etcd. The
-// leader of cluster c1 has epoch 1000/5 and index 100.
+// leader of cluster c1 has incarnation 1000, term 5 and index 100.
 func TestDecideByContentsOfEtcd(t *testing.T) {
 	at := func(incarnation, term, index uint64, change ...func(*cursor)) cursor {
 		c := cursor{

@@ -22,8 +22,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// The mirror works with an etcd role whose permissions cover only its prefix. With a wrong password its state
-// is unreachable, and the reason is the failed authentication.
+// The mirror works with an etcd role whose permissions cover only its prefix. With a wrong password the
+// mirror reports the state Unreachable, with the failed authentication as the reason.
 func TestMirrorWithCredentials(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
@@ -196,7 +196,7 @@ func TestDialNeedsNoServer(t *testing.T) {
 	}
 }
 
-// A call during Close does not leave the connection open.
+// Close must close the connection even if a call opens it at the same time.
 func TestCallDuringCloseLeavesNoConnection(t *testing.T) {
 	c, err := Dial(Endpoint{Addresses: []string{freeAddress(t)}})
 	if err != nil {

@@ -9,9 +9,9 @@
 //     A deposed leader therefore cannot write, and an abandoned transaction cannot
 //     take effect later. Values are compared, not revisions, because revisions
 //     decrease when etcd is restored from a backup.
-//   - The cursor describes the contents. If it is complete and has no "upto", etcd
-//     holds exactly the state at its index. With "upto", some records are newer, up
-//     to that index. If it is not complete, a full comparison is in progress.
+//   - The cursor describes the contents. If it is complete and has no "upto", etcd holds exactly
+//     the state at its index. With "upto", some records are newer than its index, up to the index
+//     in "upto". If it is not complete, a full comparison is in progress.
 //   - Replay is idempotent. Every write stores a whole record. A new leader resumes
 //     after the cursor's index. If the change feed no longer reaches back to that
 //     index, the mirror compares the whole state with etcd, page by page.

@@ -28,14 +28,14 @@ type server struct {
 	errors *atomic.Uint64 // counts failed calls; nil: failed calls are not counted
 }
 
-// failed counts a failed call. It ignores calls that the caller cancelled.
+// failed counts a failed call for the metrics. It ignores calls that the caller cancelled.
 func (s server) failed(ctx context.Context) {
 	if s.errors != nil && !errors.Is(context.Cause(ctx), context.Canceled) {
 		s.errors.Add(1)
 	}
 }
 
-// once reads a key or a range of keys without retries.
+// once reads a key or a range of keys in one attempt, without retries.
 func (s server) once(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.limit)
 	defer cancel()

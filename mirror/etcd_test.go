@@ -145,7 +145,7 @@ func (e *etcd) signal(s syscall.Signal) {
 	}
 }
 
-// copyTo copies the data directory. It stops the server during the copy.
+// copyTo copies the data directory of the server to dir. The server is stopped during the copy.
 func (e *etcd) copyTo(dir string) {
 	e.t.Helper()
 	e.kill()

@@ -47,9 +47,9 @@ func checkExtra(x Extra) error {
 	return nil
 }
 
-// shape returns a hash of those settings that change keys or values: the domain and the directories of extra
-// keys. The layout is not included. A cursor with another shape leads to a full comparison. The shape is ""
-// if no such setting is used.
+// shape returns a hash of the domain and of the directories of extra keys, because these settings change the
+// keys or values that the mirror writes (the layout is compared separately). If the cursor in etcd has
+// another shape, the mirror compares all keys. shape returns "" if no such setting is used.
 func (p *Projection) shape() string {
 	if p.domain == "" && p.extra == nil {
 		return ""
@@ -62,7 +62,7 @@ func (p *Projection) shape() string {
 	return hex.EncodeToString([]byte{byte(sum >> 24), byte(sum >> 16), byte(sum >> 8), byte(sum)})
 }
 
-// extras returns the extra keys of a state, one section per directory.
+// extras returns the keys that Deps.Extra adds for a state, one section per directory.
 func (p *Projection) extras(v fsm.View) (out []section) {
 	if p.extra == nil {
 		return nil

@@ -36,8 +36,8 @@ func (endpoints) of(v fsm.View, id string) KV {
 	return kv
 }
 
-// Extra keys follow the records of their nodes. If the mirror had no extra keys before, it adds them. It
-// removes no keys outside their directories.
+// Extra keys follow the records of their nodes. If an earlier mirror wrote no extra keys, the mirror
+// adds them. It removes no keys of other programs outside the directories of extra keys.
 func TestExtraKeysFollowTheState(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")

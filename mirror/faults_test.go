@@ -18,7 +18,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// mirrored returns a cluster whose state is completely in etcd, and the running mirror.
+// mirrored returns a cluster, and its running mirror that has already written the whole state to
+// etcd.
 func mirrored(t *testing.T, e *etcd, o Options) (*cluster, *run) {
 	c := newCluster(t, "c1")
 	c.do(register("a"), register("b"))
@@ -30,7 +31,7 @@ func mirrored(t *testing.T, e *etcd, o Options) (*cluster, *run) {
 	r.awaitState(Healthy)
 	testbed.Within(t, testbed.Patience, "the full mirror is recorded as attached", func() error {
 		if _, ok := c.Attached(); !ok {
-			return errors.New("it is not")
+			return errors.New("no etcd is recorded as attached")
 		}
 		return nil
 	})
@@ -49,7 +50,7 @@ func TestMirrorResumesAfterEtcdStopped(t *testing.T) {
 	e.kill()
 	r.awaitState(Unreachable)
 	c.random(rand.New(rand.NewPCG(3, 4)), 50)
-	testbed.Within(t, testbed.Patience, "the lag shows", func() error {
+	testbed.Within(t, testbed.Patience, "the statistics show a lag", func() error {
 		if s := r.Stats(); s.LagIndex == 0 || s.Lag == 0 {
 			return fmt.Errorf("while etcd is down the mirror's statistics are %+v, want a lag", s)
 		}
@@ -64,7 +65,7 @@ func TestMirrorResumesAfterEtcdStopped(t *testing.T) {
 	if s := r.Stats(); s.Comparisons != 1 {
 		t.Errorf("%d full comparisons were made, want 1: an etcd that kept its data needs none after an outage", s.Comparisons)
 	}
-	testbed.Within(t, testbed.Patience, "the lag is gone", func() error {
+	testbed.Within(t, testbed.Patience, "the statistics show no lag", func() error {
 		if s := r.Stats(); s.LagIndex != 0 || s.Lag != 0 {
 			return fmt.Errorf("after the outage the mirror's statistics are %+v, want no lag", s)
 		}
@@ -72,8 +73,8 @@ func TestMirrorResumesAfterEtcdStopped(t *testing.T) {
 	})
 }
 
-// Changes that were made while etcd was down are written by a new leader, if the old leader stopped
-// meanwhile.
+// Changes are made while etcd is down, and the old leader stops. When etcd is back, the new leader
+// must write these changes.
 func TestEtcdAndLeaderStopped(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c, r := mirrored(t, e, quick)
@@ -89,7 +90,7 @@ func TestEtcdAndLeaderStopped(t *testing.T) {
 	r.awaitState(Healthy)
 }
 
-// The mirror is unreachable while etcd hangs, and recovers afterwards.
+// The mirror has the state Unreachable while etcd hangs, and Healthy afterwards.
 func TestMirrorRecoversAfterEtcdHung(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c, r := mirrored(t, e, quick)
@@ -119,7 +120,7 @@ func TestStateChangesAfterTwoProbes(t *testing.T) {
 		{func() bool { return j.probed(down) }, Unreachable},
 		{func() bool { return j.failed(down) }, Unreachable},
 		{func() bool { return j.probed(nil) }, Failing}, // etcd answers the probe, but no write has succeeded yet, so the mirror is still failing
-		{j.caughtUp, Failing},                           // two successful probes are needed
+		{j.caughtUp, Failing},                           // still failing: two successful probes in a row are needed
 		{func() bool { return j.probed(nil) }, Healthy},
 		{func() bool { return j.found(ErrEmptied) }, Emptied},
 		{func() bool { return j.probed(nil) }, Emptied},
@@ -149,7 +150,8 @@ func TestStateChangesAfterTwoProbes(t *testing.T) {
 	}
 }
 
-// The mirror is failing while etcd is out of space, and healthy again after space was freed.
+// The mirror has the state Failing while etcd is out of space, and Healthy again after space was
+// freed.
 func TestMirrorRecoversAfterEtcdWasFull(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -172,7 +174,7 @@ func TestMirrorRecoversAfterEtcdWasFull(t *testing.T) {
 	}
 }
 
-// fill writes until etcd raises the NOSPACE alarm.
+// fill writes keys until etcd is full and raises its NOSPACE alarm.
 func (e *etcd) fill() {
 	e.t.Helper()
 	ctx, cancel := context.WithTimeout(e.t.Context(), 20*time.Second)
@@ -209,7 +211,8 @@ func (e *etcd) makeRoom() {
 	}
 }
 
-// An etcd that was attached and is empty now is not written until Restore is called.
+// If the attached etcd has lost all its data, the mirror writes nothing to it until an operator
+// calls Restore.
 func TestWipedEtcdIsNotWrittenBeforeRestore(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -237,7 +240,7 @@ func TestWipedEtcdIsNotWrittenBeforeRestore(t *testing.T) {
 			r.awaitEqual(e)
 			r.awaitState(Healthy)
 			if got := r.told(); got[len(got)-1] != Healthy || !slices.Contains(got, Emptied) {
-				t.Errorf("OnHealth received %v", got)
+				t.Errorf("OnHealth received the states %v, want Emptied and then Healthy", got)
 			}
 			if id, _ := c.Attached(); id != r.etcdCluster.Load() {
 				t.Errorf("after the restore the attached etcd is %x, want the etcd that was written, %x", id, r.etcdCluster.Load())
@@ -320,13 +323,14 @@ func TestProbeTellsWhoseRecordsEtcdHolds(t *testing.T) {
 	}
 }
 
-// An etcd that was never attached is filled if it is empty. If it holds data, it is refused.
+// The mirror has never written to this etcd. If it is empty, the mirror fills it; if it holds data,
+// the mirror refuses to write to it.
 func TestEtcdNeverAttached(t *testing.T) {
 	t.Run("an empty etcd is filled", func(t *testing.T) {
 		e := startEtcd(t, currentEtcd(t))
 		_, r := mirrored(t, e, quick)
 		if got := r.told(); !slices.Equal(got, []State{Healthy}) {
-			t.Errorf("OnHealth received %v", got)
+			t.Errorf("OnHealth received the states %v, want only Healthy", got)
 		}
 	})
 	for _, key := range []string{"/nodes/n1", "/workloads/x", "/workloads-spec/x", "/assignments/x"} {
@@ -386,7 +390,7 @@ func TestRestoreEndsWithTheLeadershipTerm(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		wait time.Duration
-	}{{"before a session took it", 0}, {"during its session", o.WriteBound + 2*o.CallLimit}} {
+	}{{"before a session has taken the request", 0}, {"while a session carries out the request", o.WriteBound + 2*o.CallLimit}} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)

@@ -13,7 +13,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// gate delays transactions, as if the writing process were paused, and can drop their responses.
+// gate is an etcd client that delays transactions, as if the writing process were paused, and can
+// drop their responses.
 type gate struct {
 	Etcd
 	hold    atomic.Pointer[chan struct{}] // if hold is set, transactions wait until the channel is closed
@@ -160,9 +161,10 @@ func TestLostResponsesOfEtcd(t *testing.T) {
 	}
 }
 
-// A leader stops between two transactions of a batch. The next log entry reverts the change that the first
-// transaction wrote. The new leader reads both entries as one batch, in which the retry record is unchanged.
-// It must write that record anyway.
+// A leader stops between two transactions of a batch. The first transaction wrote a retry record, and the
+// next log entry reverts that change. The new leader reads both entries as one batch, in which the retry
+// record seems unchanged. It must write the record anyway, because etcd holds the value of the first
+// transaction.
 func TestSuccessorRepairsHalfWrittenBatch(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")

@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// FuzzImport: an import of arbitrary records returns a consistent state. Records that cannot be imported are
-// returned as Problems.
+// FuzzImport: an import of arbitrary records returns a consistent state. It returns a Problem (key and
+// reason) for each record that cannot be imported.
 func FuzzImport(f *testing.F) {
 	whole := `{"id":"web","type":"docker-container","image":"nginx","status":"Running","assignedNode":"n1","metadata":{"created_at":"2026-01-02T03:04:05Z","failureObservedAt":"x"},"retry":{"attempts":-1,"maxAttempts":9},"createdAt":"2026-01-02 03:04:05"}`
 	own := `{"id":"web","type":"container","status":"Deleting","nodeId":"n1","persys":{"spec":"AAAA","content":"c1:x","demand":{"cpuMillicores":1,"ports":[{"port":80,"protocol":"tcp"}]}}}`

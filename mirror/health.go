@@ -28,7 +28,7 @@ type Health struct {
 	Since  time.Time
 }
 
-// Facts are the inputs of ModeFor besides the Health.
+// Facts are the facts about the cluster that ModeFor needs besides the Health of the mirror.
 type Facts struct {
 	Attached bool // the replicated state has a record that an etcd was attached
 	Required bool // ETCD_ENDPOINTS is set
@@ -89,13 +89,14 @@ func (j *judge) probed(err error) bool {
 	return j.decide()
 }
 
-// failed records that a read or a write of a session failed or timed out.
+// failed records that a session's read or write of etcd failed or timed out.
 func (j *judge) failed(err error) bool {
 	j.writeErr, j.synced = err, false
 	return j.decide()
 }
 
-// found records that etcd has contents that only an operator may replace.
+// found records that only an operator may replace the contents of etcd. cond says why, for example
+// because they belong to another cluster.
 func (j *judge) found(cond error) bool {
 	j.cond, j.writeErr, j.synced = cond, nil, false
 	return j.decide()

@@ -19,12 +19,13 @@ import (
 // names the field that cannot be converted.
 type Translate func(*Workload) (*commandv1.WorkloadPut, error)
 
-// State converts the imported records into a state for fsm.Restored. It must be called
-// at most once. Records that cannot be converted are left out and returned as Problems.
+// State converts the imported records into a state for fsm.Restored. It must be called at most
+// once. Records that cannot be converted are left out, and returned as Problems with the key and
+// the reason.
 //
 // A workload that was written by this mirror is restored as stored, without parsing its specification. If the
-// record shows that the node accepted the order, the order counts as accepted here too. So agents get no new
-// orders for running workloads.
+// record shows that the node accepted the order, the imported state has the order as accepted too. So agents
+// get no new orders for running workloads.
 func (i *Imported) State(present fsm.Info, translate Translate) (fsm.State, []Problem, error) {
 	a := fsm.Assemble(fsm.Origin{
 		ClusterID: orElse(i.Cluster, present.ClusterID), Shard: present.Shard, Incarnation: i.Incarnation,
@@ -70,7 +71,7 @@ func namespaceOf(n *Namespace) *commandv1.NamespaceRecord {
 	return &commandv1.NamespaceRecord{
 		Put: &commandv1.PutNamespace{
 			Name: n.Name, Description: n.Description, Users: n.Users, MaxPriority: n.MaxPriority, AllowScaling: n.AllowScaling, NodeLabels: labelsOf(n.NodeLabels),
-			Quota: &commandv1.Quota{CpuMillicores: n.Quota.CPUMillicores, MemoryMib: n.Quota.MemoryMiB, DiskGb: n.Quota.DiskGB, Workloads: n.Quota.Workloads, Devices: n.Quota.Devices},
+			Quota: &commandv1.Quota{CpuMillicores: n.Quota.CPUMillicores, MemoryMib: n.Quota.MemoryMiB, DiskGb: n.Quota.DiskGB, Workloads: n.Quota.Workloads, Devices: n.Quota.Devices, Volumes: n.Quota.Volumes, VolumeGb: n.Quota.VolumeGB},
 		},
 		CreatedAt: nanos(n.CreatedAt), UpdatedAt: nanos(n.UpdatedAt), UpdatedBy: n.UpdatedBy,
 	}
@@ -159,10 +160,10 @@ func workloadOf(w *Workload, assigned Time, now int64, translate Translate) (*co
 // the node reports the revision that it runs.
 const unnamedRevision = "legacy"
 
-// adopt makes the instance on the workload's node count as running the imported specification. So the workload
-// gets no new order before its node has reported. The record of a legacy v1 scheduler may be older than what
-// its node does: it may say Scheduled, Failed or Missing although the workload runs, and name a revision that
-// was never sent.
+// adopt records that the instance on the workload's node runs the imported specification, with the revision
+// that the node has. So the workload gets no new order before its node has reported. The record of a legacy v1
+// scheduler may be older than what its node does: it may say Scheduled, Failed or Missing although the
+// workload runs, and name a revision that was never sent.
 func adopt(m *commandv1.WorkloadRecord, revision string, now int64) {
 	m.Adopted = orElse(revision, unnamedRevision)
 	if len(m.Adopted) > fsm.MaxAdopted {
@@ -197,8 +198,8 @@ func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 		put.Desired = string(desired)
 		return put, nil
 	}
-	// The record was too large to hold the placement constraints, so the workload must not be placed by it. A
-	// workload that is being deleted is never placed, so its record is usable.
+	// The record was too large to hold the placement constraints, so a placement by this record could violate
+	// them. A workload that is being deleted is never placed, so its record is usable.
 	if w.Own.Cut && desired != fsm.DesiredDeleted {
 		return nil, errors.New("persys: the record was too large to hold the constraints of the workload: apply it again")
 	}
@@ -261,7 +262,8 @@ func desiredOf(w *Workload) fsm.Desired {
 	return fsm.DesiredRunning
 }
 
-// seen returns the last reported state of a workload, and whether that report is about the newest order.
+// seen returns the state of a workload that its record says the node last reported, and whether that
+// report is about the newest order.
 func seen(w *Workload) (actual fsm.Actual, accepted bool) {
 	word := w.StatusInfo.ActualState
 	if word == "" && w.Own == nil {
@@ -301,18 +303,18 @@ func labelsOf(m map[string]string) (out []*commandv1.Label) {
 // millicores converts a number of cores to millicores. It rounds, because a float may be slightly inexact.
 func millicores(cores float64) int64 {
 	if math.IsNaN(cores) || cores < 0 || cores > 1e6 {
-		return -1 // -1 stands for an invalid number of cores: the state machine refuses it and names the field
+		return -1 // for an invalid number of cores, return a value that the state machine refuses with the name of the field
 	}
 	return int64(math.Round(cores * 1000))
 }
 
-// text returns a metadata value that is a string; otherwise "".
+// text returns the value of key in the metadata m if it is a string; otherwise "".
 func text(m map[string]any, key string) string {
 	s, _ := m[key].(string)
 	return s
 }
 
-// moment returns a metadata value that is a time; otherwise the unset time.
+// moment returns the value of key in the metadata m if it is a time; otherwise the unset time.
 func moment(m map[string]any, key string) (t Time) {
 	if s := text(m, key); s != "" {
 		_ = t.UnmarshalJSON(encode(s)) // an invalid time counts as unset, so the error is ignored

@@ -46,7 +46,8 @@ func plain(w *Workload) (*commandv1.WorkloadPut, error) {
 	return &commandv1.WorkloadPut{Id: w.ID, Content: "c1:" + w.Image, CallerRevision: w.RevisionID, Demand: &commandv1.Demand{Type: "container"}}, nil
 }
 
-// An import from an etcd of legacy v1 schedulers gives a state with every workload on its node.
+// The import of an etcd that legacy v1 schedulers wrote must give a state in which every workload
+// has the node on which it runs.
 func TestImportLegacyEtcd(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	for k, v := range existing {
@@ -146,7 +147,8 @@ func TestImportReportsUnusableRecords(t *testing.T) {
 			}
 		})
 	}
-	// A running workload with a terminal failure in its record is imported as running.
+	// A workload whose record says that it runs, and also that it was given up after failures, is
+	// imported as running.
 	up := Imported{Nodes: []Node{good}, Workloads: []Workload{{ID: "a", AssignedNode: "n1", Status: "Running", Retry: Retry{Attempts: 5, MaxAttempts: 5},
 		Metadata: map[string]any{"terminal_failure_reason": "crash"}, Own: &OwnWorkload{Content: "c1:x"}, Type: "container", StatusInfo: StatusInfo{ActualState: "Running"}}}}
 	if s, problems, err := up.State(here, plain); err != nil || len(problems) > 0 {
@@ -154,7 +156,7 @@ func TestImportReportsUnusableRecords(t *testing.T) {
 	} else if w, _ := s.Workload("a"); w.Status != fsm.StatusRunning || w.Retry.Attempts != 5 {
 		t.Errorf("the imported workload is %+v", w)
 	}
-	// A workload on an unknown node is imported as pending.
+	// A workload whose node has no record is imported as pending, without a node.
 	s, problems, err := (&Imported{Workloads: []Workload{{ID: "a", AssignedNode: "lost", Status: "Running"}}}).State(here, plain)
 	if w, _ := s.Workload("a"); err != nil || len(problems) > 0 || w == nil || w.Node != "" || w.PreviousNode != "lost" || w.Status != fsm.StatusPending {
 		t.Errorf("the import returned error %v, problems %v, workload %+v; want a pending workload whose previous node is lost", err, problems, w)

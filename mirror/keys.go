@@ -42,7 +42,7 @@ const (
 )
 
 // dataDirs are the prefixes that decide whether etcd holds data: it does if one of them has a key. Events and
-// drifts do not count.
+// drifts alone are not regarded as data.
 var dataDirs = [...]string{dirNodes, dirWorkloads, dirSpecs, dirStatuses, dirAssignments}
 
 // Suffixes of the keys below the key of a node.

@@ -34,8 +34,8 @@ type Options struct {
 	CompactBytes int
 }
 
-// Attachment reads and sets the attached etcd in the replicated state. The methods are safe for concurrent
-// use.
+// Attachment reads and sets, in the replicated state, which etcd is attached: the only one to which the
+// mirror may write. The methods are safe for concurrent use.
 type Attachment interface {
 	// Attached returns the id of the only etcd cluster that may be written, and whether that etcd has held a
 	// complete mirror. The id is 0 if any etcd may be written.
@@ -307,8 +307,8 @@ func (m *Mirror) session(ctx context.Context, st *leaderTerm) error {
 	return s.stream(ctx)
 }
 
-// ended handles the error that ended a session. With done, Run must return. With pause, Run waits before the
-// next session.
+// ended handles the error that ended a session. If done is true, Run must return. If pause is true, Run
+// waits before the next session.
 func (m *Mirror) ended(st *leaderTerm, err error) (done, pause bool) {
 	again := st.fenced
 	st.fenced = errors.Is(err, errFenced)
@@ -322,20 +322,20 @@ func (m *Mirror) ended(st *leaderTerm, err error) (done, pause bool) {
 		m.mu.Lock()
 		m.stats.Fenced++
 		m.mu.Unlock()
-		m.deps.Log.Warn("the mirror is read again", "error", err, "epoch", st.epoch.String())
+		m.deps.Log.Warn("another writer has changed the mirror in etcd; it is read again", "error", err, "epoch", st.epoch.String())
 		return false, again // two sessions in a row were fenced, so another process also writes
 	case errors.Is(err, ErrEmptied), errors.Is(err, ErrForeignData), errors.Is(err, ErrOtherEtcd):
 		m.judged(func(j *judge) bool { return j.found(err) })
 	case errors.Is(err, errUnconfirmed):
-		m.deps.Log.Warn("the mirror waits", "error", err, "epoch", st.epoch.String())
+		m.deps.Log.Warn("the mirror does not write yet; it waits and tries again", "error", err, "epoch", st.epoch.String())
 	default:
 		m.judged(func(j *judge) bool { return j.failed(err) })
 	}
 	return false, true
 }
 
-// probe reads the cursor every ProbeEvery and updates the health. If the session is idle, it passes the value
-// to the session.
+// probe reads the cursor every ProbeEvery and updates the health. If the session waits for changes, probe
+// passes the cursor to the session, which checks it.
 func (m *Mirror) probe(ctx context.Context, cluster string) {
 	tick := time.NewTicker(m.options.ProbeEvery)
 	defer tick.Stop()
@@ -403,8 +403,9 @@ func (m *Mirror) tell(ctx context.Context) {
 	}
 }
 
-// attach records the attached etcd once etcd has held the whole state. It tries again until that succeeds,
-// and records again after a detach.
+// attach records in the replicated state, once etcd has held the whole state, that the mirror is attached
+// to this etcd. It tries again until that succeeds, and records the attachment again after an operator has
+// ended it (detach).
 func (m *Mirror) attach(ctx context.Context) {
 	tick := time.NewTicker(m.options.ProbeEvery)
 	defer tick.Stop()
@@ -458,7 +459,8 @@ func (m *Mirror) compared() {
 	m.mu.Unlock()
 }
 
-// pending records that the changes up to index were taken from the feed and wait to be written.
+// pending records, for the metrics, that the changes up to index were taken from the feed and wait
+// to be written.
 func (m *Mirror) pending(index uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -468,8 +470,8 @@ func (m *Mirror) pending(index uint64) {
 	}
 }
 
-// mirrored records that etcd holds all changes up to index. The changes after index, if there are any, are in
-// the last batch that was taken from the feed.
+// mirrored records, for the metrics, that etcd holds all changes up to index. The changes after index, if
+// there are any, are in the last batch that was taken from the feed.
 func (m *Mirror) mirrored(index uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -479,7 +481,7 @@ func (m *Mirror) mirrored(index uint64) {
 	}
 }
 
-// lost records that no more changes are written from now on.
+// lost records, for the metrics, that the mirror writes no more changes from now on.
 func (m *Mirror) lost() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

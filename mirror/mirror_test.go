@@ -19,7 +19,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// etcd equals the state, key by key, after random commands and leader changes.
+// After random commands and changes of the leader, etcd must hold exactly the keys and values that
+// follow from the state.
 func TestEqualsTheStateAfterRandomCommands(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -80,8 +81,8 @@ func TestNodeRecordFollowsAllocation(t *testing.T) {
 	}
 }
 
-// A change of an open drift is written although it makes no event, also after the event of the drift has
-// expired.
+// A change of an open drift makes no event. The mirror writes the changed record all the same, even
+// after the event by which the drift was opened has expired.
 func TestChangedDriftIsWritten(t *testing.T) {
 	for _, events := range []int{1000, 1} {
 		t.Run(fmt.Sprintf("keeping %d events", events), func(t *testing.T) {
@@ -168,14 +169,15 @@ func TestResumesAfterTheCursor(t *testing.T) {
 	c.do(put("late"))
 	r = c.start(e.client, quick)
 	r.awaitEqual(e)
-	// The new leader writes only the record, the retry and the event of workload "late", and removes old events
-	// once.
+	// The new leader must write only what the old one had not: the record, the retry and the event of workload
+	// "late". It also removes old events once.
 	if s := r.Stats(); s.Comparisons != 0 || s.Records > 10 {
 		t.Errorf("the new leader wrote %d keys, want at most 10, and made %d full comparisons, want none", s.Records, s.Comparisons)
 	}
 }
 
-// A replica whose change feed begins after the cursor's index does a full comparison.
+// If the change feed of a replica begins after the index in the cursor, so that changes are
+// missing, its mirror compares all keys.
 func TestComparesIfTheFeedStartsLater(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
@@ -191,8 +193,9 @@ func TestComparesIfTheFeedStartsLater(t *testing.T) {
 	testbed.Until(t, "one full comparison to have ended", func() bool { return r.Stats().Comparisons == 1 })
 }
 
-// The mirror does a full comparison after a snapshot was restored into the store.
-func TestFeedEndsAtASnapshot(t *testing.T) {
+// After a snapshot replaced the state in the store, the change feed has gaps, so the mirror must
+// compare all keys.
+func TestComparesAfterARestoredSnapshot(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
 	c.do(register("a"), put("web"))
@@ -208,7 +211,8 @@ func TestFeedEndsAtASnapshot(t *testing.T) {
 	testbed.Until(t, "the second comparison to have ended", func() bool { return r.Stats().Comparisons == 2 })
 }
 
-// After a change of the layout, the keys of the old layout are removed and those of the new one are written.
+// If the setting for the layout (which records are written for a workload) changes, the mirror removes the
+// keys of the old layout and writes those of the new one.
 func TestLayoutChange(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
@@ -225,7 +229,8 @@ func TestLayoutChange(t *testing.T) {
 	}
 }
 
-// A second cluster is refused under the prefix of the first and accepted under another prefix.
+// The mirror of a second cluster writes nothing under the prefix of the first cluster, and works
+// under another prefix.
 func TestTwoClustersUnderOnePrefix(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	first, second := newCluster(t, "c1"), newCluster(t, "c2")
@@ -243,8 +248,8 @@ func TestTwoClustersUnderOnePrefix(t *testing.T) {
 	first.do(put("web-2"))
 	r1.awaitEqual(e)
 
-	// Now an operator calls Restore for the second cluster under the first cluster's prefix, while the first
-	// cluster still runs.
+	// While the first cluster still runs, an operator orders the second cluster to overwrite the first
+	// cluster's prefix (Restore).
 	r2.stop()
 	r2 = second.start(e.client, quick)
 	r2.awaitState(Foreign)
@@ -259,7 +264,8 @@ func TestTwoClustersUnderOnePrefix(t *testing.T) {
 	}
 }
 
-// counted is an etcd client that records the sizes of the largest transactions.
+// counted is an etcd client that records the largest number of operations and of bytes in a
+// transaction.
 type counted struct {
 	Etcd
 	maxOps, maxBytes atomic.Int64
@@ -322,7 +328,7 @@ func TestLargeFieldIsOmitted(t *testing.T) {
 	}}
 	for _, kv := range p.records(w) {
 		if len(kv.Value) > maxValue {
-			t.Errorf("the record %s has %d bytes", kv.Key, len(kv.Value))
+			t.Errorf("the record %s has %d bytes, which is more than fits into a value", kv.Key, len(kv.Value))
 		}
 	}
 	if got := p.whole(w); got.ComposeYAML != "" || got.Image != "image" || len(got.Own.Spec) != 512<<10 {
@@ -400,7 +406,8 @@ func TestRunReturnsTheCause(t *testing.T) {
 		if err := r.stop(); !errors.Is(err, context.Canceled) {
 			t.Errorf("Run returned %v", err)
 		}
-		// The health that one leadership term found is not used in the next one.
+		// A new leadership term must begin with the state Starting, not with the health that the
+		// previous term found.
 		if h := r.Stats().Health; h.State != Starting {
 			t.Errorf("after the end of Run the mirror is %s, want Starting", h.State)
 		}

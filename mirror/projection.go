@@ -23,8 +23,8 @@ const format = 3
 // cursor and the comparisons.
 const maxValue = maxBytes - 16<<10
 
-// Fields are those documented fields of a workload record that come from the specification. Secrets in them
-// stay sealed.
+// Fields are the fields of a workload's record in etcd that are computed from its specification and that
+// the contract with legacy v1 peers documents. Secrets in them stay sealed.
 type Fields struct {
 	Image          string
 	Command        []string
@@ -103,7 +103,7 @@ const mayGrow = 16
 
 // whole returns the record of a workload under /workloads/. If it is too large, most fields that come from
 // the specification are omitted; the sealed specification stays. If it is then still too large, the placement
-// constraints are omitted and the field Cut is set.
+// constraints are omitted too, and the field Cut says so, because an import must not place such a workload.
 func (p *Projection) whole(w *fsm.Workload) *Workload {
 	f := p.describe(w)
 	r := p.wholeWith(w, f)
@@ -327,7 +327,7 @@ func (p *Projection) Namespace(name string, n *fsm.Namespace) KV {
 	}
 	return KV{key, encode(&Namespace{
 		Name: n.Name, Description: n.Description, Users: n.Users, MaxPriority: n.MaxPriority, AllowScaling: n.AllowScaling, NodeLabels: labelMap(n.NodeLabels),
-		Quota:     OwnQuota{CPUMillicores: n.Quota.CPU, MemoryMiB: n.Quota.Memory, DiskGB: n.Quota.Disk, Workloads: n.Quota.Workloads, Devices: n.Quota.Devices},
+		Quota:     OwnQuota{CPUMillicores: n.Quota.CPU, MemoryMiB: n.Quota.Memory, DiskGB: n.Quota.Disk, Workloads: n.Quota.Workloads, Devices: n.Quota.Devices, Volumes: n.Quota.Volumes, VolumeGB: n.Quota.VolumeGB},
 		CreatedAt: stamp(n.CreatedAt), UpdatedAt: stamp(n.UpdatedAt), UpdatedBy: n.UpdatedBy,
 	})}
 }
@@ -391,8 +391,9 @@ func (p *Projection) Drift(e *fsm.Event) KV {
 	return KV{p.keys.drift(e), encode(r)}
 }
 
-// floor returns the sequence number and the key of the oldest event to keep. If no event is kept, it returns
-// the sequence number of the next event and the end of the prefix.
+// floor returns the sequence number and the key of the oldest event that etcd has to keep, by the limits of
+// number and age. If no event is kept, it returns the sequence number of the next event and the end of the
+// prefix.
 func (p *Projection) floor(v fsm.View) (seq uint64, key string) {
 	info := v.Info()
 	at := func(seq uint64) (e *fsm.Event) {
@@ -464,7 +465,8 @@ func (p *Projection) sections(v fsm.View) []section {
 		v.Bundles(func(b *fsm.Bundle) bool { return yield(p.Bundle(b.Digest, b)) })
 	}})
 	out = append(out, p.extras(v)...)
-	// The drifts must be the last section: catchUpDrifts compares only that one.
+	// The section of the drifts must be the last one, because catchUpDrifts takes the last section
+	// and compares only that.
 	return append(out, section{dirDrifts, slices.Values(p.drifts(v))})
 }
 
@@ -493,7 +495,8 @@ func (p *Projection) nodes(v fsm.View) (out []KV) {
 	return out
 }
 
-// drifts returns the drift records. If several events have the same key, the newest one counts.
+// drifts returns the drift records. If several events have the same key, the record is made from
+// the newest one.
 func (p *Projection) drifts(v fsm.View) (out []KV) {
 	newest := p.driftEvents(v)
 	for _, e := range newest {
@@ -516,8 +519,8 @@ func (p *Projection) driftEvents(v fsm.View) map[string]*fsm.Event {
 	return out
 }
 
-// openDrifts returns the open drifts as events with their current values, by key. Retention never removes the
-// records of open drifts.
+// openDrifts returns the open drifts as events with their current values, by key. The limits of number and
+// age, which remove old events, never remove the records of open drifts.
 func (p *Projection) openDrifts(v fsm.View) map[string]*fsm.Event {
 	out := map[string]*fsm.Event{}
 	v.Drifts("", func(d *fsm.Drift) bool {

@@ -35,10 +35,10 @@ type Problem struct {
 }
 
 // Read reads the content of an etcd under a prefix. A workload may have a whole record, under /workloads/,
-// and split records, under /workloads-spec/ and /workloads-status/. In an etcd that this mirror wrote, the
-// whole record counts. In an etcd of legacy v1 peers the split records count, because later versions do not
-// update the whole record. If only one form exists, Read uses it. Unreadable records are returned as
-// Problems. Read fails if the prefix is invalid or etcd cannot be read.
+// and split records, under /workloads-spec/ and /workloads-status/. In an etcd that this mirror wrote, Read
+// uses the whole record. In an etcd of legacy v1 peers it uses the split records, because later versions of
+// these peers do not update the whole record. If only one form exists, Read uses it. For each unreadable
+// record Read returns a Problem. Read fails if the prefix is invalid or etcd cannot be read.
 func Read(ctx context.Context, kv Etcd, prefix string) (Imported, error) {
 	keys, err := newKeyspace(prefix)
 	if err != nil {

@@ -81,7 +81,8 @@ func TestReadLegacyEtcd(t *testing.T) {
 	}
 }
 
-// The records of a mirror that are read back give a state with the same records.
+// If the records that a mirror wrote are read back and imported, the new state has the same
+// records.
 func TestReadOwnMirror(t *testing.T) {
 	for _, layout := range []Layout{LayoutWhole, LayoutBoth} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -185,7 +186,7 @@ func TestOpenDriftsStay(t *testing.T) {
 	}
 }
 
-// history is a View that has only events and drifts.
+// history is a View for tests that has only events and drifts.
 type history struct {
 	fsm.View
 	list []*fsm.Event

@@ -46,7 +46,8 @@ func projection(layout Layout) *Projection {
 	}
 }
 
-// Every documented record equals its golden file byte by byte.
+// Each record that the mirror writes, and that the contract documents, equals its golden file byte
+// by byte.
 func TestRecordsEqualTheirGoldenFiles(t *testing.T) {
 	running := &fsm.Workload{
 		ID: "web-1", Spec: []byte("sealed bytes"), Content: "c1:" + strings.Repeat("0123456789abcdef", 4), CallerRevision: "r42", Restarts: 2,
@@ -151,7 +152,8 @@ func TestRecordsEqualTheirGoldenFiles(t *testing.T) {
 	}
 }
 
-// A record has exactly the keys of the contract, in their order, and the key "persys".
+// The JSON of a record has exactly the keys of the contract, in the order of the contract, and the
+// key "persys".
 func TestOnlyDocumentedKeys(t *testing.T) {
 	for _, tt := range []struct {
 		shape any
@@ -250,7 +252,7 @@ func TestSectionsAreSorted(t *testing.T) {
 	}
 }
 
-// Retention keeps the newest events, limited by number and by age.
+// The mirror keeps only the newest events, limited by number and by age.
 func TestRetentionFloor(t *testing.T) {
 	c := newCluster(t, "c1") // there is one event, then one per node; the clock advances 1 s per event
 	for i := range 9 {

@@ -7,7 +7,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// restore is a request of Restore to the running session.
+// restore is a request to the running session to overwrite etcd; the method Restore sends it.
 type restore struct {
 	done chan error // Run sends the result of the restore once
 }
@@ -36,7 +36,7 @@ func (m *Mirror) Restore(ctx context.Context) error {
 	}
 }
 
-// Values of Difference.Kind: what a restore or an import would do.
+// Values of Difference.Kind: the kind of change that a restore or an import would make.
 const (
 	Create = "create"
 	Change = "change"

@@ -27,14 +27,16 @@ type session struct {
 	dirty  uint64 // some records in etcd may be newer than index, up to this index; 0: none is newer
 	floor  string // key of the oldest event in etcd; "" if it is not known
 	drifts map[string]uint64
-	// Revisions of etcd when the session started and at the last compaction. A compaction removes only the
-	// revisions before the last one, so etcd keeps the history of one interval.
+	// revision is etcd's revision when the session started, compactTo its revision at the last
+	// compaction by this session. A compaction removes only the revisions before the previous
+	// compaction, so etcd keeps the history of one interval.
 	revision, compactTo int64
 	compacted           int // number of bytes that were sent up to the last compaction (writer.sent)
 }
 
 // open reads the cursor, writes the cursor of this term and synchronises etcd with the state. stream then
-// follows the feed. With force, open ignores what decide returns and overwrites the contents of etcd.
+// follows the feed. If force is set, open overwrites the contents of etcd even if the function decide
+// forbids it.
 func (s *session) open(ctx context.Context, force bool) error {
 	v := s.m.deps.Store.View()
 	info := v.Info()
@@ -177,9 +179,9 @@ func (s *session) catchUpDrifts(ctx context.Context, v fsm.View) error {
 	return s.commit(ctx, next)
 }
 
-// noteHistory remembers in s.drifts which event each drift record of a state comes from. It resets s.floor,
-// the oldest event in etcd, so that the next batch removes old events: after a resume, etcd may hold events
-// that are too old.
+// noteHistory stores in s.drifts from which event each drift record of a state comes. It also resets
+// s.floor, the oldest event in etcd, so that the next batch removes old events: if the session continued
+// after an existing cursor, etcd may hold events that are too old.
 func (s *session) noteHistory(v fsm.View) {
 	s.drifts, s.floor = map[string]uint64{}, ""
 	for key, e := range s.m.proj.driftEvents(v) {
@@ -187,7 +189,8 @@ func (s *session) noteHistory(v fsm.View) {
 	}
 }
 
-// touched lists the records that a batch of changes has changed, each record once.
+// touched has the records that a batch of changes has changed, each record once however often it
+// changed.
 type touched struct {
 	order     []string                 // changed workloads, in the order of their first change
 	workloads map[string]*fsm.Workload // record before the batch, by id; nil: the workload did not exist
@@ -361,9 +364,9 @@ func (s *session) history(ctx context.Context, v fsm.View, t touched) error {
 	}
 	var open map[string]*fsm.Event // the open drifts, listed when the first drift with an expired event is found
 	for key, seq := range s.drifts {
-		// The event of this drift has expired. If the drift is open, its record is written again, otherwise it
-		// is deleted. Drifts that this batch has already written are skipped, because an etcd transaction must
-		// not put one key twice.
+		// The event of this drift is too old to be kept. If the drift is open, its record is written again,
+		// otherwise the record is deleted. Drifts that this batch has already written are skipped, because an
+		// etcd transaction must not put one key twice.
 		if _, written := newest[key]; written || seq >= oldest {
 			continue
 		}
@@ -382,7 +385,8 @@ func (s *session) history(ctx context.Context, v fsm.View, t touched) error {
 			}
 		}
 	}
-	// The range deletion counts as one operation of the transaction.
+	// The removal of a range of keys is a single operation of the transaction, whatever the number
+	// of keys.
 	from := string(p.keys) + dirEvents
 	if s.w.full(KV{Key: from + floor}) {
 		next := s.w.cur
@@ -396,7 +400,7 @@ func (s *session) history(ctx context.Context, v fsm.View, t touched) error {
 	return nil
 }
 
-// taken is what one read of the change feed returned.
+// taken is the result of one read of the change feed.
 type taken struct {
 	store.Batch
 	err error
@@ -474,7 +478,7 @@ func (s *session) stream(ctx context.Context) error {
 				return err
 			}
 			if f.cursor.raw != s.w.cur.raw || f.owner.raw != s.w.owner.raw {
-				return fmt.Errorf("%w: %s", errFenced, orElse(f.cursor.raw, "there is none"))
+				return fmt.Errorf("%w: %s", errFenced, orElse(f.cursor.raw, "etcd has no cursor"))
 			}
 		case req := <-s.m.restores:
 			s.st.restore = req

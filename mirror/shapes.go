@@ -321,8 +321,8 @@ type CloudInit struct {
 	VendorData    string `json:"vendorData,omitempty"`
 }
 
-// OwnWorkload holds those data of a workload for which the contract has no key: the sealed
-// specification and the resources that the planner counts for it.
+// OwnWorkload holds the data of a workload for which the contract has no key: the sealed
+// specification, and the resources that the planner reserves for it.
 type OwnWorkload struct {
 	Spec           []byte        `json:"spec,omitempty"` // base64
 	Content        string        `json:"content"`
@@ -362,6 +362,8 @@ type OwnQuota struct {
 	DiskGB        int64 `json:"diskGb,omitempty"`
 	Workloads     int64 `json:"workloads,omitempty"`
 	Devices       int64 `json:"devices,omitempty"`
+	Volumes       int64 `json:"volumes,omitempty"`
+	VolumeGB      int64 `json:"volumeGb,omitempty"`
 }
 
 // OwnDemand is the resource demand of a workload, in the units of its field names.
@@ -404,7 +406,7 @@ type OwnReschedule struct {
 	Interval int64 `json:"interval"`
 }
 
-// OwnPlacement holds the rules of a workload about its place.
+// OwnPlacement holds the placement rules of a workload: spread and affinity.
 type OwnPlacement struct {
 	Spread     []OwnSpread   `json:"spread,omitempty"`
 	Affinities []OwnAffinity `json:"affinities,omitempty"`

@@ -44,7 +44,8 @@ func newCluster(t testing.TB, id string) *cluster {
 	return c
 }
 
-// fork returns a second replica with the state at the same index. Its change feed begins after that index.
+// fork returns a second replica with a copy of the present state. Its change feed begins after the index
+// of that state.
 func (c *cluster) fork() *cluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,7 +88,8 @@ func (c *cluster) epoch() fsm.Epoch {
 	return fsm.Epoch{Incarnation: 1000, Term: c.term}
 }
 
-// Attached and MarkAttached implement Attachment without a log.
+// Attached and MarkAttached implement Attachment: they keep the id in memory instead of the
+// replicated state.
 func (c *cluster) Attached() (uint64, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -177,7 +179,7 @@ func (r *run) deposed() {
 	r.lead = false
 }
 
-// told returns the states of the mirror that OnHealth received.
+// told returns the states of the mirror that OnHealth received so far, in order.
 func (r *run) told() []State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -385,7 +387,8 @@ func (c *cluster) randomCommand(rnd *rand.Rand) fsm.Command {
 	return removeNode(node)
 }
 
-// withFiles makes a put refer to a bundle and brings the bundle.
+// withFiles adds a bundle (the files of a Compose stack) to a command that stores a workload, and makes the workload
+// refer to the bundle.
 func withFiles(c fsm.Command, digit string) fsm.Command {
 	b := &commandv1.Bundle{Digest: strings.Repeat(digit, 64), Data: []byte("sealed files " + digit)}
 	c.GetPutWorkloads().Bundles = []*commandv1.Bundle{b}

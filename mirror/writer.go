@@ -53,13 +53,14 @@ func (w *writer) add(kv KV) {
 	w.bytes += len(kv.Key) + len(kv.Value) + opCost
 }
 
-// addRange removes every key in [from, until).
+// addRange adds an operation that removes every key in [from, until).
 func (w *writer) addRange(from, until string) {
 	w.ops = append(w.ops, clientv3.OpDelete(from, clientv3.WithRange(until)))
 	w.bytes += len(from) + len(until) + opCost
 }
 
-// claim writes the first cursor of this writer and the owner key, if etcd is unchanged since f was read.
+// claim writes the first cursor of this writer and the owner key, if the cursor and the owner in etcd
+// are still those in f.
 func (w *writer) claim(ctx context.Context, f found, next cursor) error {
 	w.cur = f.cursor
 	cmps := []clientv3.Cmp{same(w.keys.cursor(w.cluster), f.cursor.raw), same(w.keys.owner(), f.owner.raw)}
@@ -92,8 +93,8 @@ func (w *writer) send(ctx context.Context, cmps []clientv3.Cmp, next cursor) err
 		switch {
 		case err != nil:
 			return err
-		case !r.Succeeded && firstValue(r, 0) != next.raw: // the transaction failed, but etcd has the new cursor value: an earlier attempt took effect
-			return fmt.Errorf("%w: %s", errFenced, orElse(firstValue(r, 0), "there is none"))
+		case !r.Succeeded && firstValue(r, 0) != next.raw: // if etcd has the new cursor value although this attempt failed, an earlier attempt took effect
+			return fmt.Errorf("%w: %s", errFenced, orElse(firstValue(r, 0), "etcd has no cursor"))
 		}
 		w.count(len(w.ops))
 		w.sent += w.bytes + cursorCost
@@ -110,7 +111,7 @@ func same(key, raw string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.Value(key), "=", raw)
 }
 
-// step is one key whose values in the state and in etcd differ.
+// step is one key that must be changed in etcd, because its values in the state and in etcd differ.
 type step struct {
 	kv  KV // value in the state; nil: the key must not exist
 	old []byte
@@ -131,7 +132,7 @@ func differences(ctx context.Context, s server, keys keyspace, sections []sectio
 
 func compareSection(ctx context.Context, s server, keys keyspace, sec section, fn func(step) error) (equal int, err error) {
 	have := s.pages(string(keys)+sec.dir, string(keys)+prefixEnd(sec.dir))
-	// until reports to fn all keys of etcd before key: they are not in the state. It returns the pair of key
+	// until reports to fn all keys of etcd before key: they are not in the state. It returns the entry of key
 	// in etcd, or nil if there is none. The key "" stands for the end of the section.
 	until := func(key string) (*mvccpb.KeyValue, error) {
 		for {

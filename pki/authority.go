@@ -24,9 +24,9 @@ import (
 const (
 	RootLife      = 10 * 365 * 24 * time.Hour
 	AuthorityLife = 2 * 365 * 24 * time.Hour
-	// Backdate is the time by which NotBefore of a certificate lies before its issue. So a certificate is
-	// valid at once even if the issuer's clock is an hour ahead and a user's clock is an hour behind.
-	// IssuedAt adds Backdate again.
+	// Backdate is how long before the time of issue the field NotBefore of a new certificate is set. So a certificate
+	// is valid at once even if the issuer's clock is an hour ahead and another machine's clock is an hour behind.
+	// IssuedAt adds Backdate to NotBefore to get the time of issue.
 	Backdate = 2 * time.Hour
 	// maxHosts is the maximum number of names in a certificate request.
 	maxHosts = 64
@@ -87,7 +87,7 @@ func signAuthority(name, cluster string, parent *x509.Certificate, by crypto.Sig
 		return nil, nil, fmt.Errorf("cluster %q does not match [A-Za-z0-9][A-Za-z0-9_.-]{0,127}", cluster)
 	}
 	if net.ParseIP(cluster) != nil || strings.HasSuffix(cluster, ".") || strings.Contains(cluster, "..") {
-		return nil, nil, fmt.Errorf("cluster %q is an IP address or has an empty label; its CA could not be limited to it", cluster)
+		return nil, nil, fmt.Errorf("cluster %q is an IP address or has an empty label; a CA certificate cannot be limited to such a name", cluster)
 	}
 	key, _, err := makeKey()
 	if err != nil {
@@ -156,7 +156,7 @@ func ParseAuthority(cert, root, key []byte) (*Authority, error) {
 	a.key = signer
 	switch {
 	case !a.Cert.IsCA || a.Cert.KeyUsage&x509.KeyUsageCertSign == 0:
-		return nil, errors.New("authority: cert is not that of an authority")
+		return nil, errors.New("authority: cert is not the certificate of an authority")
 	case !a.Root.IsCA || a.Root.CheckSignatureFrom(a.Root) != nil:
 		return nil, errors.New("authority: root is not signed by itself")
 	case a.Cert.CheckSignatureFrom(a.Root) != nil:
@@ -164,7 +164,7 @@ func ParseAuthority(cert, root, key []byte) (*Authority, error) {
 	case !sameKey(a.Cert, a.key):
 		return nil, errors.New("authority: key does not belong to cert")
 	case len(a.Cert.Subject.Organization) != 1 || !validName(a.Cert.Subject.Organization[0], ""):
-		return nil, errors.New("authority: the organization of cert is not the name of one cluster; `persysctl ca init` makes it so")
+		return nil, errors.New("authority: the organization in cert must be the name of one cluster, as in certificates of `persysctl ca init`")
 	}
 	a.Cluster = a.Cert.Subject.Organization[0]
 	return a, nil
@@ -230,8 +230,8 @@ type Issued struct {
 	KeyHash []byte // SHA-256 of the public key in the certificate
 }
 
-// Hosts selects which DNS names and IP addresses a certificate gets, in addition to localhost and the service
-// name. The zero value adds none.
+// Hosts selects which DNS names and IP addresses a certificate gets, in addition to localhost and the service name
+// (the common name of its role, which legacy v1 peers verify). The zero value adds none.
 type Hosts struct {
 	// Requested adds the id of the identity, and the hosts that the certificate request lists.
 	Requested bool
@@ -243,8 +243,8 @@ type Hosts struct {
 	From string
 }
 
-// of returns the DNS names and the IP addresses, in canonical form, for the certificate of identity
-// id.
+// of returns the DNS names and the IP addresses, in canonical form, that a certificate gets. id is the id in its
+// identity, and req the request for the certificate.
 func (h Hosts) of(id string, req *x509.CertificateRequest) (names []string, addrs []net.IP) {
 	if h.Requested {
 		names, addrs = append(slices.Clone(req.DNSNames), id), slices.Clone(req.IPAddresses)

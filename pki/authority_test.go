@@ -212,7 +212,7 @@ func TestAuthorityIsForOneCluster(t *testing.T) {
 	}
 }
 
-func TestAuthorityReadsBack(t *testing.T) {
+func TestAuthorityIsParsed(t *testing.T) {
 	now := time.Now()
 	root, a := authority(t, "c1", now)
 	other, b := authority(t, "c2", now)
@@ -236,7 +236,7 @@ func TestAuthorityReadsBack(t *testing.T) {
 	}{
 		{"the certificate of another root", a.Cert.Raw, other.Cert.Raw, key, "root has not signed"},
 		{"the key of another authority", a.Cert.Raw, root.Cert.Raw, foreignKey, "key does not belong"},
-		{"a leaf instead of an authority", leaf, root.Cert.Raw, key, "not that of an authority"},
+		{"a leaf instead of an authority", leaf, root.Cert.Raw, key, "not the certificate of an authority"},
 		{"an authority as root", a.Cert.Raw, a.Cert.Raw, key, "not signed by itself"},
 		{"an authority without a key", a.Cert.Raw, root.Cert.Raw, nil, "PKCS #8"},
 		{"an authority without a certificate", nil, root.Cert.Raw, key, "cert"},
@@ -296,7 +296,7 @@ func TestCAFolder(t *testing.T) {
 	if _, err := f.Authority(); err != nil {
 		t.Errorf("Authority must not need the root's key, but returned %v", err)
 	}
-	// Make a folder whose issuing authority is lost, but not its root key.
+	// Make a CA folder that still has the root's key, but has lost the issuing authority.
 	kept := CAFolder{t.TempDir()}
 	for name, data := range map[string][]byte{caRoot: EncodeCerts(root.Cert.Raw), caRootKey: rootKey} {
 		if err := os.WriteFile(filepath.Join(kept.Dir, name), data, 0o600); err != nil {
@@ -324,8 +324,8 @@ func TestCAFolder(t *testing.T) {
 	}
 }
 
-// If a change of roots is interrupted after the first file and then repeated, the old root's key is still
-// kept.
+// A change of roots is interrupted after it has written the first file, and is then repeated. The key of the old root
+// must still be kept beside the new one.
 func TestInterruptedChangeOfRootsKeepsTheKey(t *testing.T) {
 	now := time.Now()
 	f := CAFolder{t.TempDir()}
@@ -354,7 +354,7 @@ func TestInterruptedChangeOfRootsKeepsTheKey(t *testing.T) {
 
 // The file that marks an unfinished CA is removed if the CA is complete. If it stayed and the root
 // certificate were missing later, Create would overwrite the CA.
-func TestMarkOfAnUnfinishedCAIsRemoved(t *testing.T) {
+func TestFileOfAnUnfinishedCAIsRemoved(t *testing.T) {
 	now := time.Now()
 	root, a := authority(t, "c1", now)
 	for what, use := range map[string]func(CAFolder) error{
@@ -371,13 +371,13 @@ func TestMarkOfAnUnfinishedCAIsRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := errors.Join(os.WriteFile(filepath.Join(f.Dir, caUnfinished), nil, 0o600), use(f)); err != nil || f.has(caUnfinished) {
-			t.Errorf("%s: Create returned error %v, and the mark of an unfinished CA exists: %v; want neither", what, err, f.has(caUnfinished))
+			t.Errorf("%s: Create returned error %v, and the file that marks an unfinished CA exists: %v; want neither", what, err, f.has(caUnfinished))
 		}
 	}
 }
 
-// A damaged issuing authority can be replaced by a new one of the same root. The remaining files of the old
-// one are kept.
+// An issuing authority with a damaged or missing file can be replaced by a new authority of the same root. The old
+// authority's other files must be kept.
 func TestDamagedCAFolder(t *testing.T) {
 	now := time.Now()
 	_, foreign := authority(t, "c1", now)
@@ -433,8 +433,8 @@ func TestDamagedCAFolder(t *testing.T) {
 	}
 }
 
-// If the creation of a CA was interrupted, at whatever point, the next run completes the CA. Other keys in
-// the folder are not touched.
+// If the creation of a CA was interrupted, at whatever point, the next run completes the CA. It must not change keys
+// that belong to another CA in the folder.
 func TestUnfinishedCA(t *testing.T) {
 	root, a := authority(t, "c1", time.Now())
 	whole := CAFolder{t.TempDir()}
@@ -464,7 +464,7 @@ func TestUnfinishedCA(t *testing.T) {
 				continue
 			}
 			if got, aerr := f.Authority(); err != nil || aerr != nil || got.ID() != b.ID() || f.has(caUnfinished) {
-				t.Errorf("%q: %v, %v; want the new CA", order[:n], err, aerr)
+				t.Errorf("after a creation that wrote only %q, Create returned %v and Authority %v; want the new CA", order[:n], err, aerr)
 			}
 		}
 	}
@@ -538,8 +538,8 @@ func FuzzParseJoinToken(f *testing.F) {
 	})
 }
 
-// TestTokenPinsTheCluster: a program that joins with a token trusts only schedulers whose CA is the one in
-// the token.
+// TestTokenPinsTheCluster: a join token contains the fingerprint of the cluster's root CA. A program that joins with
+// the token must accept only a scheduler whose certificate was issued under this root.
 func TestTokenPinsTheCluster(t *testing.T) {
 	now := time.Now()
 	root, a := authority(t, "c1", now)
@@ -557,7 +557,8 @@ func TestTokenPinsTheCluster(t *testing.T) {
 		return c
 	}
 	forged := pair(foreign, RoleScheduler, time.Hour, "10.0.0.1")
-	// A forged chain: the root of the cluster is in it, but has not issued the certificate before it.
+	// Make a forged chain: it ends with the root of the cluster, but this root has not signed the certificate before
+	// it in the chain.
 	forged.Certificate = append(forged.Certificate, root.Cert.Raw)
 	for _, tc := range []struct {
 		name string
@@ -597,7 +598,7 @@ func TestTokenPinsTheCluster(t *testing.T) {
 	}
 }
 
-func TestIdentityStoreReadsBack(t *testing.T) {
+func TestIdentityStoreRoundTrip(t *testing.T) {
 	now := time.Now()
 	root, a := authority(t, "c1", now)
 	k := IdentityStore{filepath.Join(t.TempDir(), "tls")}
@@ -645,7 +646,8 @@ func TestIdentityStoreReadsBack(t *testing.T) {
 	}
 }
 
-// Repeated requests with a token use the same key until the whole answer is stored.
+// A join is interrupted and repeated with the same token. The repeated request must use the same private key, until
+// the whole answer to a request is stored.
 func TestInterruptedJoinKeepsItsKey(t *testing.T) {
 	now := time.Now()
 	_, a := authority(t, "c1", now)
@@ -732,7 +734,7 @@ func TestIdentifyRefusesExpiredCertificates(t *testing.T) {
 	files.Revoke(&Revoked{Identities: map[string]time.Time{"agent/n1": now.Add(-time.Minute)}})
 	check("issued after the revocation", "")
 	files.Revoke(&Revoked{Identities: map[string]time.Time{"agent/n2": now.Add(time.Minute)}})
-	check("another is revoked", "")
+	check("the identity of another agent is revoked", "")
 	files.Revoke(nil)
 	clock = now.Add(11 * time.Minute)
 	check("expired on an open connection", "expired at")

@@ -25,10 +25,10 @@ func (f *Files) Revoke(r *Revoked) {
 	}
 }
 
-// CutRevoked wraps a connection after its handshake, so that it is closed as soon as the peer's certificate
-// is revoked. A handshake checks the certificate only once, but a connection may be open for days. conn is
-// the TLS connection over raw. The caller must close the returned connection. An expired certificate does not
-// close the connection: a cluster whose certificates have all expired keeps running and reports that.
+// CutRevoked returns a wrapper of a connection after its handshake. The connection is closed as soon as the peer's
+// certificate is revoked. A handshake checks the certificate only once, but a connection may be open for days. conn is
+// the TLS connection over raw. The returned connection must be closed after use. The expiry of a certificate does not
+// close the connection, so that a cluster whose certificates have all expired keeps running and can report this.
 func (f *Files) CutRevoked(conn, raw net.Conn, state tls.ConnectionState) net.Conn {
 	c := &cuttable{Conn: conn, f: f, raw: raw, state: state}
 	f.mu.Lock()
@@ -43,8 +43,8 @@ func (f *Files) CutRevoked(conn, raw net.Conn, state tls.ConnectionState) net.Co
 	return c
 }
 
-// isRevoked reports whether the peer's certificate is revoked. It returns false for certificates without an
-// identity.
+// isRevoked reports whether the peer's certificate is revoked. It returns false if the certificate gives no identity,
+// because revocations name identities.
 func (f *Files) isRevoked(state tls.ConnectionState) bool {
 	if len(state.PeerCertificates) == 0 {
 		return false

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A connection is closed when its peer's certificate is revoked, and not when another certificate is. Closed
-// connections are not tracked any more.
+// A connection must be closed when the certificate of its peer is revoked, and stay open when another certificate is
+// revoked. After it is closed, Files must not keep a reference to it.
 func TestCutRevoked(t *testing.T) {
 	s := set(t, t.TempDir())
 	f, peer := load(t, s.Leaf["scheduler/scheduler-1"].config()), load(t, s.Leaf["agent/node-a"].config())
@@ -58,7 +58,8 @@ func TestCutRevoked(t *testing.T) {
 	if err := echo(ours, theirs); err == nil {
 		t.Error("no data of a revoked peer may be received, but some was")
 	}
-	// The certificate is revoked after the handshake and before CutRevoked.
+	// The certificate is revoked between the handshake and the call of CutRevoked. CutRevoked must then close the
+	// connection at once.
 	f.Revoke(nil)
 	ours, theirs = connect()
 	state := ours.(*cuttable).state

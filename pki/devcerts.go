@@ -32,7 +32,7 @@ const (
 
 // DevOptions selects which certificates DevCerts makes.
 type DevOptions struct {
-	// Cluster is the cluster in every identity; default "dev".
+	// Cluster is the name of the cluster in the URI of every certificate; default "dev".
 	Cluster string
 	// Schedulers, Agents, Gateways and Users are the ids for which certificates are made. If all four are
 	// empty, the ids are: schedulers scheduler-1 to scheduler-3; agents node-a, node-b and the host name;
@@ -236,8 +236,8 @@ func leafTemplate(who Identity, cn, host string, opt DevOptions) (*x509.Certific
 	return t, nil
 }
 
-// leaf keeps the certificate in folder dir if it still equals want and is valid long enough. Otherwise it
-// issues a new one and returns true.
+// leaf keeps the certificate in folder dir if it has the content of want and at least a third of its validity left.
+// Otherwise it issues a new certificate and returns true.
 func (a *devAuthority) leaf(dir string, want *x509.Certificate, opt DevOptions) (Paths, bool, error) {
 	p := Paths{CA: filepath.Join(dir, devCA), Cert: filepath.Join(dir, devCert), Key: filepath.Join(dir, devKey)}
 	if err := os.MkdirAll(dir, 0o700); err != nil {

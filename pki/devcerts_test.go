@@ -101,7 +101,7 @@ func TestDevCertsRenewOnlyStaleLeaves(t *testing.T) {
 	}
 }
 
-func TestDevCertsRefuses(t *testing.T) {
+func TestDevCertsRefusesWrongOptions(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		opt  DevOptions

@@ -76,7 +76,8 @@ type Files struct {
 	err     error // error of the last reload; nil if the content in use is that of the files
 }
 
-// material is the parsed content of the three files: CA, certificate and key.
+// material is the parsed content of the three files (CA, certificate and key) as they were when they were last read
+// without an error.
 type material struct {
 	stamp    [3]stamp
 	loaded   time.Time
@@ -109,7 +110,7 @@ func LoadFiles(cfg FilesConfig) (*Files, error) {
 	}
 	f.current, f.checked = m, cfg.Now()
 	for _, w := range f.warnings(m) {
-		cfg.Log.Warn("TLS credentials", "warning", w)
+		cfg.Log.Warn("the TLS credentials have a problem", "warning", w)
 	}
 	return f, nil
 }
@@ -208,8 +209,8 @@ type ServerOptions struct {
 	OwnOnly bool
 }
 
-// least returns the lowest version of TLS that the server accepts. Programs of other projects may need TLS 1.2.
-// For a persys:// certificate, the function modern refuses versions below 1.3.
+// least returns the lowest version of TLS that the server accepts in a handshake. It is 1.2 if programs of other
+// projects may connect. The function modern then refuses versions below 1.3 for a peer with a persys:// certificate.
 func (o ServerOptions) least() uint16 {
 	if o.OwnOnly {
 		return tls.VersionTLS13
@@ -217,8 +218,8 @@ func (o ServerOptions) least() uint16 {
 	return tls.VersionTLS12
 }
 
-// ErrDowngraded is returned, wrapped, if a peer with a persys:// certificate negotiates less than TLS 1.3,
-// which suggests that somebody manipulates the connection.
+// ErrDowngraded is returned, wrapped, if a peer with a persys:// certificate negotiates a version below TLS 1.3. All
+// such peers support 1.3, so somebody may be manipulating the connection.
 var ErrDowngraded = errors.New("programs of this cluster must use TLS 1.3 with each other")
 
 // modern returns an error if a peer with a persys:// certificate does not use TLS 1.3.
@@ -264,7 +265,8 @@ func (f *Files) ServerConfig(opt ServerOptions) *tls.Config {
 	return &tls.Config{
 		MinVersion: opt.least(),
 		NextProtos: opt.NextProtos,
-		// Handshakes use GetConfigForClient and not this certificate, but net/http requires one.
+		// net/http requires that this field is set. Handshakes do not use it, because GetConfigForClient returns
+		// another configuration.
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			m, _ := f.refresh()
 			return &m.cert, nil
@@ -296,9 +298,9 @@ type Peer struct {
 	// Role, if set, is the role that the server must have. A server certificate without an identity is
 	// accepted if its CA and host are valid, because legacy v1 peers have arbitrary names.
 	Role Role
-	// Node, if set, is the node whose agent the server must be. So a node that registers with the address of
-	// another agent receives none of that agent's orders. A certificate that names the node need not contain
-	// any of Hosts.
+	// Node, if set, is the node whose agent the server must be. Orders for the node then reach no other agent, even if
+	// the node registers with another agent's address. If the certificate names the node, it need not contain any of
+	// Hosts.
 	Node string
 }
 
@@ -313,8 +315,8 @@ func (f *Files) ClientConfig(p Peer) *tls.Config {
 			m, _ := f.refresh()
 			return &m.cert, nil
 		},
-		// The library's own check would always use the CA from the time of this call. VerifyConnection
-		// makes the same check with the present CA.
+		// Turn off the check of crypto/tls, which would always use the CA as it is now. VerifyConnection below makes
+		// the same check with the CA that is in the file at the time of the handshake.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			return f.verifyServer(state, p)
@@ -358,14 +360,14 @@ func (f *Files) verifyServer(state tls.ConnectionState, p Peer) error {
 		}
 	}
 	id, err := FromCertificate(leaf, f.cfg.Mapping)
-	// The URI in an agent's certificate names the node. That is a stronger proof than the dialled address,
-	// so the host need not match.
+	// The persys:// URI in an agent's certificate names the node, which proves more than a host name does. So the
+	// certificate need not contain the dialled host.
 	if hostErr != nil && !(err == nil && p.Node != "" && id.Role == RoleAgent && !id.Mapped) {
 		return hostErr
 	}
 	if errors.Is(err, ErrNoIdentity) {
-		// The CA and the host are valid. If the certificate has a service name of legacy v1 peers with
-		// another role, refuse it. This check can only refuse; it gives the peer no rights.
+		// The CA and the host are valid. Refuse the certificate if it contains a service name that legacy v1 peers use
+		// for another role than the expected one. This check can only refuse a peer; it gives the peer no rights.
 		id, err = FromCertificate(leaf, LegacyMapping(""))
 	}
 	if errors.Is(err, ErrNoIdentity) || p.Role == "" && err != nil {

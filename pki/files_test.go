@@ -82,7 +82,8 @@ func handshake(t *testing.T, server, client *tls.Config) (seen tls.ConnectionSta
 	defer raw.Close()
 	c := tls.Client(raw, client)
 	if clientErr = c.HandshakeContext(ctx); clientErr == nil {
-		// In TLS 1.3 the server's refusal arrives with the first read.
+		// In TLS 1.3 the client's handshake ends before the server has checked the client's certificate. So the client
+		// learns of a refusal only at its first read.
 		_, clientErr = c.Read(make([]byte, 1))
 	}
 	raw.Close()
@@ -148,7 +149,7 @@ func TestClientWithoutCertificateIsRefused(t *testing.T) {
 	}
 }
 
-func TestLoadFilesRefuses(t *testing.T) {
+func TestLoadFilesRefusesWrongFiles(t *testing.T) {
 	dir := t.TempDir()
 	leaf := set(t, dir).Leaf
 	good, other := leaf["agent/node-a"], leaf["agent/node-b"]
@@ -193,7 +194,7 @@ func TestLoadFilesRefuses(t *testing.T) {
 	}
 }
 
-func TestFilesFollowTheirFiles(t *testing.T) {
+func TestCredentialsAreReloaded(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{}
 	leaf := set(t, dir).Leaf["agent/node-a"]
@@ -210,7 +211,8 @@ func TestFilesFollowTheirFiles(t *testing.T) {
 		t.Fatal("a server of another CA must be refused, but was accepted")
 	}
 
-	// The key file is already new and the certificate file is still old, as in the middle of a renewal.
+	// Replace only the key file, as if the files were read in the middle of a renewal. The old key and certificate
+	// must stay in use.
 	oldKey, _ := os.ReadFile(leaf.Key)
 	_, newKey, err := makeKey()
 	if err != nil {
@@ -237,7 +239,7 @@ func TestFilesFollowTheirFiles(t *testing.T) {
 		t.Errorf("with the former certificate and key restored, the status is %+v, want no error and the former identity", st)
 	}
 
-	// If a file is missing, the previous key and certificate stay in use.
+	// Remove the CA file. The key and certificate that were read before must stay in use.
 	if err := os.Remove(leaf.CA); err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +248,7 @@ func TestFilesFollowTheirFiles(t *testing.T) {
 		t.Errorf("with a missing CA the status is %+v, want an error that names PERSYS_TLS_CA", st)
 	}
 
-	// After the files change, the existing tls.Configs use the new identity and the new CA.
+	// Replace all three files. The tls.Configs that exist already must use the new certificate and the new CA.
 	fresh := set(t, filepath.Dir(filepath.Dir(filepath.Dir(stranger.cfg.CA)))).Leaf["agent/node-a"]
 	for from, to := range map[string]string{fresh.CA: leaf.CA, fresh.Cert: leaf.Cert, fresh.Key: leaf.Key} {
 		b, err := os.ReadFile(from)
@@ -264,7 +266,7 @@ func TestFilesFollowTheirFiles(t *testing.T) {
 	}
 }
 
-func TestServerFollowsItsFiles(t *testing.T) {
+func TestServerUsesReloadedCredentials(t *testing.T) {
 	c := &clock{}
 	a, b := set(t, t.TempDir()), set(t, t.TempDir())
 	leaf := a.Leaf["scheduler/scheduler-1"]
@@ -350,7 +352,7 @@ func TestAwaitEndsAtRevocationAndExpiry(t *testing.T) {
 	f.Revoke(&Revoked{Identities: map[string]time.Time{"user/somebody": time.Now()}})
 	cancel()
 	if err := within(end); err != nil {
-		t.Errorf("Await returned %v after the revocation of another identity, want that it goes on without an error", err)
+		t.Errorf("Await returned %v after the revocation of another identity, want that it waits until ctx is cancelled and then returns nil", err)
 	}
 	end = await(t.Context())
 	f.Revoke(&Revoked{Certificates: map[string]bool{Fingerprint(peer.Leaf().Raw): true}})
@@ -358,7 +360,7 @@ func TestAwaitEndsAtRevocationAndExpiry(t *testing.T) {
 		t.Errorf("Await after the revocation returned %v, want ErrRevoked", err)
 	}
 	f.Revoke(nil)
-	// Now the time is just before the certificate expires.
+	// Set the clock to 200 ms before the certificate expires.
 	c.advance(time.Until(peer.Leaf().NotAfter) - 200*time.Millisecond)
 	if err := within(await(t.Context())); err == nil || !strings.Contains(err.Error(), "expired") {
 		t.Errorf("Await after the expiry returned %v, want that it expired", err)

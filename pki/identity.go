@@ -55,9 +55,9 @@ type Identity struct {
 	Fingerprint string
 	// CommonName is the CN of the certificate's subject. It is used only in audit events.
 	CommonName string
-	// Mapped is true if the identity was derived from a service name (CN or DNS SAN) and not from a
-	// persys:// URI. Such a certificate of an agent does not prove a node id (contract/semantics.md, section
-	// 13). If an operator's mapping assigns the name to one node, Mapped is false.
+	// Mapped is true if the identity was derived from a service name (CN or DNS SAN) and not from a persys:// URI.
+	// Such a certificate of an agent does not prove a node id (contract/semantics.md, section 13). If the setting
+	// PERSYS_TLS_PEERS assigns the name to one node, Mapped is false.
 	Mapped bool
 }
 
@@ -73,9 +73,9 @@ func (i Identity) IsAnonymous() bool {
 	return i.Role == RoleUser && i.ID == AnonymousID && i.Fingerprint == ""
 }
 
-// SpeaksFor reports whether the identity may act as the node. An agent may act as the node whose id it has.
-// An agent whose identity is Mapped may act as any node, because certificates of legacy v1 peers do not say
-// which of their names is the node's.
+// SpeaksFor reports whether the identity may act as the node. An agent may act as the node whose id it has. An agent
+// whose identity is Mapped may act as any node, because it is not known which of the names in a legacy v1 peer's
+// certificate is the name of the node.
 func (i Identity) SpeaksFor(node string) bool {
 	return i.Role == RoleAgent && (i.Mapped || i.ID == node)
 }
@@ -153,7 +153,7 @@ func ParseIdentity(s string) (Identity, error) {
 			i.CommonName = v[0]
 		case "fp":
 			if len(v[0]) != 2*sha256.Size || !isLowerHex(v[0]) {
-				return Identity{}, fmt.Errorf("identity %q: fp is not a SHA-256 in lower-case hex", s)
+				return Identity{}, fmt.Errorf("identity %q: the fingerprint fp must be a SHA-256 in lower-case hex", s)
 			}
 			i.Fingerprint = v[0]
 		case "mapped":
@@ -229,8 +229,8 @@ type Mapping struct {
 	Names map[string]Principal
 }
 
-// Principal is a role and an id for a mapped certificate. If ID is empty, the id is taken from the
-// certificate: a DNS SAN such as the node name of an agent, or else the service name.
+// Principal is the role and id that Mapping gives to a certificate without a persys:// URI. If ID is empty, the id is
+// taken from the certificate: a DNS SAN such as the node name of an agent, or else the service name.
 type Principal struct {
 	Role Role
 	ID   string

@@ -53,8 +53,8 @@ func (s IdentityStore) Paths() Paths {
 	return Paths{CA: filepath.Join(s.Dir, rootsFile), Cert: id, Key: id}
 }
 
-// Request makes a certificate request. It keeps the key in a file until Save. If the answer to a request is
-// lost, the repeated request is for the same key.
+// Request makes a certificate request. It stores the key in a file, which stays until Save is called. If the answer to
+// a request is lost, the repeated request is for the same key.
 func (s IdentityStore) Request(hosts []string) (keyPEM, csr []byte, err error) {
 	path := filepath.Join(s.Dir, pendingKeyFile)
 	if keyPEM, err = os.ReadFile(path); errors.Is(err, fs.ErrNotExist) {
@@ -253,8 +253,8 @@ func (f CAFolder) Create(root *Root, a *Authority) error {
 	return f.settle()
 }
 
-// settle removes the mark of an unfinished CA if the CA is complete. Otherwise a later Create could overwrite
-// the CA's keys.
+// settle removes the file caUnfinished, which marks an unfinished CA, if the CA is complete. Otherwise a later Create
+// could overwrite the CA's keys.
 func (f CAFolder) settle() error {
 	if !f.has(caRoot) {
 		return nil
@@ -270,9 +270,9 @@ func (f CAFolder) has(name string) bool {
 	return err == nil
 }
 
-// write writes the keys before the certificates, and the root certificate last. If it is interrupted, it leaves
-// an unfinished CA, or a CA whose keys and certificates do not match. A CA can be left mismatched only by
-// Replace, which has stored copies of the old files before it calls write.
+// write writes the keys before the certificates, and the root certificate last. If it is interrupted, it leaves an
+// unfinished CA, or a CA whose keys and certificates do not match. Keys and certificates can fail to match only after
+// an interrupted Replace, which has stored copies of the old files before it calls write.
 func (f CAFolder) write(root *Root, a *Authority) error {
 	for _, w := range []struct {
 		name string
@@ -344,9 +344,9 @@ func (f CAFolder) Root() (*Root, error) {
 // Cluster returns the name of the cluster that the root certificate names as its organization.
 func (r *Root) Cluster() string { return strings.Join(r.Cert.Subject.Organization, "/") }
 
-// Replace replaces the issuing authority, and the root if root differs from the present one. It keeps the old
-// files beside the new ones, with their fingerprint in the name. The present root's key need not be in the
-// folder. A damaged or missing authority can be replaced by one that the present root has signed.
+// Replace replaces the issuing authority, and the root if root differs from the present one. It keeps the old files
+// beside the new ones, with their fingerprint in the name. The key of the present root need not be in the folder. If
+// the issuing authority is damaged or missing, it can be replaced only by one that the present root has signed.
 //
 // An interrupted change of roots can be repeated only while the folder still holds the old issuing key and
 // certificate. Otherwise restore the old files first.

@@ -66,7 +66,8 @@ func (t JoinToken) Export() (string, error) {
 	return body + "." + checksum(body), nil
 }
 
-// IsJoinToken reports whether s looks like a token, as opposed to an address.
+// IsJoinToken reports whether s begins like a join token. It distinguishes a token from an address in settings that
+// accept both.
 func IsJoinToken(s string) bool { return strings.HasPrefix(strings.TrimSpace(s), tokenPrefix) }
 
 // ParseJoinToken reads the text that Export wrote. Errors never contain the secret.

@@ -118,8 +118,8 @@ func clipWord(s string) string {
 	return s
 }
 
-// protect replaces a plain file by an encrypted one, after it has checked that the encrypted key can be read
-// again.
+// protect replaces a key file in plain text by an encrypted one. Before that it checks that the encrypted key can be
+// decrypted.
 func (f KeyFile) protect(k *Key) error {
 	text, err := f.text(k)
 	if err != nil {

@@ -50,9 +50,9 @@ func (r *Revoked) check(id Identity, issued time.Time) error {
 	return nil
 }
 
-// CheckRevoked returns an error if the identity is revoked. It is for a peer that presented its certificate
-// to another program. issued is the time at which that certificate was issued; the zero time is before every
-// revocation.
+// CheckRevoked returns an error if the identity is revoked. It is for a caller whose certificate this program has not
+// seen, because the caller presented it to another program, such as a gateway. issued is the time at which that
+// certificate was issued; the zero time is before every revocation.
 func (f *Files) CheckRevoked(id Identity, issued time.Time) error {
 	return f.revoked.Load().check(id, issued)
 }

@@ -9,8 +9,8 @@ import (
 	"slices"
 )
 
-// GossipRing holds the gossip keys of a cluster, the newest last. Every key decrypts; one key encrypts. A
-// ring is stored and sent sealed (encrypted) under the cluster key.
+// GossipRing holds the gossip keys of a cluster, the newest last. A scheduler encrypts gossip with one of the keys,
+// and can decrypt gossip with any of them. A ring is stored and sent sealed (encrypted) under the cluster key.
 type GossipRing struct {
 	Keys []RingKey `json:"keys"`
 	// Seals is the id of the key in the ring that encrypts.
@@ -22,8 +22,8 @@ type GossipRing struct {
 type RingKey struct {
 	ID  string `json:"id"`
 	Key []byte `json:"key,omitempty"`
-	// Against is a hash over the schedulers that were already revoked when the key was made. Those
-	// schedulers never get the key.
+	// Against is a hash over the schedulers that were already revoked when the key was made, so that they never got
+	// it. If the hash of the revoked schedulers is different now, a scheduler that was revoked later may have the key.
 	Against string `json:"against,omitempty"`
 }
 
@@ -59,7 +59,7 @@ func parseRing(raw []byte) (GossipRing, error) {
 		return GossipRing{}, errors.New("gossip ring: not valid JSON")
 	}
 	if len(r.Keys) == 0 || len(r.Keys) > ringMax || !slices.Contains(r.IDs(), r.Seals) {
-		return GossipRing{}, fmt.Errorf("gossip ring: %d keys, and %q seals", len(r.Keys), clipWord(r.Seals))
+		return GossipRing{}, fmt.Errorf("gossip ring: it has %d keys, want 1 to %d that include the encrypting key %q", len(r.Keys), ringMax, clipWord(r.Seals))
 	}
 	for _, k := range r.Keys {
 		if len(k.Against) > maxAgainst {
@@ -93,13 +93,15 @@ func (r GossipRing) IDs() []string {
 	return out
 }
 
-// Settled reports whether no rotation is in progress, that is, whether the ring has only one key.
+// Settled reports whether the ring has only one key, so that no rotation of the gossip key is in progress.
 func (r GossipRing) Settled() bool { return len(r.Keys) == 1 }
 
-// Newest returns the id of the newest key. It encrypts from the second step of its rotation on.
+// Newest returns the id of the newest key. In the first step of a rotation it only decrypts; from the second step on
+// it also encrypts.
 func (r GossipRing) Newest() string { return r.Keys[len(r.Keys)-1].ID }
 
-// Against returns the field Against of the newest key.
+// Against returns the hash over the schedulers that were already revoked when the newest key was made
+// (RingKey.Against).
 func (r GossipRing) Against() string { return r.Keys[len(r.Keys)-1].Against }
 
 // Add is the first step of a rotation: it adds a new key that does not encrypt yet, but only decrypts.

@@ -44,8 +44,9 @@ const (
 const SealPrefix = "sealed:1:"
 
 // Key is a master secret of 32 bytes: the cluster key on schedulers, or an agent's own key on its machine
-// (pki/DESIGN.md). For each use, another key is derived from it, so that a derived key reveals nothing about
-// the others. Key is safe for concurrent use. When it is printed, only its id is shown.
+// (pki/DESIGN.md). It is not used itself: for each purpose (sealing, content hashes, gossip, tokens) another key is
+// derived from it, and a derived key reveals nothing about the others. Key is safe for concurrent use. When it is
+// printed, only its id is shown.
 type Key struct {
 	id      string
 	master  [keySize]byte
@@ -189,8 +190,8 @@ func isLowerHex(s string) bool {
 	return true
 }
 
-// Export returns the key as one line of text with its id and a checksum, for ImportKey on another machine.
-// Whoever has this text can decrypt every secret.
+// Export returns the key as one line of text with its id and a checksum, for ImportKey on another machine. A person who
+// has this text can decrypt every secret.
 func (k *Key) Export() string {
 	body := keyPrefix + "." + k.id + "." + base64.RawURLEncoding.EncodeToString(k.master[:])
 	return body + "." + checksum(body)

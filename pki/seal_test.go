@@ -53,7 +53,7 @@ func TestSealAndOpen(t *testing.T) {
 	}
 }
 
-func TestOpenRefuses(t *testing.T) {
+func TestOpenRefusesWrongValues(t *testing.T) {
 	k := fixed(t, 1)
 	sealed, err := k.Seal([]byte("token"), []byte("web-1"))
 	if err != nil {
@@ -101,7 +101,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-func TestSubKeysDiffer(t *testing.T) {
+func TestDerivedKeysDiffer(t *testing.T) {
 	k := fixed(t, 1)
 	h := k.ContentHash()
 	h.Write([]byte("content"))
@@ -168,7 +168,7 @@ func TestKeyFileIsCreatedOnce(t *testing.T) {
 	}
 }
 
-func TestLoadKeyRefuses(t *testing.T) {
+func TestLoadKeyRefusesWrongFiles(t *testing.T) {
 	good := fixed(t, 1).Export()
 	for _, tc := range []struct {
 		name, text string

@@ -5,6 +5,7 @@
 // a container, a loaded Compose project or a virtual machine. Judge compares the list with a Policy and
 // returns the violations. A policy allows only the things that it lists.
 //
-// The scheduler judges a workload when it is applied, in the state machine and in the planner, and the agent
-// judges it again. All use the same function, so the package is pure and imports nothing of this project.
+// The scheduler judges a workload when it is applied and when it is placed, in the state machine and in the
+// planner. The agent judges it again. All use the same function, so the package is pure and imports nothing
+// of this project.
 package policy

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// The rules. Each ask falls under one rule. A rule has the name of the field of Policy that decides it,
-// except where a comment names another field.
+// The rules. Each Ask (a thing that a workload requests from its machine) is judged by one rule. A rule
+// has the name of the field of Policy that decides it, except where a comment names another field.
 const (
 	RulePrivileged   = "privileged"
 	RuleHostPath     = "host_paths"
@@ -34,17 +34,20 @@ const (
 	RuleUnreadStack  = "unread_stack"    // a stack that schedulers cannot read, because it is in a Git repository; the field privileged decides
 )
 
-// LacksUser is an entry in the value of an ask under the rule requires. It means that the specification names no user,
-// so the container runs as the user in its image.
+// LacksUser is an entry in the value of an Ask with the rule "requires", which lists the
+// protections that a container lacks. It means that the specification names no user, so the
+// container runs as the user in its image.
 const LacksUser = "user_unset"
 
 // NonRoot is an entry of Policy.Users that allows every user except root.
 const NonRoot = "non-root"
 
-// Unlimited is the value of an ask under the rule max_pids if the number of processes is not limited.
+// Unlimited is the value of an Ask with the rule "max_pids" (limit of processes) if the
+// specification sets no limit.
 const Unlimited = "-1"
 
-// Ask is one privilege that a workload asks of the machine that runs it.
+// Ask is one thing that a workload requests from the machine that runs it, such as a host path, a
+// port or a capability.
 type Ask struct {
 	Rule  string
 	Value string
@@ -59,7 +62,8 @@ type Workload struct {
 	Asks              []Ask
 }
 
-// Violation is one ask that a policy does not allow.
+// Violation is one thing that a workload requests from its machine and that a policy does not
+// allow.
 type Violation struct {
 	Policy string // name of the violated policy; "" = a rule that the agent applies by itself
 	Rule   string
@@ -100,7 +104,8 @@ func Next(namespace string) string {
 // MaxViolations is the largest number of violations that Judge returns.
 const MaxViolations = 20
 
-// Judge returns how workload w violates policy p, in the order of the asks of w.
+// Judge returns how workload w violates policy p, in the order of w.Asks (the things that w
+// requests).
 func Judge(p *Policy, w Workload) []Violation {
 	j := judge{p: p}
 	if !matches(p.Kinds, w.Kind) {
@@ -204,8 +209,8 @@ func (j *judge) ask(a Ask) {
 			j.add(a.Rule, a.Field, a.Value, "schedulers cannot read this stack before it runs; send the Compose file inline")
 		}
 	default:
-		// A newer version has made this ask under a rule that this version does not know. Only a policy that allows
-		// everything allows the ask.
+		// The Ask comes from a newer version and has a rule that this version does not know. Only a policy that
+		// allows everything allows it.
 		if !p.Privileged {
 			j.add(a.Rule, a.Field, a.Value, "this version does not know the rule")
 		}
@@ -281,7 +286,8 @@ func Reaches(path string, list []string) string {
 	return ""
 }
 
-// RootBy returns the text that explains why a mount of path, which reaches an engine, is not allowed.
+// RootBy returns the text that explains why a mount of path is not allowed: through it a container
+// reaches the socket or the folder of an engine, which gives root access.
 func RootBy(path string) string {
 	return "it reaches " + path + ", which gives root's rights on the host"
 }
@@ -301,7 +307,7 @@ func Root(user string) bool {
 	return err != nil || n == 0
 }
 
-// PortValue returns the value of an ask for a published port. address is "" for all addresses. port is a
+// PortValue returns the value of an Ask for a published port. address is "" for all addresses. port is a
 // number or a range such as 8000-8010, or "0" if the engine chooses the port.
 func PortValue(address, port, protocol string) string {
 	return address + "|" + port + "/" + protocol

@@ -121,7 +121,7 @@ func (p *Policy) Lists() []List {
 	}
 }
 
-// Amount is one number of a policy, with its name in the YAML document.
+// Amount is one limit or default of a policy that is a number, with its name in the YAML document.
 type Amount struct {
 	Name  string
 	Value *int64

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestJudgeChecksEachRule checks each rule of a policy with an allowed and a refused ask.
+// TestJudgeChecksEachRule checks each rule of a policy with a value that the policy allows and one
+// that it refuses.
 func TestJudgeChecksEachRule(t *testing.T) {
 	some := &Policy{
 		Name: "some", Kinds: []string{"container"}, HostPaths: []HostPath{{Path: "/srv/shop"}, {Path: "/usr/share", ReadOnly: true}},

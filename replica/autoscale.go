@@ -2,8 +2,8 @@ package replica
 
 import "context"
 
-// scaler changes the number of members of groups for the leader's loop. It refers to the replica and not to its server,
-// because the loop is made before the server.
+// scaler changes the number of members of groups for the leader's loop. It holds the replica and not the replica's
+// gRPC server, because the leader's loop is created before that server.
 type scaler struct{ r *Replica }
 
 func (s scaler) Autoscale(ctx context.Context, group string, from, count int, reason string) error {

@@ -51,8 +51,8 @@ type Config struct {
 	TokenDirs map[string]string `env:"SCHEDULER_TOKEN_DIR" flag:"token-dir" yaml:"token_dir" usage:"folders for the join tokens of --init, role=folder: scheduler=/tokens/scheduler,agent=/tokens/agent; default for each role: the folder admin in the data folder"`
 
 	BindAddr    string `env:"PERSYS_GRPC_ADDR" flag:"bind" yaml:"grpc_addr" usage:"bind address of every port; default 0.0.0.0, with -insecure 127.0.0.1"`
-	GRPCPort    int    `env:"GRPC_PORT" flag:"grpc-port" yaml:"grpc_port" kind:"port" min:"0" default:"8085" usage:"control API"`
-	MetricsPort int    `env:"METRICS_PORT" flag:"metrics-port" yaml:"metrics_port" kind:"port" min:"0" default:"8084" usage:"/metrics and /health"`
+	GRPCPort    int    `env:"GRPC_PORT" flag:"grpc-port" yaml:"grpc_port" kind:"port" min:"0" default:"8085" usage:"port of the control API (gRPC)"`
+	MetricsPort int    `env:"METRICS_PORT" flag:"metrics-port" yaml:"metrics_port" kind:"port" min:"0" default:"8084" usage:"port of /metrics and /health (HTTP)"`
 	RaftAddr    string `env:"SCHEDULER_RAFT_ADDR" flag:"raft-addr" yaml:"raft_addr" usage:"Raft listen address; default <bind>:8086"`
 	GossipAddr  string `env:"SCHEDULER_GOSSIP_ADDR" flag:"gossip-addr" yaml:"gossip_addr" usage:"gossip listen address; default <bind>:8088"`
 	DNSAddr     string `env:"SCHEDULER_DNS_ADDR" flag:"dns-addr" yaml:"dns_addr" usage:"DNS listen address, UDP and TCP; none = no DNS server; default <bind>:8053"`
@@ -61,9 +61,9 @@ type Config struct {
 	// scheduler listens.
 	AdvertisePort int `env:"SCHEDULER_ADVERTISE_PORT" flag:"advertise-port" yaml:"advertise_port" kind:"port" min:"0" default:"0" usage:"published gRPC port; default GRPC_PORT"`
 
-	TLSCA          string            `env:"PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls_ca" default:"/etc/persys/certs/persys-scheduler/ca.pem" usage:"CA bundle"`
-	TLSCert        string            `env:"PERSYS_TLS_CERT" flag:"tls-cert" yaml:"tls_cert" default:"/etc/persys/certs/persys-scheduler/persys_scheduler.crt" usage:"certificate"`
-	TLSKey         string            `env:"PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls_key" default:"/etc/persys/certs/persys-scheduler/persys_scheduler-key.key" usage:"private key"`
+	TLSCA          string            `env:"PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls_ca" default:"/etc/persys/certs/persys-scheduler/ca.pem" usage:"bundle of the trusted CA certificates"`
+	TLSCert        string            `env:"PERSYS_TLS_CERT" flag:"tls-cert" yaml:"tls_cert" default:"/etc/persys/certs/persys-scheduler/persys_scheduler.crt" usage:"certificate of this scheduler"`
+	TLSKey         string            `env:"PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls_key" default:"/etc/persys/certs/persys-scheduler/persys_scheduler-key.key" usage:"private key of PERSYS_TLS_CERT"`
 	TLSPeers       map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls_peers" usage:"roles of certificates of other CAs, CN or DNS name = role or role/id: node7.example.com=agent/node-7"`
 	TLSLegacyNames bool              `env:"PERSYS_TLS_LEGACY_NAMES" flag:"tls-legacy-names" yaml:"tls_legacy_names" default:"false" usage:"certificates of other CAs with the name of a legacy v1 program (persys-scheduler, persys-gateway, compute-agent, persysctl, …) get the role of that program"`
 	ClusterKey     string            `env:"SCHEDULER_CLUSTER_KEY_FILE" flag:"cluster-key-file" yaml:"cluster_key_file" usage:"key that seals secrets, 0600; default <data dir>/cluster.key"`
@@ -71,7 +71,7 @@ type Config struct {
 	KeyTransit     string            `env:"SCHEDULER_CLUSTER_KEY_TRANSIT" flag:"cluster-key-transit" yaml:"cluster_key_transit" usage:"key of Vault's transit engine that encrypts the cluster key in its file; see PERSYS_VAULT_ADDR"`
 	ExternalIP     string            `env:"PERSYS_EXTERNAL_IP" flag:"external-ip" yaml:"external_ip" usage:"a further address of this scheduler for its certificate from Vault or the cluster's CA"`
 	Vault          vaultSettings
-	AgentTLS       string `env:"SCHEDULER_AGENT_TLS_ENABLED" flag:"agent-tls" yaml:"agent_tls_enabled" oneof:"true,false" usage:"TLS towards agents; default: not -insecure"`
+	AgentTLS       string `env:"SCHEDULER_AGENT_TLS_ENABLED" flag:"agent-tls" yaml:"agent_tls_enabled" oneof:"true,false" usage:"use TLS for calls to agents; default true, with -insecure false"`
 
 	HeartbeatInterval  time.Duration `env:"SCHEDULER_HEARTBEAT_INTERVAL" flag:"heartbeat-interval" yaml:"heartbeat_interval" seconds:"true" default:"3s" min:"1s" max:"10m" usage:"time between two heartbeats of an agent"`
 	NodeLease          time.Duration `env:"SCHEDULER_NODE_LEASE" flag:"node-lease" yaml:"node_lease" seconds:"true" default:"10s" min:"3s" max:"1h" usage:"time without a heartbeat after which a node is NotReady; at least 3 heartbeats"`
@@ -79,13 +79,13 @@ type Config struct {
 	MissingGrace       time.Duration `env:"SCHEDULER_MISSING_GRACE_PERIOD" flag:"missing-grace-period" yaml:"missing_grace_period" seconds:"true" default:"15s" min:"0s" max:"24h" usage:"time for which a node may report that an assigned workload is missing before that counts as a drift"`
 	FailureGrace       time.Duration `env:"SCHEDULER_FAILURE_GRACE" flag:"failure-grace" yaml:"failure_grace" seconds:"true" default:"2m" min:"1s" max:"24h" usage:"time after which the failures of a running workload are forgotten; before this time since its first failure no workload is given up"`
 	ApplyTimeout       time.Duration `env:"SCHEDULER_AGENT_APPLY_TIMEOUT" flag:"agent-apply-timeout" yaml:"agent_apply_timeout" seconds:"true" default:"45s" min:"1s" max:"24h" usage:"time after which a container or project counts as failed if its order is accepted, it does not run, and its agent does not work on it"`
-	VMApplyTimeout     time.Duration `env:"SCHEDULER_AGENT_VM_APPLY_TIMEOUT" flag:"agent-vm-apply-timeout" yaml:"agent_vm_apply_timeout" seconds:"true" default:"240s" min:"1s" max:"24h" usage:"the same for a virtual machine"`
+	VMApplyTimeout     time.Duration `env:"SCHEDULER_AGENT_VM_APPLY_TIMEOUT" flag:"agent-vm-apply-timeout" yaml:"agent_vm_apply_timeout" seconds:"true" default:"240s" min:"1s" max:"24h" usage:"as SCHEDULER_AGENT_APPLY_TIMEOUT, for a virtual machine"`
 	DeleteTimeout      time.Duration `env:"SCHEDULER_AGENT_DELETE_TIMEOUT" flag:"agent-delete-timeout" yaml:"agent_delete_timeout" seconds:"true" default:"60s" min:"1s" max:"24h" usage:"time after which the reason of a deleted workload names the node that still runs it"`
 	PreemptionCooldown time.Duration `env:"SCHEDULER_PREEMPTION_COOLDOWN" flag:"preemption-cooldown" yaml:"preemption_cooldown" seconds:"true" default:"5m" min:"1s" max:"24h" usage:"time within which a workload that was preempted is not preempted again"`
 	PreemptionBudget   int           `env:"SCHEDULER_PREEMPTION_BUDGET" flag:"preemption-budget" yaml:"preemption_budget" default:"100" min:"1" max:"100000" usage:"number of workloads that may be preempted within SCHEDULER_PREEMPTION_COOLDOWN"`
 	RebalancePerHour   int           `env:"SCHEDULER_REBALANCE_PER_HOUR" flag:"rebalance-per-hour" yaml:"rebalance_per_hour" default:"0" min:"0" max:"10000" usage:"number of workloads that the leader may move by itself within an hour to even out the load of the nodes; 0 = it moves none by itself"`
-	RebalanceAtOnce    int           `env:"SCHEDULER_REBALANCE_AT_ONCE" flag:"rebalance-at-once" yaml:"rebalance_at_once" default:"1" min:"1" max:"250" usage:"number of these workloads that may be moving at the same time"`
-	RebalanceMinGain   int           `env:"SCHEDULER_REBALANCE_MIN_GAIN" flag:"rebalance-min-gain" yaml:"rebalance_min_gain" default:"10" min:"1" max:"100" usage:"smallest gain of such a move in percent of a node"`
+	RebalanceAtOnce    int           `env:"SCHEDULER_REBALANCE_AT_ONCE" flag:"rebalance-at-once" yaml:"rebalance_at_once" default:"1" min:"1" max:"250" usage:"number of workloads that the leader may be moving by itself at the same time"`
+	RebalanceMinGain   int           `env:"SCHEDULER_REBALANCE_MIN_GAIN" flag:"rebalance-min-gain" yaml:"rebalance_min_gain" default:"10" min:"1" max:"100" usage:"smallest gain, in percent of a node, for which the leader moves a workload by itself"`
 	DriftInterval      time.Duration `env:"SCHEDULER_DRIFT_DETECT_INTERVAL" flag:"drift-detect-interval" yaml:"drift_detect_interval" seconds:"true" default:"30s" min:"1s" max:"24h" usage:"period at which every node is asked for its workloads, to compare them with the state"`
 	AgentRPCTimeout    time.Duration `env:"SCHEDULER_AGENT_RPC_TIMEOUT" flag:"agent-rpc-timeout" yaml:"agent_rpc_timeout" seconds:"true" default:"10s" min:"100ms" max:"10m" usage:"deadline of one call to an agent"`
 	Policy             string        `env:"SCHEDULER_PLACEMENT_POLICY" flag:"placement-policy" yaml:"placement_policy" oneof:"spread,binpack" default:"spread" usage:"spread workloads over the nodes, or fill the nodes one by one"`
@@ -116,11 +116,11 @@ type Config struct {
 	EtcdEndpoints []string      `env:"ETCD_ENDPOINTS" flag:"etcd-endpoints" yaml:"etcd_endpoints" usage:"etcd servers of the mirror, host:port or URL each; without them the control plane is degraded. none: no mirror, ever. Not set: no etcd is contacted until 'persysctl mirror attach [ENDPOINTS]', default localhost:2379"`
 	EtcdPlaintext bool          `env:"ETCD_PLAINTEXT" flag:"etcd-plaintext" yaml:"etcd_plaintext" default:"false" usage:"allow an etcd on another machine without TLS: its network can then read and change the mirror"`
 	EtcdPrefix    string        `env:"ETCD_PREFIX" flag:"etcd-prefix" yaml:"etcd_prefix" usage:"prefix of every key, so that clusters can share an etcd"`
-	EtcdUsername  string        `env:"ETCD_USERNAME" flag:"etcd-username" yaml:"etcd_username" usage:"etcd user"`
+	EtcdUsername  string        `env:"ETCD_USERNAME" flag:"etcd-username" yaml:"etcd_username" usage:"name with which this scheduler logs in to etcd"`
 	EtcdPassword  string        `env:"ETCD_PASSWORD" yaml:"etcd_password" secret:"true" usage:"password of ETCD_USERNAME"`
 	EtcdTLSCA     string        `env:"ETCD_TLS_CA" flag:"etcd-tls-ca" yaml:"etcd_tls_ca" usage:"CA bundle for etcd's certificate; turns TLS on, as an https endpoint does, for which the default is the system's bundle"`
 	EtcdTLSCert   string        `env:"ETCD_TLS_CERT" flag:"etcd-tls-cert" yaml:"etcd_tls_cert" usage:"client certificate for etcd"`
-	EtcdTLSKey    string        `env:"ETCD_TLS_KEY" flag:"etcd-tls-key" yaml:"etcd_tls_key" usage:"its private key"`
+	EtcdTLSKey    string        `env:"ETCD_TLS_KEY" flag:"etcd-tls-key" yaml:"etcd_tls_key" usage:"private key of ETCD_TLS_CERT"`
 	EtcdTimeout   time.Duration `env:"ETCD_TIMEOUT" flag:"etcd-timeout" yaml:"etcd_timeout" default:"5s" min:"100ms" max:"1m" usage:"deadline of one call to etcd; a write that six calls could not make has failed, and the control plane is degraded"`
 	EtcdProbe     time.Duration `env:"ETCD_PROBE_INTERVAL" flag:"etcd-probe-interval" yaml:"etcd_probe_interval" default:"3s" min:"100ms" max:"1m" usage:"time between probes of etcd; it is unreachable after two failed probes in a row"`
 	MirrorLayout  string        `env:"MIRROR_LAYOUT" flag:"mirror-layout" yaml:"mirror_layout" oneof:"whole,both" default:"whole" usage:"whole: one record per workload; both: also the split records of later legacy v1 schedulers"`
@@ -219,7 +219,7 @@ func (c *Config) complete() error {
 		return err
 	}
 	if c.HeartbeatInterval%time.Second != 0 || c.NodeLease%time.Second != 0 {
-		return fmt.Errorf("SCHEDULER_HEARTBEAT_INTERVAL %s and SCHEDULER_NODE_LEASE %s must be whole seconds: agents are told seconds", c.HeartbeatInterval, c.NodeLease)
+		return fmt.Errorf("SCHEDULER_HEARTBEAT_INTERVAL %s and SCHEDULER_NODE_LEASE %s must be whole seconds, because agents get them in seconds", c.HeartbeatInterval, c.NodeLease)
 	}
 	if c.NodeLease < 3*c.HeartbeatInterval {
 		return fmt.Errorf("SCHEDULER_NODE_LEASE %s must be at least three times SCHEDULER_HEARTBEAT_INTERVAL %s", c.NodeLease, c.HeartbeatInterval)
@@ -243,7 +243,7 @@ func DefaultDataDir(insecure bool, name string) (string, error) {
 	return filepath.Join(home, ".local", "state", "persys", name), nil
 }
 
-// advertise returns the gRPC address that is published for a listener at address bound.
+// advertise returns the gRPC address to publish for a listener. bound is the address at which the listener listens.
 func (c *Config) advertise(bound net.Addr) string {
 	host, port, err := net.SplitHostPort(bound.String())
 	if err != nil {
@@ -262,7 +262,8 @@ func (c *Config) advertiseHost(bound string) string {
 	return cmp.Or(c.outward, cluster.FirstIP())
 }
 
-// chooseOutward finds the address that takes the place of a wildcard address on which this scheduler listens.
+// chooseOutward finds the address that this scheduler publishes in place of a wildcard address on which it
+// listens.
 func (c *Config) chooseOutward() (err error) {
 	wildcard := func(listen string) bool {
 		host, _, err := net.SplitHostPort(listen)
@@ -300,7 +301,7 @@ func (c *Config) advertiseOf(listen string) string {
 	return net.JoinHostPort(c.AdvertiseIP, port)
 }
 
-// files loads the scheduler's TLS files. It returns nil with -insecure.
+// files loads the scheduler's certificate, key and CA files. With -insecure it returns nil.
 func (c *Config) files() (*pki.Files, error) {
 	if c.Insecure {
 		return nil, nil
@@ -316,7 +317,7 @@ func (c *Config) files() (*pki.Files, error) {
 // join, the purpose of such a connection, takes seconds.
 const strangerLife = 30 * time.Second
 
-// limits returns the limits on connections and calls of the control API.
+// limits converts the settings to the limits that the gRPC server applies to connections and calls.
 func (c *Config) limits() limits.Limits {
 	out := limits.Limits{Calls: c.LimitCalls, Concurrent: c.LimitConcurrent, Streams: c.LimitStreams, Connections: c.LimitConnections, PerHost: c.LimitPerHost}
 	if !c.Insecure && c.LimitStrangers > 0 {

@@ -12,8 +12,9 @@ import (
 	"github.com/persys/compute/cluster"
 )
 
-// A scheduler whose data directory is a copy answers Status only, because its state is no longer
-// updated. Other calls fail with Unavailable, so that clients use another scheduler.
+// If the data directory of a scheduler is a copy of another scheduler's, the other replicas do not accept it and its
+// state is not updated. So it answers only the call Status. Other calls fail with Unavailable, so that clients use
+// another scheduler.
 
 // refusesCopy returns an error for all calls but Status if this scheduler runs, or may run, on a copy of
 // another scheduler's data directory; otherwise nil.

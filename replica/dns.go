@@ -45,13 +45,13 @@ func (r *Replica) dnsAdvertise() string {
 	return r.cfg.advertise(net.UDPAddrFromAddrPort(r.dns.Addr()))
 }
 
-// hints tells the DNS server which schedulers gossip and Raft suspect. The list of schedulers itself comes
-// only from the state.
+// hints returns, for the DNS server, which schedulers are probably dead according to gossip and Raft. The
+// list of schedulers itself comes only from the state.
 func (r *Replica) hints() dnsserver.Hints { return hintsFrom(r.node.Status()) }
 
 // hintsFrom derives the hints for DNS from the status of this replica. A replica that has no leader and hears at most
-// half of the voters is most likely cut off itself. Then its DNS server omits no replica as dead, and lists itself, and
-// the replicas that it still hears, last.
+// half of the voters is most likely cut off itself. Its DNS server then leaves no replica out. It puts itself, and the
+// replicas that it still hears, at the end of the answer, because they are cut off from the majority.
 func hintsFrom(st cluster.Status) dnsserver.Hints {
 	h := dnsserver.Hints{Leader: st.Leader.ID, Partitioned: st.Leader.ID == ""}
 	voters, heard := 0, 0

@@ -59,7 +59,7 @@ func TestASchedulerCanBeEmbedded(t *testing.T) {
 	}
 }
 
-// healthy requests a health URL over a new connection and returns an error unless the answer is OK.
+// healthy requests a health URL over a new connection. It returns an error unless the HTTP status is 200.
 func healthy(ctx context.Context, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

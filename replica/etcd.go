@@ -30,7 +30,7 @@ func (c *Config) completeEtcd() error {
 	c.EtcdEndpoints = given
 	switch {
 	case len(given) > 1 && slices.Contains(given, noEtcd):
-		return fmt.Errorf("ETCD_ENDPOINTS %q: none stands alone", strings.Join(given, ","))
+		return fmt.Errorf("ETCD_ENDPOINTS %q: none cannot be combined with endpoints", strings.Join(given, ","))
 	case (c.EtcdUsername == "") != (c.EtcdPassword == ""):
 		return errors.New("ETCD_USERNAME and ETCD_PASSWORD must be set together")
 	case (c.EtcdTLSCert == "") != (c.EtcdTLSKey == ""):
@@ -50,8 +50,8 @@ func (c *Config) mirrorAllowed() bool {
 	return len(c.EtcdEndpoints) != 1 || c.EtcdEndpoints[0] != noEtcd
 }
 
-// etcdRequired reports whether ETCD_ENDPOINTS names an etcd. If it does, the mode is degraded while that etcd
-// is unreachable, from the first start.
+// etcdRequired reports whether ETCD_ENDPOINTS names an etcd. If it does, the cluster's mode is degraded whenever that
+// etcd is unreachable, even before the mirror has been attached for the first time.
 func (c *Config) etcdRequired() bool { return c.mirrorAllowed() && len(c.EtcdEndpoints) > 0 }
 
 // checkEtcd checks that etcd endpoints have a valid form, and that endpoints on other machines use TLS.

@@ -84,8 +84,8 @@ func (m *metrics) readState(r *Replica) {
 	})
 }
 
-// amounts emits the numbers of nodes, workloads and drifts in a state, with a value for each label, and the last success
-// of a job by namespace.
+// amounts emits, for state v, the numbers of nodes, workloads and drifts by status or kind, and the time of the last
+// success of a job by namespace.
 func amounts(v fsm.View, emit telemetry.Emit, nodes, workloads, desired, drifts, success telemetry.Value) {
 	byStatus := map[string]float64{"ready": 0, "active": 0, "notready": 0, "unknown": 0, "draining": 0}
 	v.Nodes("", func(n *fsm.Node) bool {
@@ -127,7 +127,7 @@ func amounts(v fsm.View, emit telemetry.Emit, nodes, workloads, desired, drifts,
 	}
 }
 
-// maxCronSeries is the number of crons that have a series of their own.
+// maxCronSeries is the maximum number of crons for which a time series of their own is exported.
 const maxCronSeries = 1000
 
 // crons emits the last success of each cron, and the number of failing crons by namespace. each iterates over the

@@ -19,9 +19,9 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// gossipKeys holds the ids of the gossip keys that this replica has installed. The replica follows the ring
-// in the replicated state. It also stores the ring, sealed, in the data directory, because a starting replica
-// needs gossip before it has any state.
+// gossipKeys holds the ids of the gossip keys that this replica has installed. These are the keys of the gossip ring
+// (list of valid gossip keys) in the replicated state. It also stores the ring, sealed, in the data directory, because
+// a starting replica needs gossip before it has any state.
 type gossipKeys struct {
 	mu  sync.Mutex
 	ids []string // ids of the gossip keys, the encrypting key first; nil = gossip is not encrypted
@@ -45,7 +45,7 @@ func (r *Replica) gossipRing(key *pki.Key) (pki.GossipRing, error) {
 	return ring, nil
 }
 
-// installed returns the ids of the gossip keys that are installed.
+// installed returns the ids of the gossip keys that this replica can use at present.
 func (g *gossipKeys) installed() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -95,9 +95,9 @@ func (r *Replica) followGossip(v fsm.View) error {
 }
 
 // advanceGossip makes the next step of a gossip key rotation once every replica, except revoked replicas, has made the
-// previous step. Otherwise a replica that is down during the rotation could not decrypt gossip afterwards. If
-// schedulers were revoked after the gossip key was made, one of them may still hold the key, so advanceGossip starts a
-// rotation (docs/adr/0019). The caller has already applied the revocations in v to this replica.
+// previous step. If it did not wait, a replica that is down during the rotation could not decrypt gossip afterwards.
+// If schedulers were revoked after the gossip key was made, one of them may still hold the key, so advanceGossip
+// starts a rotation (docs/adr/0019). It must be called after the revocations in v were applied to this replica.
 func (r *Replica) advanceGossip(ctx context.Context, v fsm.View) error {
 	info, against := v.Info(), rpc.GossipAgainst(v)
 	if !r.node.IsLeader() || info.GossipRing == "" && against == "" || r.gossip.installed() == nil {

@@ -18,9 +18,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestGossipKeyRotates: three running replicas with certificates of the cluster's own CA change the gossip
-// key. Afterwards a fourth replica joins with a token. Then the fourth replica is revoked and excluded from
-// gossip.
+// TestGossipKeyRotates: an admin rotates the gossip key of three running replicas. Afterwards a fourth replica must be
+// able to join with a token. Then the fourth replica is revoked: the key must be rotated again, and the fourth replica
+// must not get the new key.
 func TestGossipKeyRotates(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -130,7 +130,7 @@ func TestGossipKeyRotates(t *testing.T) {
 	eventually("the fourth replica has only ever had the new key", settled)
 	eventually("the four replicas hear each other", alive)
 
-	// A revocation of a scheduler causes a rotation of the gossip key without any request.
+	// When a scheduler is revoked, the gossip key must be rotated although nobody requests it.
 	out, asked := replicas[3], id
 	replicas = replicas[:3]
 	eventually("the revocation", func() error { // try again, because the leader may change
@@ -157,7 +157,7 @@ func TestGossipKeyRotates(t *testing.T) {
 		}
 		return nil
 	})
-	// The revocation has caused one rotation. A request through the API must cause another rotation.
+	// The revocation has caused one rotation. A user's request through the API must then cause another rotation.
 	if r, err := clusterv1.NewTrustClient(cc).RotateGossip(ctx, &clusterv1.RotateGossipRequest{}); err != nil {
 		t.Fatal(err)
 	} else {

@@ -92,9 +92,9 @@ func writeHealth(w http.ResponseWriter, h health, ok bool) {
 	_ = json.NewEncoder(w).Encode(h)
 }
 
-// health returns the answer of /health, and whether this replica is ready. It is ready if it takes part in
-// the cluster, can answer reads (at least stale ones), and its log disk does not hang. The mode in the answer
-// is the replicated mode of the cluster or the local mode of this replica, whichever allows less.
+// health returns the answer of /health, and whether this replica is ready. It is ready if it takes part in the
+// cluster, can answer reads (at least stale ones), and its log disk does not hang. The answer contains one mode: the
+// replicated mode of the cluster or the local mode of this replica, whichever allows fewer changes.
 func (r *Replica) health() (health, bool) {
 	info := r.node.Store().View().Info()
 	st := r.node.Status()
@@ -119,8 +119,9 @@ func (r *Replica) health() (health, bool) {
 	return h.judged(r.node.Err(), r.node.Waiting(), stalled, r.node.Restoring(), info.ClusterID)
 }
 
-// judged returns h with its status and reason filled in, and whether the replica is ready. halted, waiting, stalled,
-// restoring and an empty clusterID are the reasons why a replica cannot serve.
+// judged returns h with its status and reason filled in, and whether the replica is ready. A replica cannot serve if
+// it has halted (halted is the error), waits (waiting), its disk hangs (stalled), it is being restored, or clusterID
+// is still empty.
 func (h health) judged(halted error, waiting, stalled string, restoring bool, clusterID string) (health, bool) {
 	switch {
 	case errors.Is(halted, cluster.ErrCopied):

@@ -67,7 +67,7 @@ type metrics struct {
 	since int64 // start of this process in Unix nanoseconds
 }
 
-// AuditSent and the next three methods implement auditsink.Metrics. AuditSent counts sent audit records.
+// AuditSent implements auditsink.Metrics, as the next three methods do: it counts audit records that were sent.
 func (m *metrics) AuditSent(records int) { m.auditSent.Add(float64(records)) }
 
 // AuditSinkFailed counts a failed write of audit records.
@@ -240,8 +240,8 @@ func (m *metrics) Result(action string, ok bool) {
 func (m *metrics) Trouble()          { m.cycles.WithLabelValues("error").Inc() }
 func (m *metrics) Flush(reports int) { m.reports.Add(float64(reports)) }
 
-// Paused is also called when the wall clock was set. d is below 0 if it was set back, which is no pause; a counter
-// that is made smaller panics.
+// Paused adds a pause of the process. It is also called when the wall clock was set. If the clock was set back, d
+// is negative and is ignored, because a Prometheus counter panics on a negative amount.
 func (m *metrics) Paused(d time.Duration) { m.pausedTotal.Add(max(0, d).Seconds()) }
 
 // Append and the next five methods implement cluster.Metrics.
@@ -303,7 +303,8 @@ func (m *metrics) Snapshot(what string, took time.Duration, err error) {
 
 func (m *metrics) Election() { m.elections.Inc() }
 
-// TermRefused implements cluster.Metrics: it counts an implausible Raft term of a peer that was not adopted.
+// TermRefused implements cluster.Metrics: it counts the Raft terms of peers that this replica refused as
+// implausible.
 func (m *metrics) TermRefused() { m.leaps.Inc() }
 func (m *metrics) Stalled()     { m.stalls.Inc() }
 
@@ -314,7 +315,8 @@ func word(yes bool, a, b string) string {
 	return b
 }
 
-// writes counts changes of the state in the categories that the contract for legacy v1 schedulers names.
+// writes holds the numbers of changes of the state, in the categories of a metric that legacy v1 schedulers export
+// (contract/semantics.md).
 type writes struct{ spec, status, retry, assignment, reconciliation, event int }
 
 func (n *writes) count(c *fsm.Change) {

@@ -190,7 +190,8 @@ func TestRareMetricsAreCounted(t *testing.T) {
 	}
 }
 
-// An agent may answer with any error code, and no time series is created for an unknown code.
+// An agent may answer with any number as error code. For a code that gRPC does not define, no time series must be
+// created.
 func TestAgentsMakeNoLabels(t *testing.T) {
 	m := newMetrics()
 	for code := range codes.Code(100) {

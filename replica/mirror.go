@@ -17,7 +17,7 @@ import (
 	"github.com/persys/compute/rpc"
 )
 
-// openedMirror is the opened etcd mirror for one set of endpoints.
+// openedMirror is a mirror (the copy of the state in etcd) with the connection to one set of etcd endpoints.
 type openedMirror struct {
 	*mirror.Mirror
 	client    *mirror.Client
@@ -48,7 +48,8 @@ func (r *Replica) mirrorEndpoints() (endpoints []string, settings bool) {
 }
 
 // useMirror returns the mirror for the present endpoints, or nil if there are no endpoints. If the endpoints have
-// changed, it closes the mirror for the old endpoints, which must have stopped running.
+// changed, it closes the mirror that was opened for the old endpoints; the Run method of that mirror must have
+// returned.
 func (r *Replica) useMirror() (*openedMirror, error) {
 	endpoints, _ := r.mirrorEndpoints()
 	text := strings.Join(endpoints, ",")
@@ -120,8 +121,8 @@ func (c *Config) published() (mirror.Extra, error) {
 	return skydns{sky}, nil
 }
 
-// lead does the work of one leadership term: it runs the leader's loop, the mirror, the mode and the watch of
-// CoreDNS. It returns when all of them have ended.
+// lead does the work of one leadership term. It runs the leader's loop, the mirror, the changes of the cluster's mode,
+// and the probes of the CoreDNS servers. It returns when all of them have ended.
 func (r *Replica) lead(ctx context.Context, epoch fsm.Epoch) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -139,8 +140,8 @@ func (r *Replica) lead(ctx context.Context, epoch fsm.Epoch) error {
 const afterMirror = time.Second
 
 // runMirror runs the mirror until the leadership term ends, always with the endpoints that are attached. The mirror
-// stops by itself if etcd contains the mark of a later leader. If this replica still leads then, runMirror starts the
-// mirror again.
+// stops by itself if a later leader has written to etcd, which it sees from a higher epoch (number of the leader) in
+// the mirror's cursor key. If this replica still leads then, runMirror starts the mirror again.
 func (r *Replica) runMirror(ctx context.Context, epoch fsm.Epoch) {
 	pause, logged := afterMirror, ""
 	for {
@@ -221,7 +222,7 @@ func (r *Replica) commit(ctx context.Context, c fsm.Command) error {
 	return r.propose(ctx, "leader", c)
 }
 
-// propose commits one command. by is the author of the command in the history.
+// propose commits one command. by is the author that the history shows.
 func (r *Replica) propose(ctx context.Context, by string, c fsm.Command) error {
 	c.Head = &commandv1.Head{At: time.Now().UnixNano(), By: by}
 	results, err := r.node.Propose(ctx, c)

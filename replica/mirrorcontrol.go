@@ -17,7 +17,8 @@ import (
 // errMirrorStarts is returned after an etcd was attached and before the mirror has started.
 var errMirrorStarts = errors.New("the mirror has not started yet; try again in a second")
 
-// probeLimit is the timeout of a probe of etcd that this replica makes for another replica.
+// probeLimit is the timeout of a probe (test call) of etcd that this replica makes because another replica has asked
+// for it.
 const probeLimit = 4 * time.Second
 
 // namedKeys is the maximum number of keys, and of problems, that an answer lists.

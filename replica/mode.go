@@ -43,7 +43,8 @@ const (
 	modeLimit = 5 * time.Second
 )
 
-// keep proposes changes of the mode during one leadership term.
+// keep runs on the leader until its term ends. It proposes the mode of the cluster that follows from the health of the
+// mirror.
 func (m *modes) keep(ctx context.Context, epoch fsm.Epoch) {
 	tick := time.NewTicker(modeEvery)
 	defer tick.Stop()
@@ -120,7 +121,7 @@ func (m *modes) othersReach(ctx context.Context, h mirror.Health, facts mirror.F
 }
 
 // nextMode returns the change of mode that is due; nil if the mode stays. health is nil if there is no mirror. said is
-// the state of the mirror that led to the present mode; "" if that state is not known.
+// the state of the mirror because of which the present mode was set; "" if that is not known.
 func nextMode(info fsm.Info, health *mirror.Health, facts mirror.Facts, said mirror.State) *commandv1.SetMode {
 	mode, reason, ok := fsm.ModeNormal, "", true
 	if health != nil {
@@ -132,8 +133,8 @@ func nextMode(info fsm.Info, health *mirror.Health, facts mirror.Facts, said mir
 	case info.ModePinned && (mode != fsm.ModeNormal || info.Mode != fsm.ModeNormal):
 		return nil // keep a mode that a user has set
 	case info.ModePinned:
-		// A user has pinned mode normal while the mirror was not healthy. The mirror is healthy now, so remove the pin,
-		// so that the next outage of etcd changes the mode again.
+		// A user has set the mode normal (a pin, which the leader does not change) while the mirror was not healthy.
+		// The mirror is healthy now. So remove the pin, so that the next outage of etcd changes the mode again.
 		return &commandv1.SetMode{Mode: string(mode), Unpin: true}
 	case info.Mode != mode, mode.Frozen() && said != "" && health.State != said:
 		return &commandv1.SetMode{Mode: string(mode), Reason: reason}
@@ -141,8 +142,8 @@ func nextMode(info fsm.Info, health *mirror.Health, facts mirror.Facts, said mir
 	return nil
 }
 
-// standing is the mode in effect on this replica, with its reason and start: the worse of the replicated and
-// the local mode.
+// standing is the mode in effect on this replica, with its reason and the time since when it applies. Of the
+// replicated mode and the replica's local mode, it is the one that refuses more changes.
 type standing struct {
 	mode   fsm.Mode
 	reason string

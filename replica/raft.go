@@ -20,7 +20,7 @@ type raftAdapter struct {
 	self     rpc.Peer
 	onChange func() // called by the method watch at every change of leader
 	from     *tracer
-	// gossip returns the ids of the gossip keys that are installed.
+	// gossip returns the ids of the gossip keys that this replica can use at present.
 	gossip func() []string
 
 	mu      sync.Mutex
@@ -48,7 +48,7 @@ func (r *raftAdapter) LeaderChanged() <-chan struct{} {
 	return r.changed
 }
 
-// translate turns errors of the Raft node into errors of package rpc.
+// translate converts errors of package cluster to the errors of package rpc that callers expect, such as ErrNotLeader.
 func translate(err error) error {
 	switch {
 	case err == nil:

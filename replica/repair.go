@@ -15,13 +15,15 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// The metric that is 1 on a replica that waits for the repair of its data, and 0 on every other replica.
+// The name and help text of the metric that is 1 while a replica waits for the repair of its damaged data, and
+// otherwise 0.
 const (
 	repairWaiting     = "repair_waiting"
 	repairWaitingHelp = "1 while this replica has damaged data and waits until a majority of the replicas is healthy without it."
 )
 
-// RepairsItself reports whether a replica may move damaged data aside by itself and join its cluster anew.
+// RepairsItself reports whether a replica with damaged data may move the data to another folder, without a command of
+// a user, and join its cluster again.
 func (c *Config) RepairsItself() bool { return c.Repair != "off" }
 
 // repair moves damaged data aside and opens the node again. While it waits for the other replicas, this
@@ -39,7 +41,8 @@ func (r *Replica) repair(ctx context.Context, damage error) error {
 		if err := r.dns.Close(); err != nil {
 			return err
 		}
-		// The former registry contains the metrics of the former DNS server.
+		// Start again with an empty registry: the former registry contains the metrics of the DNS server that was
+		// closed.
 		r.dns, r.registry = nil, prometheus.NewRegistry()
 	}
 	var why atomic.Pointer[string]

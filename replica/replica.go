@@ -197,8 +197,8 @@ func (r *Replica) nodeConfig() (cluster.Config, error) {
 	return nc, nil
 }
 
-// gossipKey returns the key that encrypts gossip, and all keys that decrypt it. These keys are not used to verify
-// replicas: replicas that gossip names are verified on the Raft port.
+// gossipKey returns the key that encrypts gossip, and all keys that decrypt it. Gossip is not used to authenticate
+// replicas: a replica whose address comes from gossip is authenticated when it is called on the Raft port.
 func (r *Replica) gossipKey() (seals []byte, all [][]byte, err error) {
 	if r.cfg.Insecure {
 		return nil, nil, nil
@@ -322,7 +322,7 @@ func (r *Replica) HTTPAddr() string { return r.httpLis.Addr().String() }
 // Node returns the Raft node.
 func (r *Replica) Node() *cluster.Node { return r.node }
 
-// abandon closes everything that Start had opened when it failed.
+// abandon is called when Start fails. It closes everything that Start has opened.
 func (r *Replica) abandon() {
 	for _, l := range []net.Listener{r.grpcLis, r.httpLis, r.profiles} {
 		if l != nil {

@@ -14,10 +14,10 @@ import (
 )
 
 // tracer continues the trace of an API call in the orders to agents that the call causes. gRPC cannot do this, because
-// the planner sends the orders later, outside of the call. For each recent workload, the leader remembers in memory the
-// last traced call that changed the workload. The first order that the agent accepts belongs to the trace of that call.
-// A later order, after a node failure or a retry, is a trace of its own with a link to that call. A new leader does not
-// know the calls of the former leader, so its orders for these calls are not traced.
+// the planner sends the orders later, outside of the call. For each recent workload, the leader remembers in memory
+// the last traced call that changed the workload. The first order that the agent accepts belongs to the trace of that
+// call. A later order, for instance after a node failure, begins a new trace with a link to that call. A new leader
+// does not know the calls of the former leader, so its orders for these calls are not traced.
 type tracer struct {
 	trace.Tracer
 

@@ -23,8 +23,8 @@ func (a *answering) Deliver(context.Context, fsm.Epoch, sched.Order) (sched.Ack,
 	return sched.Ack{Accepted: err == nil}, err
 }
 
-// The orders that an apply causes belong to the trace of the apply until an agent accepts an order. Each later order is
-// a trace of its own with a link to the trace of the apply.
+// A user's apply is traced. The orders that it causes must belong to its trace until an agent accepts an order. Each
+// later order must begin a trace of its own with a link to the trace of the apply.
 func TestOrdersFollowTheirApply(t *testing.T) {
 	memory := tracetest.NewInMemoryExporter()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(memory))

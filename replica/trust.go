@@ -169,8 +169,8 @@ func newCA(folder pki.CAFolder, cluster string) (*pki.Authority, error) {
 	return a, folder.Create(root, a)
 }
 
-// sign issues a certificate with authority a on this machine and stores it in to. If admit is not nil, it is
-// called before the certificate is stored, to admit its holder to the cluster.
+// sign issues a certificate with the key of authority a, without another scheduler, and stores it in the identity
+// store to. If admit is not nil, it is called before the certificate is stored, to admit its holder to the cluster.
 func (t *trust) sign(a *pki.Authority, to pki.IdentityStore, role pki.Role, name string, at time.Time, life time.Duration, admit func(*x509.Certificate) error) error {
 	keyPEM, csr, err := to.Request(t.hosts)
 	if err != nil {
@@ -226,9 +226,9 @@ func (r *remembered) open(key *pki.Key) (*pki.Authority, error) {
 	return rpc.OpenAuthority(key, &fsm.Authority{ID: pki.Fingerprint(r.Cert), Cert: r.Cert, Root: r.Root, SealedKey: r.SealedKey})
 }
 
-// reissue replaces this replica's certificate if it has expired, is incomplete, or does not contain this
-// replica's present addresses. With such a certificate the replicas could not connect to each other, so this replica
-// could not request another certificate from them.
+// reissue makes a new certificate for this replica, signed with the stored key of the authority, if the present one
+// has expired, is incomplete, or does not contain the replica's present addresses. With such a certificate the
+// replicas could not connect to each other, so this replica could not request another certificate from them.
 func (t *trust) reissue(file pki.KeyFile) error {
 	leaf, err := t.identityStore.Leaf()
 	good := err == nil && time.Now().Before(leaf.NotAfter)
@@ -277,13 +277,13 @@ const (
 	// adminEvery is the period at which the admin's identity is checked.
 	adminEvery = 5 * time.Second
 	// adminBridge is the validity of a certificate of the admin that serves only to request the admin's next
-	// certificate. Half of the validity is in the past, so that the certificate is due for renewal at once.
+	// certificate. Half of the validity is in the past, so that the program renews it at its next check.
 	adminBridge = 10 * time.Minute
 	caSoon      = 60 * 24 * time.Hour // how long before the expiry of the CA a warning is logged
 )
 
-// runTrust applies the certificates, roots and revocations in the state to this replica. With --init it also
-// stores the CA in the state. Steps that fail are repeated.
+// runTrust applies the certificates, roots and revocations in the state to this replica. With --init it also stores
+// the CA in the state. It tries failed steps again until ctx ends.
 func (r *Replica) runTrust(ctx context.Context) {
 	var version uint64
 	said := ""
@@ -607,7 +607,7 @@ func (r *Replica) keepIdentity(ctx context.Context) error {
 	return nil
 }
 
-// gossips returns the gossip addresses of all replicas in the state.
+// gossips returns the gossip addresses of all replicas in the state, at which a new scheduler can join.
 func (r *Replica) gossips() []string {
 	var out []string
 	r.node.Store().View().Replicas(func(p *fsm.Replica) bool {

@@ -18,8 +18,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestCertificateFollowsTheAddress: a scheduler that starts at another address gets a certificate for that
-// address. A revocation of its name still covers the new certificate, and the trusted roots stay the same.
+// TestCertificateFollowsTheAddress: a scheduler that starts at another address gets a certificate for that address. If
+// its name was revoked, the new certificate must be revoked too, and the trusted roots must stay the same.
 func TestCertificateFollowsTheAddress(t *testing.T) {
 	dir := t.TempDir()
 	file := pki.KeyFile{Path: filepath.Join(dir, "cluster.key")}
@@ -56,7 +56,7 @@ func TestCertificateFollowsTheAddress(t *testing.T) {
 	if err := odd.reissue(file); err != nil {
 		t.Error(err)
 	}
-	// After the cluster has changed its root, both roots are trusted.
+	// The cluster has changed its root. The scheduler must trust both the old and the new root.
 	other, err := pki.NewRoot("c1", time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -78,8 +78,8 @@ func TestCertificateFollowsTheAddress(t *testing.T) {
 	}
 }
 
-// TestAGoodCertificateStarts: a scheduler starts with its valid certificate, even if it could not issue another
-// certificate.
+// TestAGoodCertificateStarts: a scheduler has a valid certificate, but cannot issue a new one itself. It must start
+// with the certificate that it has.
 func TestAGoodCertificateStarts(t *testing.T) {
 	for name, spoil := range map[string]func(*trust, pki.KeyFile) error{
 		"no authority": func(tr *trust, _ pki.KeyFile) error { return os.Remove(tr.rememberedPath()) },
@@ -113,9 +113,9 @@ func TestAGoodCertificateStarts(t *testing.T) {
 	}
 }
 
-// TestExpiredCertificatesAreReissued: a scheduler with an expired certificate issues its next certificate itself at the
-// start, although a join token is still in its settings. It cannot ask the other schedulers, because they may wait for
-// it.
+// TestExpiredCertificatesAreReissued: a scheduler with an expired certificate issues its next certificate itself at
+// the start, although a join token is still in its settings. It must not depend on the other schedulers, because their
+// certificates may have expired too, and they may be waiting for this one.
 func TestExpiredCertificatesAreReissued(t *testing.T) {
 	dir := t.TempDir()
 	file := pki.KeyFile{Path: filepath.Join(dir, "cluster.key")}
@@ -142,8 +142,8 @@ func TestExpiredCertificatesAreReissued(t *testing.T) {
 	}
 }
 
-// TestInitRefusesSettingsThatWaitForReplicas: --init is refused together with settings that make a scheduler
-// wait for other replicas, because the others wait for the tokens that --init creates.
+// TestInitRefusesSettingsThatWaitForReplicas: --init is refused together with settings that make a scheduler wait for
+// other replicas, because these other replicas can join only with the tokens that the scheduler with --init creates.
 func TestInitRefusesSettingsThatWaitForReplicas(t *testing.T) {
 	for _, c := range []Config{{BootstrapExpect: 3}, {Join: []string{"10.0.0.2:8088"}}} {
 		c.Init, c.DataDir, c.TLSCert = true, t.TempDir(), defaultCert
@@ -207,7 +207,8 @@ func TestARevokedAdminStaysRevoked(t *testing.T) {
 	if m, err := r.trust.admin().Membership(); err != nil || m.Role != pki.RoleUser || m.Name != "admin" {
 		t.Errorf("the membership in the admin's folder is %+v (error %v), want user admin", m, err)
 	}
-	// An expired identity of the admin is renewed even while another scheduler leads.
+	// The admin's certificate has expired, and another scheduler leads. The scheduler with --init must renew the
+	// certificate all the same.
 	known, err := r.trust.recall()
 	if err != nil {
 		t.Fatal(err)
@@ -232,7 +233,8 @@ func TestARevokedAdminStaysRevoked(t *testing.T) {
 	if now, _ := r.node.Store().View().Admission("user", "admin"); now.Fingerprint != pki.Fingerprint(made.Raw) || now.Access != "admin" {
 		t.Errorf("admitted as %+v", now)
 	}
-	// Now the admin has renewed the identity on another machine.
+	// Now the state says that the admin has renewed the identity on another machine. The scheduler must not replace
+	// that certificate.
 	next := strings.Repeat("ab", 32)
 	err = r.commitTrust(ctx, &commandv1.Command{Body: &commandv1.Command_Admit{Admit: &commandv1.Admit{
 		Role: "user", Name: "admin", Access: "admin", KeySha256: pki.KeyHash(made), Fingerprint: next,

@@ -47,8 +47,9 @@ func (s *Server) grants(id pki.Identity) []access.Grant {
 	return s.userGrants(v, s.accessOf(id), id.ID)
 }
 
-// userGrants returns the roles of a user: the access level with which the user was admitted, in the namespaces
-// that list the user, and the roles that are bound to the user.
+// userGrants returns the roles of a user: the access level with which the user was admitted, and the roles
+// that are bound to the user. An access level other than admin applies only in the namespaces that list the
+// user, if any does.
 func (s *Server) userGrants(v fsm.View, level, name string) (grants []access.Grant) {
 	if permissions, ok := access.Builtin(level); ok {
 		in := access.Everywhere()
@@ -76,7 +77,7 @@ func (s *Server) accessOf(id pki.Identity) string {
 	return access.Operator
 }
 
-// callersOf returns the kind of caller for the role of a machine.
+// callersOf returns the bit of the policy table (methods.go) that stands for machines with this role.
 func callersOf(role pki.Role) callers {
 	switch role {
 	case pki.RoleScheduler:
@@ -112,10 +113,14 @@ func (s *Server) GetAccess(ctx context.Context, _ *clusterv1.GetAccessRequest) (
 	if a, ok := r.Admission(string(id.Role), id.ID); ok && !id.Mapped && c.user == "" {
 		out.CertificateNotAfter = timestamppb.New(time.Unix(0, a.NotAfter))
 	}
+	if v, ok := r.Console(c.console.id); ok {
+		out.SessionExpiresAt = timestamppb.New(time.Unix(0, v.ExpiresAt))
+	}
 	return out, nil
 }
 
-// CheckAccess implements the call of cluster.v1: it returns whether the caller may make a call.
+// CheckAccess implements the call of cluster.v1: it returns whether the caller may make a given API call or has a
+// given permission, without making the call.
 func (s *Server) CheckAccess(ctx context.Context, req *clusterv1.CheckAccessRequest) (*clusterv1.CheckAccessResponse, error) {
 	if _, err := s.read(ctx); err != nil {
 		return nil, err

@@ -64,9 +64,9 @@ func TestWhoAmIShowsIdentityAndRights(t *testing.T) {
 	code(t, err, codes.PermissionDenied)
 }
 
-// TestTokensHaveTheRoleThatTheGatewayTells: a gateway sends the role of a user with a bearer token in the
-// metadata KeyAccess. The schedulers judge the call by that role, but never allow more than the gateway
-// itself may do.
+// TestTokensHaveTheRoleThatTheGatewayTells: a gateway sends the role of a user with a bearer token in the metadata
+// KeyAccess. The schedulers must give the call the rights of that role, but never more rights than the gateway itself
+// has.
 func TestTokensHaveTheRoleThatTheGatewayTells(t *testing.T) {
 	_, as := spaces(t)
 	for i := range 2 {
@@ -94,8 +94,8 @@ func TestTokensHaveTheRoleThatTheGatewayTells(t *testing.T) {
 	}
 }
 
-// TestCanIAnswersWithTheVerdict: CheckAccess answers whether the caller may make a call, or has a permission in a
-// namespace.
+// TestCanIAnswersWithTheVerdict: users ask with CheckAccess (`persysctl auth can-i`) whether they may make a call or
+// have a permission in a namespace. The answer must be right and give the reason.
 func TestCanIAnswersWithTheVerdict(t *testing.T) {
 	g, as := spaces(t)
 	viewer(g, "vera")
@@ -140,8 +140,8 @@ func TestCanIAnswersWithTheVerdict(t *testing.T) {
 	code(t, err, codes.InvalidArgument)
 }
 
-// TestPeoplesCertificatesAreShort: a person's certificate is valid for 24 hours by default, at first and after a
-// renewal, whatever the validity of programs' certificates is. A setting changes the 24 hours.
+// TestPeoplesCertificatesAreShort: a person's certificate is valid for 24 hours by default, both the first certificate
+// and a renewed one. The validity of programs' certificates does not change it; a setting of its own does.
 func TestPeoplesCertificatesAreShort(t *testing.T) {
 	for setting, want := range map[time.Duration]time.Duration{0: 24 * time.Hour, time.Hour: time.Hour} {
 		w := newOwnCAWith(t, func(c *Config) { c.UserCertLife = setting })

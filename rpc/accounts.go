@@ -27,15 +27,16 @@ const (
 	unknownAccount = accountPrefix + "?"
 )
 
-// account is the claim of a gateway's user to be an account.
+// account is the service account for which a gateway calls, and the proof: the account's bearer token, or the
+// gateway's statement that it has verified an OIDC token of the account.
 type account struct {
 	name   string
 	hash   []byte // SHA-256 of the bearer token that the caller presents
 	issuer bool   // true if the gateway has verified an OIDC token of the account's issuer
 }
 
-// accountOf reads from the metadata the account for which a gateway calls: a bearer token, which is judged here, or the
-// name of an account whose OIDC token the gateway has verified.
+// accountOf reads from the metadata the account for which a gateway calls: from the account's bearer token, which
+// checkAccount compares with the state, or from the name of an account whose OIDC token the gateway has verified.
 func accountOf(ctx context.Context) (a account, ok bool, err error) {
 	token, name := told(ctx, dial.KeyAccountToken), told(ctx, dial.KeyAccount)
 	switch {
@@ -52,7 +53,7 @@ func accountOf(ctx context.Context) (a account, ok bool, err error) {
 	return account{}, false, nil
 }
 
-// checkAccount refuses a claim to be an account.
+// checkAccount returns an error if the token does not prove that the caller may act as the account.
 func (s *Server) checkAccount(v fsm.View, c account) error {
 	a, ok := v.Account(c.name)
 	switch {
@@ -130,7 +131,7 @@ func (s *Server) CreateAccount(ctx context.Context, req *clusterv1.CreateAccount
 	case req.GetTtlSeconds() != 0:
 		return nil, errorf(KindInvalid, "ttl_seconds: the issuer sets the life of the tokens of this account")
 	}
-	// Accept only a secure issuer URL, because the keys that verify tokens are read from there.
+	// Accept only a secure issuer URL, because the keys that verify tokens are read from that URL.
 	if !dial.SecureIssuer(put.GetIssuer()) {
 		return nil, errorf(KindInvalid, "issuer: %q must be a URL that begins with https://; http:// is for loopback only", clip(put.GetIssuer(), 128))
 	}
@@ -147,7 +148,8 @@ func (s *Server) RotateAccount(ctx context.Context, req *clusterv1.RotateAccount
 	return s.putToken(ctx, &commandv1.PutAccount{Name: req.GetName(), Rotate: true}, req.GetTtlSeconds(), req.GetRequestId())
 }
 
-// putToken commits an account. If the account has no OIDC issuer, putToken gives it a new bearer token.
+// putToken commits a command that creates or changes an account. If the account has no OIDC issuer, putToken gives it
+// a new bearer token.
 func (s *Server) putToken(ctx context.Context, put *commandv1.PutAccount, ttl int64, request string) (*clusterv1.AccountTokenResponse, error) {
 	out := &clusterv1.AccountTokenResponse{}
 	if most := int64(fsm.MaxAccountTokenLife / time.Second); ttl < 0 || ttl > most {
@@ -191,7 +193,7 @@ func (s *Server) DeleteAccount(ctx context.Context, req *clusterv1.DeleteAccount
 	return s.aboutRole(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_DeleteAccount{DeleteAccount: &commandv1.DeleteAccount{Name: req.GetName()}}})
 }
 
-// actsAs records in the caller the account for which a gateway calls.
+// actsAs stores in c the account for which a gateway calls; the account's rights then apply to the call.
 func (s *Server) actsAs(c *caller, a account) error {
 	if c.id.Role != pki.RoleGateway {
 		return errorf(KindPermission, "%s %q may not act for an account: only gateways may send %s and %s", c.id.Role, c.id.ID, dial.KeyAccount, dial.KeyAccountToken)
@@ -201,9 +203,9 @@ func (s *Server) actsAs(c *caller, a account) error {
 	return nil
 }
 
-// named sets the name of the account of a call. If judge has not accepted the account and this replica's state does not
-// have it, the name is unknownAccount. The caller calls named again after judge, because judge may have brought the
-// state up to date.
+// named sets the account's name in c, for the audit log. If the account was not accepted (accepted is false) and this
+// replica's state does not have it, the name is unknownAccount. named must be called again after the rights were
+// checked, because that check may have brought the state up to date.
 func (s *Server) named(c caller, accepted bool) caller {
 	if c.account.name == "" {
 		return c

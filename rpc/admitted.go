@@ -13,9 +13,9 @@ import (
 // whom this replica's state has no admission (the record that the cluster has admitted an identity).
 var errNotAdmitted = errors.New("the cluster has no record of admitting it")
 
-// checkAdmitted refuses an identity with a certificate of the cluster's own CA if the state has no admission
-// of it: the CA's signature alone gives no rights. Certificates of other CAs, in files or from Vault, need no
-// admission.
+// checkAdmitted refuses an identity with a certificate of the cluster's own CA if the state does not record
+// that the cluster admitted the identity: the CA's signature alone gives no rights. Identities with
+// certificates of other CAs, in files or from Vault, need no such record.
 func (s *Server) checkAdmitted(v fsm.View, id pki.Identity) error {
 	if !s.cfg.Enrol || id.IsAnonymous() {
 		return nil
@@ -35,7 +35,8 @@ func (s *Server) checkAdmitted(v fsm.View, id pki.Identity) error {
 	return errorf(KindUnauthenticated, "%s %q: %w: `%s` makes a token with which it can join", id.Role, id.ID, why, id.TokenCommand())
 }
 
-// checkCaller refuses a caller that has no admission, and a call of a gateway for a user that has no admission.
+// checkCaller refuses a caller that the cluster has not admitted, and a call of a gateway for a user that
+// the cluster has not admitted.
 func (s *Server) checkCaller(v fsm.View, c caller) error {
 	if err := s.checkAdmitted(v, c.id); err != nil {
 		return err
@@ -46,13 +47,19 @@ func (s *Server) checkCaller(v fsm.View, c caller) error {
 	if c.behalf.IsZero() {
 		return nil
 	}
+	if c.console.id != "" {
+		if _, err := s.consoleOf(v, c.console); err != nil {
+			return err
+		}
+	}
 	if err := s.checkAdmitted(v, c.behalf); err != nil {
 		return fmt.Errorf("through %s %q: %w", c.id.Role, c.id.ID, err)
 	}
 	return nil
 }
 
-// speaksForOthers accepts a call with a forwarded identity only from an admitted scheduler.
+// speaksForOthers returns an error unless id is an admitted scheduler. Only a scheduler may forward calls with the
+// identity of the original caller.
 func (s *Server) speaksForOthers(ctx context.Context, id pki.Identity) error {
 	err := s.checkAdmitted(s.store.View(), id)
 	if err == nil {

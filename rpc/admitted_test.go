@@ -76,8 +76,9 @@ func TestACertificateAloneGivesNothing(t *testing.T) {
 	}
 }
 
-// TestQuestionsAboutTheUnadmittedAreBounded: before a replica refuses a caller without an admission, it asks
-// the leader. The number of these requests must be limited, because each request costs a log entry.
+// TestQuestionsAboutTheUnadmittedAreBounded: before a replica refuses a caller that its state does not list as
+// admitted, it asks the leader for newer log entries. The replica must limit the number of these requests, because
+// each costs a log entry.
 func TestQuestionsAboutTheUnadmittedAreBounded(t *testing.T) {
 	w := newOwnCA(t)
 	c := clusterv1.NewClusterClient(w.as(0, w.signed(pki.Identity{Role: pki.RoleUser, ID: "forged"})))
@@ -91,8 +92,9 @@ func TestQuestionsAboutTheUnadmittedAreBounded(t *testing.T) {
 	}
 }
 
-// TestTheFirstCallAfterAJoin: a replica whose state does not show an admission yet asks the leader before it
-// refuses the caller. If the leader does not answer, the error says so.
+// TestTheFirstCallAfterAJoin: a caller calls a follower right after it was admitted, and the follower has not applied
+// the admission yet. The follower must catch up with the leader before it refuses the caller. If the leader does not
+// answer, the error must say so.
 func TestTheFirstCallAfterAJoin(t *testing.T) {
 	w := newOwnCA(t)
 	follower := w.replicas[1]
@@ -130,14 +132,14 @@ func TestTheFirstCallAfterAJoin(t *testing.T) {
 	ok(t, err)
 }
 
-// old makes a replica believe that the leader last confirmed the replica's state age ago.
+// old makes a replica believe that its state was last confirmed to be up to date before the duration age.
 func (r *replica) old(age time.Duration) {
 	c := &r.server.recency
 	c.at.Store(int64(time.Since(c.since) - age))
 }
 
-// TestALaggingReplicaGivesNothingMore: a follower may not have applied yet that a person lost access, so it must ask
-// the leader before it answers the person's call itself.
+// TestALaggingReplicaGivesNothingMore: a follower may not have applied yet that a person lost access, so it must
+// bring its state up to date with the leader's before it answers the person's call itself.
 func TestALaggingReplicaGivesNothingMore(t *testing.T) {
 	w := newOwnCA(t)
 	vic := w.holds(pki.Identity{Role: pki.RoleUser, ID: "vic"})
@@ -193,8 +195,8 @@ func TestALaggingReplicaGivesNothingMore(t *testing.T) {
 	}
 }
 
-// TestACutOffReplicaServesNoPeople: a replica that had no leader for longer than rightsBound may have missed
-// revocations. It ends the streams of people and refuses their reads. It still answers calls for its own
+// TestACutOffReplicaServesNoPeople: a replica that had no leader for longer than rightsBound (10 s) may have missed
+// revocations. It must end the streams of people and refuse their reads, but it must still answer calls for its own
 // status and calls of agents.
 func TestACutOffReplicaServesNoPeople(t *testing.T) {
 	w := newOwnCA(t)
@@ -273,7 +275,7 @@ func TestACutOffReplicaServesNoPeople(t *testing.T) {
 }
 
 // TestARevokedUserOnACutOffReplica: a user is revoked while a replica is cut off from the leader. The replica must
-// refuse the user at the latest when the leader's last confirmation is too old.
+// refuse the user at the latest when the last confirmation of its state by the leader is too old.
 func TestARevokedUserOnACutOffReplica(t *testing.T) {
 	w := newOwnCA(t)
 	eve := w.holds(pki.Identity{Role: pki.RoleUser, ID: "eve"})
@@ -288,7 +290,7 @@ func TestARevokedUserOnACutOffReplica(t *testing.T) {
 	w.elect(-1) // without a leader this replica is cut off from now on
 	w.replicas[1].old(rightsBound)
 	code(t, list(), codes.Unavailable)
-	// The replica is connected again. It learns of the revocation before it answers the next call.
+	// The replica is connected again. It must learn of the revocation before it answers the user's next call.
 	w.elect(0)
 	w.replicas[1].set(func(r *replica) { r.lagging = false; r.store.Restore(w.group.now()) })
 	code(t, list(), codes.Unauthenticated)

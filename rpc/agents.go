@@ -26,8 +26,8 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// Agents is the client with which a scheduler calls agents. For each node and endpoint it keeps one
-// connection for calls and one for streams, so that streams do not delay orders. Every call has a deadline.
+// Agents is the client with which a scheduler calls agents. For each node and endpoint it keeps one connection for
+// calls and one for streams, so that many log streams and sessions cannot delay orders. Every call has a deadline.
 // With TLS, a connection is used only if the agent shows the certificate of the node.
 type Agents struct {
 	tls   *pki.Files
@@ -73,7 +73,7 @@ func (a *Agents) Close() {
 	a.conns = nil
 }
 
-// idleFor is the time after which an unused connection is closed.
+// idleFor is the time without calls after which sweep closes a connection.
 const (
 	idleFor    = 10 * time.Minute
 	sweepEvery = time.Minute
@@ -115,10 +115,10 @@ func (a *Agents) connAt(at agentAt) (agentv1.AgentServiceClient, error) {
 	return agentv1.NewAgentServiceClient(cc), nil
 }
 
-// redial makes the next call to an agent dial at once and wait for the connection, if the last dial failed.
-// Callers use it when they know that the node is up. It does not touch connections that are younger than age. It
-// replaces the connection by a new connection, because a connection in backoff refuses calls, and resetting the backoff
-// would not end a dial that hangs.
+// redial makes the next call to an agent dial at once and wait for the connection, if the last dial failed. It is
+// called when the node is known to be up. It leaves connections alone that were made less than the duration age ago.
+// It replaces the connection by a new connection, because a connection in backoff refuses calls, and resetting the
+// backoff would not end a dial that hangs.
 func (a *Agents) redial(node, addr string, age time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -221,6 +221,7 @@ func (a *Agents) apply(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 	if err := judgedBy(req, a.store.View(), w, n); err != nil {
 		return sched.Ack{Refused: true, Code: "INVALID_CONFIGURATION", Message: err.Error()}, nil
 	}
+	a.fillVolumes(req, w, n)
 	if err := a.joins(req, w, n, e); err != nil {
 		return sched.Ack{Refused: true, Code: "NETWORK_UNREACHABLE", Message: err.Error()}, nil
 	}
@@ -233,8 +234,8 @@ func (a *Agents) apply(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 // maxPolicies is the maximum size of all policies in an order, in bytes.
 const maxPolicies = 1 << 20
 
-// judgedBy adds to an order the policies by which the agent judges the workload: the policies of the workload's
-// namespace and of the node.
+// judgedBy adds to an order the policies that restrict the workload: the policies of its namespace and of its node.
+// The agent refuses the order if the workload breaks one of them.
 func judgedBy(req *agentv1.ApplyWorkloadRequest, v fsm.View, w *fsm.Workload, n *fsm.Node) error {
 	req.AdminsOnly = fsm.AdminsOnly(v, w)
 	size := 0
@@ -264,8 +265,8 @@ func judgedBy(req *agentv1.ApplyWorkloadRequest, v fsm.View, w *fsm.Workload, n 
 	return nil
 }
 
-// unknownToLegacy returns a field of a container that legacy v1 agents ignore, although the container would
-// then have more rights or run something else; "" if none is set.
+// unknownToLegacy returns the name of a field of the container that legacy v1 agents would ignore, so that
+// the container would have more rights or run something else; "" if no such field is set.
 func unknownToLegacy(c *agentv1.ContainerSpec) string {
 	switch {
 	case c.GetUser() != "":
@@ -295,7 +296,7 @@ func unknownToLegacy(c *agentv1.ContainerSpec) string {
 // firstOfCompose is the lowest protobuf field number of the container fields that a service of a Compose file has too.
 const firstOfCompose = 1340
 
-// order sends an apply to an agent and returns its acknowledgement.
+// order sends an agent the order to run a workload, and returns the agent's acknowledgement.
 func (a *Agents) order(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, req *agentv1.ApplyWorkloadRequest) (sched.Ack, error) {
 	resp, err := c.ApplyWorkload(ctx, req, grpc.WaitForReady(false))
 	if err != nil {
@@ -356,11 +357,15 @@ func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fs
 			return sched.Ack{Accepted: true}, nil
 		}
 	}
-	// If the workload still exists, it has moved to another node. Then keep its volumes on this node.
-	w, lives := a.store.View().Workload(o.Workload)
+	// This order deletes the instance on one node. If the workload still exists, it has moved to another node and was
+	// not deleted, so keep its volumes on this node.
+	view := a.store.View()
+	w, lives := view.Workload(o.Workload)
+	left, known := view.Residual(n.ID, o.Workload)
+	retain := known && left.KeepVolumes
 	resp, err := c.DeleteWorkload(ctx, &agentv1.DeleteWorkloadRequest{
 		Id: o.Workload, Epoch: e, Generation: spec.AgentGeneration(o.Generation), NodeId: n.ID, InstanceId: n.Facts.InstanceID,
-		KeepVolumes: lives && w.Desired != fsm.DesiredDeleted,
+		KeepVolumes: retain || lives && w.Desired != fsm.DesiredDeleted, RetainVolumes: retain,
 	})
 	if err != nil {
 		if notFound(err) {
@@ -375,8 +380,8 @@ func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fs
 	return a.removing(ctx, c, n, o, ack)
 }
 
-// notFound reports whether an agent answered "not found". A connection error that contains these words, such as an
-// error of a name resolver, does not count.
+// notFound reports whether an agent answered "not found". It returns false for a connection error whose text contains
+// these words, such as an error of a name resolver.
 func notFound(err error) bool {
 	switch status.Code(err) {
 	case codes.NotFound:
@@ -415,6 +420,34 @@ func (a *Agents) usage(ctx context.Context, n *fsm.Node, req *agentv1.ListUsageR
 	r, err := c.ListUsage(ctx, req)
 	if unimplemented(err) {
 		return &agentv1.ListUsageResponse{}, nil
+	}
+	return r, err
+}
+
+// probe asks the agent of a node to send test packets to the other nodes of a network, and returns which of them
+// answered.
+func (a *Agents) probe(ctx context.Context, n *fsm.Node, req *agentv1.ProbeNetworkRequest) ([]*agentv1.NetworkProbe, error) {
+	c, err := a.fresh(n)
+	if err != nil {
+		return nil, err
+	}
+	r, err := c.ProbeNetwork(ctx, req)
+	if unimplemented(err) {
+		return nil, errors.New("its agent is too old to check networks: update it")
+	}
+	return r.GetProbes(), err
+}
+
+// traceConnection asks the agent of a node to resolve a name and to open connections to it from a workload, and
+// returns the result of each step.
+func (a *Agents) traceConnection(ctx context.Context, n *fsm.Node, req *agentv1.TraceConnectionRequest) (*agentv1.TraceConnectionResponse, error) {
+	c, err := a.fresh(n)
+	if err != nil {
+		return nil, err
+	}
+	r, err := c.TraceConnection(ctx, req)
+	if unimplemented(err) {
+		return nil, errors.New("its agent is too old to trace connections: update it")
 	}
 	return r, err
 }

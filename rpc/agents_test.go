@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync"
@@ -32,8 +33,12 @@ type fakeAgent struct {
 	status  func(*agentv1.GetWorkloadStatusRequest) (*agentv1.GetWorkloadStatusResponse, error)
 	actions func(*agentv1.ListActionsRequest) (*agentv1.ListActionsResponse, error)
 	usage   func(*agentv1.ListUsageRequest) (*agentv1.ListUsageResponse, error)
+	probe   func(*agentv1.ProbeNetworkRequest) (*agentv1.ProbeNetworkResponse, error)
+	trace   func(*agentv1.TraceConnectionRequest) (*agentv1.TraceConnectionResponse, error)
 	list    func(*agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error)
 	logs    func(*agentv1.LogsRequest, grpc.ServerStreamingServer[agentv1.LogChunk]) error
+	volumes func(*agentv1.DeleteVolumeRequest) (*agentv1.DeleteVolumeResponse, error)
+	held    []*agentv1.VolumeInfo
 	exec    func(grpc.BidiStreamingServer[agentv1.ExecRequest, agentv1.ExecResponse]) error
 	applies []*agentv1.ApplyWorkloadRequest
 	removes []*agentv1.DeleteWorkloadRequest
@@ -81,8 +86,32 @@ func (f *fakeAgent) ListUsage(ctx context.Context, r *agentv1.ListUsageRequest) 
 	return f.usage(r)
 }
 
+func (f *fakeAgent) ProbeNetwork(ctx context.Context, r *agentv1.ProbeNetworkRequest) (*agentv1.ProbeNetworkResponse, error) {
+	if f.probe == nil {
+		return f.UnimplementedAgentServiceServer.ProbeNetwork(ctx, r)
+	}
+	return f.probe(r)
+}
+
+func (f *fakeAgent) TraceConnection(ctx context.Context, r *agentv1.TraceConnectionRequest) (*agentv1.TraceConnectionResponse, error) {
+	if f.trace == nil {
+		return f.UnimplementedAgentServiceServer.TraceConnection(ctx, r)
+	}
+	return f.trace(r)
+}
+
 func (f *fakeAgent) ListWorkloads(_ context.Context, r *agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error) {
 	return f.list(r)
+}
+
+func (f *fakeAgent) ListVolumes(context.Context, *agentv1.ListVolumesRequest) (*agentv1.ListVolumesResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &agentv1.ListVolumesResponse{Volumes: f.held}, nil
+}
+
+func (f *fakeAgent) DeleteVolume(_ context.Context, r *agentv1.DeleteVolumeRequest) (*agentv1.DeleteVolumeResponse, error) {
+	return f.volumes(r)
 }
 
 func (f *fakeAgent) Logs(r *agentv1.LogsRequest, s grpc.ServerStreamingServer[agentv1.LogChunk]) error {
@@ -400,6 +429,66 @@ func TestActionsAndLogs(t *testing.T) {
 			if !strings.Contains(err.Error(), c.says) {
 				t.Errorf("the error is %v, want it to contain %q", err, c.says)
 			}
+		})
+	}
+}
+
+// TestLogOfAFinishedJob: a job has finished and its container is gone. The call Logs must return the end of the output
+// that the job's record holds.
+func TestLogOfAFinishedJob(t *testing.T) {
+	ended := time.Unix(1_800_000_000, 0)
+	for _, c := range []struct {
+		fact, output string
+		req          *clusterv1.LogsRequest
+		want         string
+		code         codes.Code
+	}{
+		{"the whole output", "one\ntwo\nthree\n", &clusterv1.LogsRequest{}, "one\ntwo\nthree\n", codes.OK},
+		{"followed, the log ends", "one\ntwo", &clusterv1.LogsRequest{Follow: true, TailLines: -1}, "one\ntwo\n", codes.OK},
+		{"the last lines", "one\ntwo\nthree\n", &clusterv1.LogsRequest{TailLines: 2}, "two\nthree\n", codes.OK},
+		{"more lines than there are", "one\n", &clusterv1.LogsRequest{TailLines: 1 << 40}, "one\n", codes.OK},
+		{"only output after the end", "one\n", &clusterv1.LogsRequest{SinceUnixSeconds: ended.Unix() + 1}, "", codes.OK},
+		{"a job without output", "", &clusterv1.LogsRequest{}, "persysctl get job", codes.FailedPrecondition},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			g, _, _, _ := agentWorld(t, 1)
+			put := &commandv1.WorkloadPut{
+				Id: "job", Spec: []byte{}, Content: fmt.Sprintf("c1:%064x", 1), Desired: "Running",
+				Demand: &commandv1.Demand{Type: "container", CpuMillicores: 1, Job: &commandv1.Job{}},
+			}
+			g.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{put}}}})
+			g.assign("job", "n")
+			w, _ := g.view().Workload("job")
+			g.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{{
+				Workload: "job", Node: "n", Generation: fsm.GenerationPB(w.Generation), Acknowledged: true, State: "Stopped", Code: fsm.CodeCompleted,
+				Exit: &commandv1.Exit{EndedAt: ended.UnixNano(), Output: c.output},
+			}}}}})
+			end := &commandv1.JobEnd{Workload: "job", IfGeneration: fsm.GenerationPB(w.Generation), Succeeded: true}
+			g.do(&commandv1.Command{
+				Head: &commandv1.Head{At: time.Now().UnixNano(), By: "test", Epoch: &commandv1.Epoch{Incarnation: 1, Term: 1}},
+				Body: &commandv1.Command_FinishJobs{FinishJobs: &commandv1.FinishJobs{Ends: []*commandv1.JobEnd{end}}},
+			})
+			c.req.WorkloadId = "job"
+			s, err := g.cluster(0).Logs(ctxFor(t), c.req)
+			ok(t, err)
+			var all strings.Builder
+			for err == nil {
+				var m *clusterv1.LogChunk
+				if m, err = s.Recv(); err == nil {
+					all.Write(m.GetData())
+				}
+			}
+			if c.code != codes.OK {
+				code(t, err, c.code)
+				if !strings.Contains(err.Error(), c.want) {
+					t.Errorf("the error is %v, want it to contain %q", err, c.want)
+				}
+				return
+			}
+			if !errors.Is(err, io.EOF) {
+				t.Fatal(err)
+			}
+			is(t, "log", all.String(), c.want)
 		})
 	}
 }

@@ -35,10 +35,10 @@ func refused(r controlv1.FailureReason, message string) outcome {
 	return outcome{resp: &controlv1.ApplyWorkloadResponse{FailureReason: r, ErrorMessage: message}}
 }
 
-// apply checks each request and commits all valid requests together. joins(i) reports whether request i has a
-// derived request id and may therefore share a log command with other requests. joins is nil if the call
-// consists of a single request. If the requests are for single members of a group with an autoscaler, autoscale holds
-// the settings of that autoscaler, which the members keep; otherwise it is nil.
+// apply checks each request and commits all valid requests together. joins(i) reports whether request i may share a log
+// command with other requests. It may if its request id was derived from the id of the call; see deriveRequestIDs.
+// joins is nil if the call consists of a single request. If the requests are for single members of a group with an
+// autoscaler, autoscale holds the settings of that autoscaler, which the members keep; otherwise it is nil.
 func (s *Server) apply(ctx context.Context, reqs []*controlv1.ApplyWorkloadRequest, joins func(int) bool, autoscale *fsm.Autoscale) []outcome {
 	out := make([]outcome, len(reqs))
 	if frozen := s.frozenBeforeLog(true); frozen != "" {
@@ -100,7 +100,7 @@ func (s *Server) apply(ctx context.Context, reqs []*controlv1.ApplyWorkloadReque
 // never is the argument joins of apply for requests that must not share a log command.
 func never(int) bool { return false }
 
-// refusal turns an error that occurred before anything was proposed into an outcome.
+// refusal converts an error to an outcome. The error must have occurred before a command was proposed to the log.
 func refusal(err error) outcome {
 	var bad spec.Errors
 	switch {
@@ -114,7 +114,8 @@ func refusal(err error) outcome {
 	return outcome{err: err}
 }
 
-// merge adds the state machine's verdict on a command to the response of its request.
+// merge adds the state machine's result for a command (applied, or the reason of its refusal) to the response of the
+// request.
 func merge(have *controlv1.ApplyWorkloadResponse, r fsm.Result) outcome {
 	switch r.Kind {
 	case fsm.OK, fsm.AlreadyDone:
@@ -156,13 +157,16 @@ func (s *Server) applyCommands(ctx context.Context, req *controlv1.ApplyWorkload
 		return s.desireCommands(ctx, id, desired, req.GetIfRevision(), req.GetRequestId())
 	}
 	if desired == fsm.DesiredDeleted {
-		return s.deleteCommands(ctx, id, false, req.GetIfRevision(), req.GetRequestId())
+		return s.deleteCommands(ctx, id, false, false, req.GetIfRevision(), req.GetRequestId())
 	}
 	prepared, err := s.prepare(ctx, req, nil)
 	if err != nil {
 		return nil, err
 	}
 	c := prepared.Command
+	if err := s.ingressNetwork(ctx, c.GetPutWorkloads()); err != nil {
+		return nil, err
+	}
 	if c.Head, err = s.head(ctx, req.GetRequestId(), ""); err != nil {
 		return nil, err
 	}
@@ -176,7 +180,8 @@ const (
 	parseRoom    = 2 << 20
 )
 
-// parse waits until a text of size bytes may be parsed. The caller calls leave when it has parsed the text.
+// parse waits until a text of size bytes may be parsed. When the text is parsed, leave must be called so that the next
+// request can be parsed.
 func (s *Server) parse(ctx context.Context, size int) (leave func(), err error) {
 	if size <= smallRequest {
 		return func() {}, nil
@@ -188,9 +193,9 @@ func (s *Server) parse(ctx context.Context, size int) (leave func(), err error) 
 	return func() { s.parsing.Release(n) }, nil
 }
 
-// prepare parses a request, seals its secrets, loads its Compose stack, and checks both. by is the policy by which the
-// workload is judged; nil means the policy that applies to the caller and the workload's namespace. If the request has
-// secrets and there is no cluster key yet, prepare waits for the key.
+// prepare parses a request, seals its secrets, loads its Compose stack, and checks the specification and the stack. by
+// is the policy that the workload must not break; nil means the policy that applies to the caller and the workload's
+// namespace. If the request has secrets and there is no cluster key yet, prepare waits for the key.
 func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadRequest, by *policy.Policy) (spec.Prepared, error) {
 	leave, err := s.parse(ctx, req.SizeVT())
 	if err != nil {
@@ -246,8 +251,8 @@ func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadReques
 	return prepared, err
 }
 
-// hasLabel reports whether any node has a label with this key. While there are no nodes, every label counts as
-// known.
+// hasLabel reports whether any node has a label with this key. While the cluster has no nodes, hasLabel returns true
+// for every key, so that nothing is refused or warned about.
 func (s *Server) hasLabel(key string) bool {
 	v := s.store.View()
 	found := v.NodeCount() == 0 || key == fsm.NodeIDLabel // every node has this label
@@ -277,8 +282,8 @@ func (s *Server) runIDs(ctx context.Context, put *commandv1.PutWorkloads) error 
 	return nil
 }
 
-// unknownDevices returns an error if a specification reserves devices that no node offers. While there are no nodes, all
-// names count as known.
+// unknownDevices returns an error if a specification reserves devices that no node offers. While the cluster has no
+// nodes, it returns no error, because the first node may offer the devices.
 func (s *Server) unknownDevices(w *controlv1.WorkloadSpec) error {
 	v := s.store.View()
 	if v.NodeCount() == 0 {
@@ -314,7 +319,7 @@ func withKey[T any](ctx context.Context, s *Server, fn func() (T, error)) (T, er
 	return v, err
 }
 
-// awaitKey waits for the cluster key and reports whether this replica has it.
+// awaitKey waits, for at most keyWait, until this replica has the cluster key, and reports whether it has.
 func (s *Server) awaitKey(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, keyWait)
 	defer cancel()
@@ -376,22 +381,22 @@ func selected(view fsm.View, id string) (ids []string) {
 
 func (s *Server) desireCommands(ctx context.Context, id string, desired fsm.Desired, condition, request string) ([]fsm.Command, error) {
 	if desired == fsm.DesiredDeleted {
-		return s.deleteCommands(ctx, id, false, condition, request)
+		return s.deleteCommands(ctx, id, false, false, condition, request)
 	}
 	return s.each(ctx, id, condition, request, func(id string) *commandv1.Command {
 		return &commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: id, Desired: string(desired), IfRevision: condition}}}
 	})
 }
 
-func (s *Server) deleteCommands(ctx context.Context, id string, force bool, condition, request string) ([]fsm.Command, error) {
+func (s *Server) deleteCommands(ctx context.Context, id string, force, keep bool, condition, request string) ([]fsm.Command, error) {
 	return s.each(ctx, id, condition, request, func(id string) *commandv1.Command {
-		return &commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: id, Force: force, IfRevision: condition}}}
+		return &commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: id, Force: force, IfRevision: condition, KeepVolumes: keep}}}
 	})
 }
 
-// each creates one command for each workload that id selects. A request about a group ends with a barrier
-// command that has the id of the request. The receipt of the barrier proves that the whole request was
-// applied, even if the group no longer exists when the request is repeated.
+// each creates one command for each workload that id selects. A request about a group ends with a barrier command that
+// has the id of the request. If the request is repeated later, the receipt (stored answer) of the barrier proves that
+// the whole request was applied, even if the group no longer exists then.
 func (s *Server) each(ctx context.Context, id, condition, request string, make func(string) *commandv1.Command) ([]fsm.Command, error) {
 	if err := checkCondition(condition); err != nil {
 		return nil, err
@@ -448,12 +453,15 @@ func (s *Server) DeleteWorkload(ctx context.Context, req *controlv1.DeleteWorklo
 	if id == "" {
 		return nil, errorf(KindInvalid, "workload_id must not be blank")
 	}
-	cmds, err := s.deleteCommands(ctx, id, req.GetForce(), req.GetIfRevision(), req.GetRequestId())
+	cmds, err := s.deleteCommands(ctx, id, req.GetForce(), req.GetKeepVolumes(), req.GetIfRevision(), req.GetRequestId())
 	if err != nil {
 		return nil, err
 	}
+	// A former delete that keeps the volumes stays in force.
+	before, _ := s.store.View().Workload(id)
+	kept := req.GetKeepVolumes() || before != nil && before.Desired == fsm.DesiredDeleted && before.KeepVolumes
 	index, refused, err := s.proposeAll(ctx, cmds)
-	return &controlv1.DeleteWorkloadResponse{Success: refused == "", ErrorMessage: refused, Index: index}, err
+	return &controlv1.DeleteWorkloadResponse{Success: refused == "", ErrorMessage: refused, Index: index, VolumesKept: refused == "" && kept}, err
 }
 
 // RetryWorkload implements the call of control.v1: it makes a workload, or the members of a group, start

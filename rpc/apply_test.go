@@ -210,7 +210,7 @@ func TestRequestIDsMakeCallsRepeatable(t *testing.T) {
 			var ids [2][]string
 			for i := range ids {
 				s := g.replicas[0].server
-				cmds, err := s.deleteCommands(context.Background(), "grp", false, "", del.RequestId)
+				cmds, err := s.deleteCommands(context.Background(), "grp", false, false, "", del.RequestId)
 				ok(t, err)
 				is(t, "whether the last command is a barrier", cmds[len(cmds)-1].GetBarrier() != nil, true)
 				for _, c := range cmds[:len(cmds)-1] {
@@ -478,8 +478,8 @@ func TestStatusIsTheReplicasOwn(t *testing.T) {
 	is(t, "mode", st.GetMode()+": "+st.GetModeReason(), "degraded: no quorum")
 }
 
-// TestRetryOfAHealthyWorkload: a retry of a healthy workload is accepted and changes nothing, however often
-// it is sent. A restart does restart the workload.
+// TestRetryOfAHealthyWorkload: a user retries a workload that runs well, several times. The calls must succeed and
+// change nothing. The same call with the flag restart must restart the workload.
 func TestRetryOfAHealthyWorkload(t *testing.T) {
 	g := newGroup(t, 1)
 	g.place("web", "a")
@@ -522,7 +522,8 @@ func (k *lateKeys) Key() (*pki.Key, error) {
 	return k.keys.Key()
 }
 
-// TestAWriteToAClusterThatHasJustFormedWaits: an apply with a secret waits for the cluster key.
+// TestAWriteToAClusterThatHasJustFormedWaits: a user applies a workload with a secret before the schedulers have
+// agreed on the cluster key. The call must wait for the key and then succeed.
 func TestAWriteToAClusterThatHasJustFormedWaits(t *testing.T) {
 	late := &lateKeys{}
 	g := newGroup(t, 1, func(_ int, c *Config) {
@@ -539,8 +540,9 @@ func TestAWriteToAClusterThatHasJustFormedWaits(t *testing.T) {
 	}
 }
 
-// TestRunIDsAreKept: a new workload cannot take the id of a run that a cron will create. Other ids that look like it, and
-// workloads that exist, are not affected.
+// TestRunIDsAreKept: a cron creates runs with ids of the form ID-TIME. An apply of a new workload with such an id must
+// be refused, because the run could then not be created. Ids that only resemble the id of a run, and existing
+// workloads, are not affected.
 func TestRunIDsAreKept(t *testing.T) {
 	g := newGroup(t, 1)
 	g.elect(0)
@@ -566,7 +568,8 @@ func TestRunIDsAreKept(t *testing.T) {
 	}
 }
 
-// TestRestartOfASystemWorkload: the refusal names the members.
+// TestRestartOfASystemWorkload: a system workload itself cannot be restarted. The refusal must say how to find its
+// members, because these can be restarted.
 func TestRestartOfASystemWorkload(t *testing.T) {
 	g := newGroup(t, 1)
 	g.elect(0)

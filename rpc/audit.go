@@ -58,8 +58,9 @@ func (s *Server) RecordSession(ctx context.Context, req *clusterv1.RecordSession
 	return &clusterv1.RecordSessionResponse{Index: results[0].Index}, nil
 }
 
-// noted calls do, which makes a change that is not a command of the log. Before the call, it commits an audit event
-// that names the caller. If do fails, it commits another event.
+// noted calls the function do, which makes a change outside the replicated log, such as a transfer of leadership. The
+// parameter what describes the change. Before the call, it commits an audit event that names the caller. If do fails,
+// it commits another event.
 func (s *Server) noted(ctx context.Context, node, what string, do func() error) error {
 	c := callOf(ctx)
 	if c.id.Role == pki.RoleScheduler {
@@ -85,16 +86,16 @@ func (s *Server) noted(ctx context.Context, node, what string, do func() error) 
 	return err
 }
 
-// refuse records that a change was refused because the caller lacks a right, and returns why, the error of the refusal.
-// A follower's state may be out of date, so a follower forwards the call to the leader if req is not nil; then the
-// leader decides, and records a refusal. For each caller, the first refusals within a minute are recorded one by one,
-// and the number of further refusals in one record.
+// refuse records that a change was refused because the caller lacks a right, and returns why, the error of the
+// refusal. A follower's state may be out of date, so a follower forwards the call to the leader if req is not nil;
+// then the leader decides, and records a refusal. For each caller, the first refusals within a minute get a record
+// each; further refusals share one record with their number.
 func (s *Server) refuse(ctx context.Context, c *call, full string, req any, why error) (any, error) {
 	if kind := edgeKind(why); c.repetition == repeatable || kind != KindPermission && kind != KindUnauthenticated {
 		return nil, why
 	}
 	beat := c.op == methods[controlv1.AgentControl_Heartbeat_FullMethodName].op
-	if !s.refusals.note(c.caller, beat, func(n int, together bool) { s.recordRest(c, n, together) }) {
+	if !s.refusals.note(c.caller, beat, func(n int, together bool) error { return s.recordRest(c, n, together) }) {
 		return nil, why
 	}
 	to, known := s.replica.Leader()
@@ -121,14 +122,15 @@ func (s *Server) refuse(ctx context.Context, c *call, full string, req any, why 
 		})
 	}
 	if err != nil {
-		s.log.Warn("could not record a refused call in the audit log", "by", c.who(), "from", c.from, "call", c.op, "err", err)
+		s.refusals.unrecorded(c.caller, beat)
+		s.log.Warn("could not record a refused call in the audit log; it is counted and recorded later", "by", c.who(), "from", c.from, "call", c.op, "err", err)
 	}
 	return nil, why
 }
 
-// recordRest records how many refusals of a caller were not recorded one by one. If together is true, n is the sum over
-// all callers that were not counted separately, and the record names no caller.
-func (s *Server) recordRest(c *call, n int, together bool) {
+// recordRest records how many refusals of a caller were not recorded one by one. If together is true, n counts the
+// refusals of all callers for whom no separate count was kept, and the record names no caller.
+func (s *Server) recordRest(c *call, n int, together bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), execLastWord)
 	defer cancel()
 	req := &clusterv1.RecordSessionRequest{
@@ -139,7 +141,9 @@ func (s *Server) recordRest(c *call, n int, together bool) {
 		req.By, req.Via, req.From, req.Details = "", "", "", map[string]string{"more": strconv.Itoa(n)}
 		req.Message = fmt.Sprintf("%d more calls of other callers were refused within a minute", n)
 	}
-	if err := s.record(ctx, req); err != nil {
-		s.log.Warn("could not record refused calls in the audit log", "by", req.By, "from", req.From, "refusals", n, "err", err)
+	err := s.record(ctx, req)
+	if err != nil {
+		s.log.Warn("could not record refused calls in the audit log; another attempt follows", "by", req.By, "from", req.From, "refusals", n, "err", err)
 	}
+	return err
 }

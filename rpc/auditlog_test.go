@@ -58,22 +58,28 @@ func TestAuditLogsAreServedWithHashes(t *testing.T) {
 	code(t, err, codes.InvalidArgument)
 }
 
-// TestRefusalsAreCoalesced: for each caller, the first refusals within a minute are recorded one by one, and
-// the number of further refusals in one record. So the log has room for the refusals of other callers.
+// TestRefusalsAreCoalesced: for each caller, the first refusals within a minute get a record each; further refusals
+// share one record with their number. So one caller with very many refusals cannot push the records of other callers
+// out of the log, whose size is limited.
 func TestRefusalsAreCoalesced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRefusals()
 		var mu sync.Mutex // wait for the goroutines that end the minute of each caller
 		var said []string
+		fails := false
 		note := func(who caller) bool {
-			return r.note(who, false, func(n int, together bool) {
+			return r.note(who, false, func(n int, together bool) error {
 				mu.Lock()
 				defer mu.Unlock()
+				if fails {
+					return errors.New("no scheduler leads")
+				}
 				name := refusalKey(who)
 				if together {
 					name = "others"
 				}
 				said = append(said, name+" "+strconv.Itoa(n))
+				return nil
 			})
 		}
 		vera, ada := caller{id: pki.Identity{Role: pki.RoleUser, ID: "vera"}}, caller{id: pki.Identity{Role: pki.RoleUser, ID: "ada"}}
@@ -104,6 +110,27 @@ func TestRefusalsAreCoalesced(t *testing.T) {
 			t.Errorf("%d records of counted refusals, want at most %d, one of them for the networks that were counted together", len(said), maxRefusedNetworks+2)
 		}
 		is(t, "callers in memory after a minute", len(r.callers)+r.networks, 0)
+
+		// If the record with the number of further refusals cannot be written, it must be written later. Its number
+		// must then include the refusals that should have got records of their own, but whose records could not be
+		// written.
+		mu.Lock()
+		said, fails = nil, true
+		mu.Unlock()
+		for range refusalEach + 5 {
+			note(vera)
+		}
+		r.unrecorded(vera, false)
+		time.Sleep(refusalWindow + time.Second)
+		synctest.Wait()
+		is(t, "recorded without a leader", len(said), 0)
+		mu.Lock()
+		fails = false
+		mu.Unlock()
+		time.Sleep(refusalAgain)
+		synctest.Wait()
+		is(t, "recorded later", strings.Join(said, ","), "user/vera 6")
+		is(t, "callers in memory at the end", len(r.callers), 0)
 	})
 }
 

@@ -11,9 +11,9 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// SubmitAutomationSuggestion implements the call of control.v1. It checks the suggestion and, if it is valid,
-// carries it out like a call of a user. A suggestion to scale needs a namespace that
-// allows it.
+// SubmitAutomationSuggestion implements the call of control.v1. It checks the suggestion and, if it is valid, carries
+// it out like a call of a user. A suggestion to change the number of members is accepted only if the workload's
+// namespace allows such suggestions.
 func (s *Server) SubmitAutomationSuggestion(ctx context.Context, req *controlv1.SubmitAutomationSuggestionRequest) (*controlv1.SubmitAutomationSuggestionResponse, error) {
 	out := &controlv1.SubmitAutomationSuggestionResponse{Decision: "rejected", DecidedAt: timestamppb.New(s.now())}
 	reject := func(reason string) (*controlv1.SubmitAutomationSuggestionResponse, error) {
@@ -43,7 +43,7 @@ func (s *Server) SubmitAutomationSuggestion(ctx context.Context, req *controlv1.
 		cmds, err = s.retryCommands(ctx, id, false, "", req.GetRequestId())
 	case controlv1.AutomationActionType_AUTOMATION_ACTION_DELETE_WORKLOAD:
 		out.AppliedAction = "delete_workload"
-		cmds, err = s.deleteCommands(ctx, id, false, "", req.GetRequestId())
+		cmds, err = s.deleteCommands(ctx, id, false, false, "", req.GetRequestId())
 	case controlv1.AutomationActionType_AUTOMATION_ACTION_SCALE_REPLICAS:
 		out.AppliedAction = "scale_replicas"
 		c, mistake, e := s.suggestedScale(ctx, id, req.GetRequestId(), sug)

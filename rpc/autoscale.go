@@ -14,8 +14,8 @@ import (
 // autoscaler is the name of the caller in the commands and events of the autoscaler.
 const autoscaler = "autoscaler"
 
-// Autoscale changes the number of members of a group from from to count for the leader's autoscaler. If the group has
-// another number of members than from, it returns an error. Quotas and policies apply as to a person's call.
+// Autoscale changes the number of members of a group to count, for the leader's autoscaler. It returns an error if the
+// present number is not from. Quotas and policies are checked as for a user's call.
 func (s *Server) Autoscale(ctx context.Context, group string, from, count int, reason string) error {
 	view, err := s.latest(ctx)
 	if err != nil {

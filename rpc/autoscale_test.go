@@ -21,7 +21,7 @@ func autoscaled() *controlv1.ApplyWorkloadRequest {
 }
 
 // TestAutoscale: when the autoscaler adds members, the namespace's quota applies and the new members get the group's
-// secrets. An apply of the same file keeps the number of members.
+// secrets. If a user applies the same file again, the number of members that the autoscaler chose must stay.
 func TestAutoscale(t *testing.T) {
 	g := newGroup(t, 2)
 	apply := func(req *controlv1.ApplyWorkloadRequest) string {
@@ -68,8 +68,8 @@ func TestAutoscale(t *testing.T) {
 	is(t, "its number", fsm.Count(fsm.Members(g.view(), "grp")), 0)
 }
 
-// TestRollBackOfAnAutoscaledMember: a rollback of one member restores its revision with its secrets. The member and
-// the group keep the present settings of the autoscaler.
+// TestRollBackOfAnAutoscaledMember: a user rolls back one member of a group with an autoscaler. The member must get
+// its earlier revision with its secrets. The member and the group must keep the present settings of the autoscaler.
 func TestRollBackOfAnAutoscaledMember(t *testing.T) {
 	g := newGroup(t, 2)
 	for i, image := range []string{"nginx:1", "nginx:2", "nginx:2"} {
@@ -95,8 +95,8 @@ func TestRollBackOfAnAutoscaledMember(t *testing.T) {
 	is(t, "the other member", other.Content == first, false)
 }
 
-// TestUndoIsOffered: GetRollout offers the undo of an update only while the undo would keep the number of members that
-// the autoscaler chose.
+// TestUndoIsOffered: GetRollout offers the undo of an update only if the undo would not change the number of members
+// that the autoscaler chose.
 func TestUndoIsOffered(t *testing.T) {
 	g := newGroup(t, 1)
 	version := func(image string, low int32) {
@@ -120,7 +120,8 @@ func TestUndoIsOffered(t *testing.T) {
 	is(t, "with another number", offered(), false)
 }
 
-// TestAutoscaleIsShown: the use and the last decision are in the views of the members and in the answer to why.
+// TestAutoscaleIsShown: the CPU use and the autoscaler's last decision are in the views of the members and
+// in the answer to Why.
 func TestAutoscaleIsShown(t *testing.T) {
 	g := newGroup(t, 1)
 	_, err := g.control(0).ApplyWorkload(ctxFor(t), autoscaled())

@@ -203,7 +203,7 @@ func mayRestore(backup, present fsm.Info, force bool) error {
 		"To take its workloads into this cluster, while %[1]q may still run them: --force-new-cluster", backup.ClusterID, present.ClusterID)
 }
 
-// received is a reader of the bytes in the messages of a backup.
+// received is an io.Reader of a backup that arrives in the messages of a stream.
 type received struct {
 	rest  []byte
 	total int64
@@ -226,7 +226,8 @@ func (r *received) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// difference lists the workloads that differ between two states.
+// difference lists the workloads that a restore would add, change or remove: those that differ between the states from
+// and to.
 func difference(from, to fsm.View) *clusterv1.RestoreBackupResponse {
 	out := &clusterv1.RestoreBackupResponse{}
 	note := func(names *[]string, count *int32, id string) {

@@ -17,9 +17,10 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// batch creates the log commands for the apply requests of one call. Consecutive requests for small workloads
-// share a command, and the state machine judges each workload separately. Such a command has one head and one receipt.
-// The number of stored receipts is limited, so fewer receipts per call keep receipts of older calls available.
+// batch creates the log commands for the apply requests of one call. Consecutive requests for small workloads share a
+// command, and the state machine judges each workload separately. Such a command has one head (author, time, request
+// id) and one receipt (stored answer to a request id). The number of stored receipts is limited. With fewer receipts
+// per call, the receipts of older calls stay available longer.
 type batch struct {
 	s    *Server
 	reqs []*controlv1.ApplyWorkloadRequest
@@ -36,7 +37,7 @@ type batch struct {
 // open is the log command to which further requests can be added, and its row. A row is the sequence of requests that
 // may share one command. Which requests form a row depends only on the requests, so that a repeated call forms the same
 // rows and finds their receipts. A row contains no workload twice, because each change of a workload needs a generation
-// of its own.
+// (order number) of its own.
 type open struct {
 	first string                  // request id of the first request of the row; "" if there is no row
 	seen  int                     // number of requests in the row, including those that were refused
@@ -45,11 +46,11 @@ type open struct {
 }
 
 const (
-	// joinLimit is the maximum size in bytes of a request that may share a command. A full row is far
-	// smaller than the limit of a command.
+	// joinLimit is the maximum size in bytes of a request that may share a command. A command with the maximum number
+	// of such requests is far smaller than the size limit of a command.
 	joinLimit = 1 << 10
-	// joinMember is the suffix from which the command id of a row is derived, so that this id differs from the id that
-	// the row's first request would have alone.
+	// joinMember is mixed into the id of a command with several requests. Without it, this command would have the same
+	// id as a command with only its first request.
 	joinMember = "each"
 )
 
@@ -69,6 +70,9 @@ func (b *batch) add(ctx context.Context, i int, joins func(int) bool) error {
 	}
 	b.ids[id] = struct{}{}
 	prepared, err := b.s.prepare(ctx, req, nil)
+	if err == nil {
+		err = b.s.ingressNetwork(ctx, prepared.Command.GetPutWorkloads())
+	}
 	if err != nil {
 		return err
 	}
@@ -106,7 +110,8 @@ func (b *batch) addAlone(ctx context.Context, i int, ownID bool) error {
 	return err
 }
 
-// note records which fields the i-th request sets back to the values of an earlier revision.
+// note records which fields the i-th request sets back to the values of an earlier revision; the answer warns the user
+// of this.
 func (b *batch) note(i int, put *commandv1.PutWorkloads) {
 	view := b.s.store.View()
 	for _, p := range put.GetWorkloads() {
@@ -117,7 +122,7 @@ func (b *batch) note(i int, put *commandv1.PutWorkloads) {
 	}
 }
 
-// joinable reports whether a request is a single put of a small workload, which may share a command. The
+// joinable reports whether a request stores a single small workload, so that it may share a command. The
 // result must depend only on the request.
 func (b *batch) joinable(req *controlv1.ApplyWorkloadRequest) bool {
 	sp := req.GetSpec()
@@ -125,7 +130,8 @@ func (b *batch) joinable(req *controlv1.ApplyWorkloadRequest) bool {
 		spec.DesiredState(req.GetDesiredState()) != fsm.DesiredDeleted && req.SizeVT() <= joinLimit
 }
 
-// verdict returns the state machine's result for the k-th request in the n-th command.
+// verdict returns the state machine's result for one request: the k-th request in the n-th command. r is the result of
+// the whole command.
 func (b *batch) verdict(n, k int, r fsm.Result) fsm.Result {
 	puts := b.cmds[n].GetPutWorkloads()
 	if !puts.GetEach() || r.Err() != nil {
@@ -135,8 +141,9 @@ func (b *batch) verdict(n, k int, r fsm.Result) fsm.Result {
 	if k < len(r.Items) && r.Items[k].ID == id {
 		return r.Of(r.Items[k])
 	}
-	// The results come from the receipt of the first attempt, in which other requests of this row may have been refused
-	// before they reached the log. So find the result by the workload's id and not by position.
+	// The results come from the receipt (stored answer) of the first attempt. In that attempt, other requests of the
+	// same command may have been refused before they reached the log. So find the result by the workload's id and not
+	// by position.
 	for _, it := range r.Items {
 		if it.ID == id {
 			return r.Of(it)
@@ -145,9 +152,9 @@ func (b *batch) verdict(n, k int, r fsm.Result) fsm.Result {
 	return fsm.Result{Kind: fsm.Conflict, Index: r.Index, Reason: "workload " + id + " was refused when this request was first sent; the stored answer does not cover it: send the workload again with a new request id"}
 }
 
-// deriveRequestIDs gives each request without an id the id of the call plus the position of the request, added to bytes
-// 10 and 11. The last bytes stay free, so that a request can number its commands. derived reports whether a request has
-// such a derived id; after the call is repeated or forwarded, it still does.
+// deriveRequestIDs gives each request without an id the id of the call plus the position of the request, added to
+// bytes 10 and 11. The last bytes are not changed, because a request with several commands numbers its commands there.
+// derived reports whether a request has such a derived id; after the call is repeated or forwarded, it still does.
 func deriveRequestIDs(req *clusterv1.ApplyWorkloadsRequest) (derived func(int) bool, err error) {
 	if req.GetRequestId() == "" {
 		return never, nil
@@ -175,9 +182,9 @@ func deriveRequestIDs(req *clusterv1.ApplyWorkloadsRequest) (derived func(int) b
 // stream.
 const maxBatch = 1024
 
-// ApplyWorkloads implements the call of cluster.v1: it applies many workloads in one call. Each request is
-// judged separately, and all are committed together. A request without an id gets an id that is derived from
-// the id of the call, so that a repeated call applies nothing twice.
+// ApplyWorkloads implements the call of cluster.v1: it applies many workloads in one call. The state machine accepts
+// or refuses each request separately; all accepted requests are committed together. A request without an id gets an id
+// that is derived from the id of the call, so that a repeated call applies nothing twice.
 func (s *Server) ApplyWorkloads(ctx context.Context, req *clusterv1.ApplyWorkloadsRequest) (*clusterv1.ApplyWorkloadsResponse, error) {
 	docs, err := s.requested(ctx, req.GetWorkloads(), req.GetFile(), req.GetName(), maxBatch)
 	if err != nil {

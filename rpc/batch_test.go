@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// shapes describes the commands in the log after entry after, as a list of names. "each 3" is a PutWorkloads
-// command with three workloads that are judged one by one.
+// shapes lists the kinds of the commands in the log, after a number of commands that it skips. "each 3" is a
+// PutWorkloads command with three workloads, each of which the state machine accepts or refuses separately.
 func shapes(g *group, after int) string {
 	var out []string
 	for _, c := range g.history[after:] {
@@ -91,8 +91,9 @@ func TestSmallWorkloadsShareACommand(t *testing.T) {
 	}
 }
 
-// TestARepeatedRowFindsItsReceipt: a row is the sequence of requests that share a command. After an unknown
-// outcome a scheduler repeats the call with the same derived ids, and finds the receipt of the row.
+// TestARepeatedRowFindsItsReceipt: a row is the sequence of requests that share a command. If the outcome of a call is
+// unknown, a scheduler repeats the call with the same derived ids. The repetition must find the receipt (stored
+// answer) of the row and apply nothing twice.
 func TestARepeatedRowFindsItsReceipt(t *testing.T) {
 	for i, where := range []string{"leader", "follower"} {
 		t.Run("request at the "+where, func(t *testing.T) {
@@ -130,7 +131,8 @@ func TestARepetitionDoesNotApplyARowThatWasRefused(t *testing.T) {
 	ok(t, err)
 	derived, err := deriveRequestIDs(req)
 	ok(t, err)
-	// Make the second request valid, as if the validation rules had changed between the two attempts.
+	// The second request was refused at the first attempt. Make it valid now, as if the validation rules had changed
+	// since then.
 	req.Workloads[1] = web("later")
 	req.Workloads[1].RequestId = bad.GetRequestId()
 	repeat := func() *clusterv1.ApplyWorkloadsResponse {

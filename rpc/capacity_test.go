@@ -8,8 +8,9 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// TestOfferedSubtractsTheReservation: the capacity that a node offers is its total minus the reservation,
-// then times the threshold, rounded down. An invalid total stays invalid.
+// TestOfferedSubtractsTheReservation: the capacity that a node offers to workloads is its total minus its reservation
+// for the system, times the node's utilization threshold in percent, rounded down. An invalid (negative) total must
+// not become valid by this.
 func TestOfferedSubtractsTheReservation(t *testing.T) {
 	for _, c := range []struct {
 		total, reserved int64
@@ -47,8 +48,8 @@ func TestUsageOfUnknownPoolsIsIgnored(t *testing.T) {
 	}
 }
 
-// TestDiskLimitOfAReport: a measured disk limit in a report is kept. An impossible limit is treated as no
-// limit.
+// TestDiskLimitOfAReport: agents report the disk limit of each workload. A possible limit must be taken over; an
+// impossible limit must be treated as if the workload had none.
 func TestDiskLimitOfAReport(t *testing.T) {
 	got := used([]*controlv1.WorkloadUsageSnapshot{{DiskLimitBytes: 5, DiskCapped: true}, {DiskLimitBytes: -5}})
 	if got[0].DiskLimit != 5 || !got[0].DiskCapped || got[1].DiskLimit != 0 || got[1].DiskCapped {

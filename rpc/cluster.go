@@ -51,8 +51,9 @@ func (s *Server) Status(context.Context, *clusterv1.StatusRequest) (*clusterv1.S
 	return out, nil
 }
 
-// SetMode implements the call of cluster.v1. A mode that a user sets is pinned until a user sets another
-// mode, or auto. The pin of mode normal also ends when the mirror is healthy.
+// SetMode implements the call of cluster.v1. It sets the mode of the cluster, which decides what changes are accepted.
+// A mode that a user sets is pinned: the leader does not change it until a user sets another mode, or the mode "auto".
+// If the pinned mode is normal, the pin also ends when the mirror (the copy of the state in etcd) is healthy.
 func (s *Server) SetMode(ctx context.Context, req *clusterv1.SetModeRequest) (*clusterv1.SetModeResponse, error) {
 	info := s.store.View().Info()
 	set := &commandv1.SetMode{Mode: req.GetMode(), Reason: req.GetReason(), Pinned: true}
@@ -73,7 +74,8 @@ func (s *Server) SetMode(ctx context.Context, req *clusterv1.SetModeRequest) (*c
 // modeAuto, as the mode in a request, ends the pin, so that the leader chooses the mode again.
 const modeAuto = "auto"
 
-// TransferLeadership implements the call of cluster.v1.
+// TransferLeadership implements the call of cluster.v1: it transfers the Raft leadership to the replica that the
+// request names, or to any other replica.
 func (s *Server) TransferLeadership(ctx context.Context, req *clusterv1.TransferLeadershipRequest) (*clusterv1.TransferLeadershipResponse, error) {
 	to := ""
 	if req.GetReplica() != "" {
@@ -98,7 +100,7 @@ func (s *Server) TransferLeadership(ctx context.Context, req *clusterv1.Transfer
 	return out, nil
 }
 
-// RemoveReplica implements the call of cluster.v1.
+// RemoveReplica implements the call of cluster.v1: it removes a replica from the Raft group.
 func (s *Server) RemoveReplica(ctx context.Context, req *clusterv1.RemoveReplicaRequest) (*clusterv1.RemoveReplicaResponse, error) {
 	r, err := s.replicaNamed(req.GetReplica())
 	if err != nil {
@@ -144,7 +146,7 @@ func (s *Server) ClusterKey(context.Context, *clusterv1.ClusterKeyRequest) (*clu
 	return &clusterv1.ClusterKeyResponse{Exported: key.Export(), Candidate: candidate}, nil
 }
 
-// GetClusterSummary implements the call of control.v1.
+// GetClusterSummary implements the call of control.v1: it returns the numbers of nodes and workloads by state.
 func (s *Server) GetClusterSummary(ctx context.Context, req *controlv1.GetClusterSummaryRequest) (*controlv1.GetClusterSummaryResponse, error) {
 	r, err := s.read(ctx)
 	if err != nil {

@@ -27,7 +27,7 @@ func errGroupCondition(condition string) error {
 	return errorf(KindInvalid, "if_revision: %.64q: the members of a group have revisions of their own; name one member, or leave the condition out and look at `persysctl plan`", condition)
 }
 
-// conditional adds a condition to the command that puts a workload.
+// conditional adds the condition if_revision of a request to the command that stores the workload.
 func conditional(put *commandv1.PutWorkloads, condition string) error {
 	if condition == "" {
 		return nil
@@ -51,8 +51,8 @@ func (s *Server) tagged(resp *controlv1.ApplyWorkloadResponse) {
 	}
 }
 
-// takesBack returns the fields that a put would set back to the value of an earlier revision. It warns a user who
-// applies a file that is older than the present revision.
+// takesBack returns the fields that an apply would set back to the value of an earlier revision. It warns a user
+// who applies a file that is older than the present revision.
 func takesBack(view fsm.View, p *commandv1.WorkloadPut) (out []*controlv1.TakenBack) {
 	w, ok := view.Workload(p.GetId())
 	if !ok || w.Desired == fsm.DesiredDeleted {

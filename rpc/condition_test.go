@@ -26,8 +26,8 @@ func on(condition string, req *controlv1.ApplyWorkloadRequest) *controlv1.ApplyW
 	return req
 }
 
-// TestConditions: the condition of a call is judged by the state machine when the command is applied, even if
-// the call was made through a follower.
+// TestConditions: a call with the condition if_revision is refused if the workload has another revision. The state
+// machine must check this when it applies the command, even if the call was made through a follower.
 func TestConditions(t *testing.T) {
 	g := newGroup(t, 2)
 	ctx := ctxFor(t)
@@ -123,14 +123,14 @@ func TestRequestIDOfAnotherRequest(t *testing.T) {
 		{"another specification", apply(withImage("new", "web:1")), apply(withImage("new", "web:2"))},
 		{"another workload", apply(web("new")), apply(web("other"))},
 		{"another method", apply(web("web")), remove("web")},
-		{"another list with one more workload in a row", several(list(web("new"))), several(list(web("new"), web("other")))},
-		{"another list with one more workload that has a command of its own", several(list(large("new"))), several(list(large("new"), large("other")))},
+		{"a list with one more workload in the same command", several(list(web("new"))), several(list(web("new"), web("other")))},
+		{"a list with one more workload, which gets a command of its own", several(list(large("new"))), several(list(large("new"), large("other")))},
 		{"a group in place of a workload", remove("web"), remove("grp")},
 		{"a workload in place of a group", remove("grp"), remove("web")},
-		{"a list in place of one", apply(web("new")), several(list(large("new"), large("other")))},
-		{"a row in place of one", apply(web("new")), several(list(withImage("new", "web:2")))},
-		{"one in place of a row", several(list(web("new"))), apply(withImage("new", "web:2"))},
-		{"a delete in place of a row", several(list(web("new"))), remove("new")},
+		{"a list of two workloads in place of one workload", apply(web("new")), several(list(large("new"), large("other")))},
+		{"a list of one workload in place of the workload alone", apply(web("new")), several(list(withImage("new", "web:2")))},
+		{"one workload alone in place of a list with it", several(list(web("new"))), apply(withImage("new", "web:2"))},
+		{"a delete in place of a list of applies", several(list(web("new"))), remove("new")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGroup(t, 2)
@@ -151,8 +151,8 @@ func TestRequestIDOfAnotherRequest(t *testing.T) {
 	}
 }
 
-// TestTakesBack: the answers to an apply and to a plan name the fields that return to the value of an earlier
-// revision, and the revision that set their present value.
+// TestTakesBack: a user applies an old file, which would set fields back to the values of an earlier revision. The
+// answers to an apply and to a plan must name these fields, and the revision that set their present values.
 func TestTakesBack(t *testing.T) {
 	g := newGroup(t, 1)
 	ctx := ctxFor(t)
@@ -208,8 +208,8 @@ func TestTakesBack(t *testing.T) {
 	}
 }
 
-// TestCounts: the answer to an apply of a group shows whether members were deleted. A count of 0 keeps the
-// first member, stopped.
+// TestCounts: the answer to an apply of a group shows whether members were deleted. A count of 0 keeps the first
+// member, stopped.
 func TestCounts(t *testing.T) {
 	g := newGroup(t, 1)
 	apply := func(n int32) *controlv1.ApplyWorkloadResponse {

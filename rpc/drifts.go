@@ -48,7 +48,8 @@ func (s *Server) ListDrifts(ctx context.Context, req *clusterv1.ListDriftsReques
 	return out, nil
 }
 
-// AdoptDrift implements the call of cluster.v1: it takes an orphan over as a workload.
+// AdoptDrift implements the call of cluster.v1: it makes a workload from an orphan (an instance on a node
+// without a record in the state).
 func (s *Server) AdoptDrift(ctx context.Context, req *clusterv1.AdoptDriftRequest) (*clusterv1.DriftActionResponse, error) {
 	adopt := &commandv1.AdoptDrift{Node: req.GetNodeId(), Workload: req.GetWorkloadId()}
 	if w := req.GetWorkload(); w != nil {
@@ -64,7 +65,8 @@ func (s *Server) AdoptDrift(ctx context.Context, req *clusterv1.AdoptDriftReques
 	return s.driftAction(ctx, req, &commandv1.Command{Body: &commandv1.Command_AdoptDrift{AdoptDrift: adopt}})
 }
 
-// onePut returns the put of a request that describes exactly one workload.
+// onePut converts an apply request to the message that stores its workload, as a part of a log command. The request
+// must describe exactly one workload.
 func (s *Server) onePut(ctx context.Context, w *controlv1.ApplyWorkloadRequest) (*commandv1.WorkloadPut, *commandv1.Bundle, error) {
 	if w.GetSpec() == nil {
 		return nil, nil, errorf(KindInvalid, "workload.spec is missing: an orphan that the cluster does not know needs a full specification")
@@ -84,7 +86,8 @@ func (s *Server) onePut(ctx context.Context, w *controlv1.ApplyWorkloadRequest) 
 	return puts.GetWorkloads()[0], files, nil
 }
 
-// DeleteDrift implements the call of cluster.v1: it removes an orphan from its node.
+// DeleteDrift implements the call of cluster.v1: it removes an orphan (an instance without a record in the
+// state) from its node.
 func (s *Server) DeleteDrift(ctx context.Context, req *clusterv1.DeleteDriftRequest) (*clusterv1.DriftActionResponse, error) {
 	return s.driftAction(ctx, req, &commandv1.Command{Body: &commandv1.Command_DropOrphan{
 		DropOrphan: &commandv1.DropOrphan{Node: req.GetNodeId(), Workload: req.GetWorkloadId()},

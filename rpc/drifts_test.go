@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// drifting returns a group of replicas with two drifts: node a has an orphan named ghost, and lacks the
-// workload web.
+// drifting returns a group of replicas with two drifts: node a runs the instance ghost, which has no record
+// in the state (an orphan), and lacks the workload web.
 func drifting(t *testing.T) *group {
 	t.Helper()
 	return withDrifts(t,

@@ -190,7 +190,7 @@ func kindOf(err error) Kind {
 	return KindInternal
 }
 
-// refusalKinds maps the verdicts of the state machine to kinds of errors.
+// refusalKinds maps the results with which the state machine refuses a command to kinds of errors.
 var refusalKinds = [...]Kind{
 	fsm.OK:              KindInternal,
 	fsm.Invalid:         KindInvalid,

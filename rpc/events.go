@@ -16,9 +16,9 @@ import (
 	"github.com/persys/compute/fsm/store"
 )
 
-// Events implements the call of cluster.v1: it streams the events from this replica's change feed. If the
-// reader is slower than the feed, it gets the stored events next. It may miss events, which it can see from a
-// gap in Seq, but it gets no event twice.
+// Events implements the call of cluster.v1: it streams the events from this replica's change feed. If the reader is
+// slower than the feed, it gets the stored events next. If some of these are no longer stored, the reader misses them
+// and can see this from a gap in Seq. It gets no event twice.
 func (s *Server) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_EventsServer) error {
 	if req.GetTail() < 0 {
 		return errorf(KindInvalid, "tail %d must be 0 or more", req.GetTail())
@@ -73,9 +73,10 @@ func (s *Server) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_Even
 	}
 }
 
-// soFar returns after, the number of the last event that the client has, or the number of the newest event if
-// that is lower. The client has a higher number than the newest event if the state was restored onto new schedulers. On
-// a follower that lags behind it has a higher number too, so soFar asks a confirmed leader.
+// soFar returns the lower of two numbers: the number of the last event that the client has (after), and the number of
+// the newest event. The client has a higher number than the newest event if the state was restored onto new schedulers.
+// The client also has a higher number if this replica is a follower that lags behind, so soFar reads the number from a
+// confirmed leader.
 func (s *Server) soFar(ctx context.Context, after uint64) (uint64, error) {
 	if after <= s.store.View().Info().EventSeq {
 		return after, nil

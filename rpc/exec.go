@@ -75,7 +75,8 @@ func (s *Server) Exec(stream clusterv1.Cluster_ExecServer) error {
 
 type execCount struct{ out int64 }
 
-// firstOpen waits for the caller's first message, which opens the session, and validates it.
+// firstOpen waits for the first message of the caller, which must be the request that opens the session, and validates
+// this request.
 func firstOpen(stream clusterv1.Cluster_ExecServer) (*clusterv1.ExecOpen, error) {
 	type received struct {
 		m   *clusterv1.ExecRequest

@@ -125,7 +125,7 @@ func viewer(g *group, name string) {
 	}}})
 }
 
-// kept returns the events in the cluster's state.
+// kept returns the events that the cluster's state contains at present.
 func kept(g *group) (out []*fsm.Event) {
 	g.view().Events(0, func(e *fsm.Event) bool { out = append(out, e); return true })
 	return out
@@ -157,8 +157,8 @@ func awaitAudit(t *testing.T, g *group, want ...string) {
 	})
 }
 
-// TestCommandLinesAreKeptAsAHash: without AuditCommands, the audit log has the program of a session and a hash of
-// its command line, and none of its arguments.
+// TestCommandLinesAreKeptAsAHash: unless AuditCommands is set, the audit log must contain only the program of a
+// session and a hash of its command line, and none of the arguments.
 func TestCommandLinesAreKeptAsAHash(t *testing.T) {
 	g := newGroup(t, 1, func(_ int, c *Config) { c.AuditCommands = false })
 	sum := sha256.Sum256([]byte(`mysql -phunter2`))
@@ -354,7 +354,7 @@ func TestExecRecordsFromAnyReplica(t *testing.T) {
 			is(t, "whether the event has the caller's address", slices.Contains(e.Details, fsm.Label{Key: "from", Value: "127.0.0.1"}), true)
 		}
 	}
-	// Only schedulers may ask the leader to commit such an event.
+	// Only schedulers may ask the leader to commit an audit event of a session.
 	_, err := clusterv1.NewClusterClient(dialAs(0, "user/admin")).RecordSession(ctxFor(t), &clusterv1.RecordSessionRequest{Type: fsm.EventSessionClosed, By: "persys://c1/user/ada"})
 	code(t, err, codes.PermissionDenied)
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // knownWord checks the value of a filter, in upper or lower case. Without this check a misspelt value would
-// give an empty list. Values of legacy v1 schedulers that no record has any more are accepted.
+// give an empty list. Values that only records of legacy v1 schedulers had are accepted too.
 func knownWord[W ~string](field, given string, known []W, legacy ...W) error {
 	same := func(w W) bool { return strings.EqualFold(string(w), given) }
 	if given == "" || slices.ContainsFunc(known, same) || slices.ContainsFunc(legacy, same) {
@@ -39,8 +39,8 @@ func validFilter(field, id string) error {
 	return nil
 }
 
-// validSubject returns an error if no event can be about the workload that a filter of events names. An event
-// may be about an orphan, whose name may be an invalid id.
+// validSubject returns an error if no event can be about the workload that a filter of events names. An event may be
+// about an orphan (an instance on a node without a record in the state), whose name may be an invalid id.
 func validSubject(field, name string) error {
 	if len(name) > fsm.MaxDriftID || strings.Contains(name, "/") {
 		return errorf(KindInvalid, "%s %q must have at most %d bytes and no '/'", field, clip(name, 64), fsm.MaxDriftID)

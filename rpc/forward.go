@@ -23,8 +23,8 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// unary is called for every gRPC call with one request and one answer. It identifies the caller, checks the caller's limits and
-// rights, and routes the call.
+// unary is the interceptor of every gRPC call with one request and one answer. It identifies the caller, checks the
+// caller's limits and rights, and routes the call.
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	who, err := s.identify(ctx)
 	if err != nil {
@@ -71,7 +71,8 @@ func withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, defaultDeadline)
 }
 
-// route answers a call on this replica or forwards it to the leader, by the class of its method.
+// route answers a call on this replica or forwards it to the leader. The class of the method in the policy table
+// (local, leader or read) decides which.
 func (s *Server) route(ctx context.Context, c *call, full string, req any, h grpc.UnaryHandler) (any, error) {
 	switch c.class {
 	case leader:
@@ -106,9 +107,10 @@ func (s *Server) route(ctx context.Context, c *call, full string, req any, h grp
 const retryEvery = 25 * time.Millisecond
 
 // atLeader calls h if this replica leads, and otherwise forwards the call to the leader. If the leader cannot
-// be reached, or the replica that answers does not lead, it tries again until the hold time has passed. A
-// repetition is safe even if an earlier attempt may have been applied: reads change nothing, and mutations
-// carry a request id. dial.Outcome decides what follows after each attempt.
+// be reached, or the replica that answers does not lead, it tries again, for at most the time for which such
+// a call waits for a leader (Config.HoldWrites, HoldReads). A repetition is safe even if an earlier attempt
+// may have been applied: reads change nothing, and mutations carry a request id. dial.Outcome decides what
+// follows after each attempt.
 func (s *Server) atLeader(ctx context.Context, c *call, full string, req any, h grpc.UnaryHandler) (any, error) {
 	hold := s.cfg.HoldWrites
 	if c.class == read {
@@ -165,8 +167,9 @@ func (s *Server) attempt(ctx context.Context, c *call, to Peer, known bool, chan
 	return nil, errorf(KindNoLeader, "there is no leader; `persysctl status` shows the replicas")
 }
 
-// heldInVain returns the error of a call that had no success within its hold time. last is the error of the
-// last attempt, and unknown says whether an attempt may have been applied.
+// heldInVain returns the error of a call that did not succeed within hold, the longest time for which a
+// call waits for a leader. last is the error of the last attempt, and unknown says whether an attempt may
+// have been applied.
 func heldInVain(last error, unknown bool, hold time.Duration) error {
 	if unknown {
 		return doubt(last)
@@ -186,7 +189,8 @@ func doubt(last error) error {
 	return errorf(KindUnknownOutcome, "%w: %w", ErrUnknownOutcome, last)
 }
 
-// answer returns the class of the answer to an attempt.
+// answer returns the class (dial.Answer) of the answer to an attempt, by which dial.Outcome decides whether the call
+// is repeated.
 func (c *call) answer(resp any, err error) dial.Answer {
 	kind := edgeKind(err)
 	switch {
@@ -212,8 +216,9 @@ func (c *call) answer(resp any, err error) dial.Answer {
 	return dial.Refusal
 }
 
-// judging is a Replica that records whether the state machine judged the present call. If one proposal of a call was
-// committed and a later proposal failed, the outcome of the whole call is unknown.
+// judging wraps the Replica. It records whether the state machine has decided the present call, for the trailer
+// KeyJudged. If one command of a call was committed and a later command failed, the outcome of the whole call is
+// unknown.
 type judging struct{ Replica }
 
 func (j judging) Propose(ctx context.Context, cmds ...fsm.Command) ([]fsm.Result, error) {
@@ -251,8 +256,8 @@ func waitFor(ctx context.Context, wake <-chan struct{}, d time.Duration) bool {
 	return true
 }
 
-// passing reports whether a failed call may succeed if it is repeated: the replica did not answer, or it does not lead,
-// or the outcome of the call is unknown.
+// passing reports whether a failed call may succeed if it is repeated. That is the case if the replica did not answer
+// or does not lead, or if the outcome of the call is unknown.
 func passing(err error) bool {
 	switch edgeKind(err) {
 	case KindNotLeader, KindNoLeader, KindUnavailable, KindUnknownOutcome:
@@ -261,8 +266,8 @@ func passing(err error) bool {
 	return false
 }
 
-// forward makes the same call at the leader, with the caller's identity. It gives up if that replica is no
-// longer the leader.
+// forward makes the same call at the leader, with the caller's identity. If the replica in to loses its leadership
+// meanwhile, it returns an error.
 func (s *Server) forward(ctx context.Context, c *call, to Peer, changed <-chan struct{}, full string, req any) (any, error) {
 	conn, err := s.peers.conn(to.GRPCAddr)
 	if err != nil {
@@ -277,7 +282,7 @@ func (s *Server) forward(ctx context.Context, c *call, to Peer, changed <-chan s
 		md.Set(dial.KeyRequestHash, strconv.FormatUint(c.hash, 16))
 	}
 	if in, ok := metadata.FromIncomingContext(ctx); ok {
-		for _, k := range [...]string{dial.KeyRequestID, dial.KeyRead, dial.KeyIndex, dial.KeyOnBehalf, dial.KeyIssued, dial.KeyUser, dial.KeyAccess, dial.KeyGroups, dial.KeyAccountToken, dial.KeyAccount, dial.KeyNamespaces, "traceparent", "tracestate"} {
+		for _, k := range [...]string{dial.KeyRequestID, dial.KeyRead, dial.KeyIndex, dial.KeyOnBehalf, dial.KeyIssued, dial.KeyUser, dial.KeyAccess, dial.KeyGroups, dial.KeyAccountToken, dial.KeyAccount, dial.KeyConsole, dial.KeyNamespaces, "traceparent", "tracestate"} {
 			if v := in.Get(k); len(v) > 0 {
 				md.Set(k, v...)
 			}
@@ -301,8 +306,8 @@ func (s *Server) forward(ctx context.Context, c *call, to Peer, changed <-chan s
 
 var errDeposed = errors.New("the called replica is no longer known as the leader")
 
-// whileLeads returns a context that ends when this replica no longer knows replica to as the leader. Without it, a call
-// to a leader that hangs would wait until the connection fails, which takes much longer.
+// whileLeads returns a context that ends when this replica learns that the replica in to does not lead any more.
+// Without it, a call to a leader that hangs would wait until the connection fails, which takes much longer.
 func (s *Server) whileLeads(ctx context.Context, to Peer, changed <-chan struct{}) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -340,7 +345,7 @@ func (c *call) broken(ctx, out context.Context, to Peer, sent bool, err error) e
 	return errorf(kind, "leader %s at %s: %w", to.Name, to.GRPCAddr, err)
 }
 
-// replyFor returns an empty response message for a method.
+// replyFor returns an empty message of the method's response type, into which gRPC decodes the leader's answer.
 func replyFor(full string) (proto.Message, error) {
 	name := protoreflect.FullName(strings.ReplaceAll(strings.TrimPrefix(full, "/"), "/", "."))
 	d, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
@@ -406,7 +411,7 @@ func (s *Server) whileTrusted(ctx context.Context, full string, h func(context.C
 	go func() {
 		done <- limits.Survive(s.log, full, func() error { return h(ctx) })
 	}()
-	lost := make(chan error, 4)
+	lost := make(chan error, 5)
 	go func() {
 		err := s.cfg.TLS.Await(ctx, info.State)
 		if err != nil {
@@ -417,6 +422,9 @@ func (s *Server) whileTrusted(ctx context.Context, full string, h func(context.C
 	c := callOf(ctx)
 	if c.account.name != "" {
 		go func() { lost <- s.awaitAccount(ctx, c.account) }()
+	}
+	if c.console.id != "" {
+		go func() { lost <- s.awaitConsole(ctx, c.console) }()
 	}
 	if !c.behalf.IsZero() {
 		go func() { lost <- s.cfg.TLS.AwaitRevoked(ctx, c.behalf, c.issued) }()

@@ -144,6 +144,16 @@ func TestCallsWaitForALeader(t *testing.T) {
 				ok(t, err)
 			}
 		}},
+		{"a node that the state of a new leader does not have yet is unknown only once the leadership term has begun", func(t *testing.T, g *group) {
+			for i := range g.replicas {
+				g.replicas[0].set(func(r *replica) { r.idle = true })
+				_, err := g.control(i).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "late"})
+				code(t, err, codes.Unavailable)
+				g.replicas[0].set(func(r *replica) { r.idle = false })
+				_, err = g.control(i).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "late"})
+				code(t, err, codes.NotFound)
+			}
+		}},
 		{"a replica whose leadership term does not begin answers that it does not lead", func(t *testing.T, g *group) {
 			g.replicas[0].set(func(r *replica) { r.idle = true })
 			for i := range g.replicas {
@@ -475,14 +485,14 @@ func TestReadsFollowTheirLevel(t *testing.T) {
 	}
 }
 
-// TestAnUnreachableAgentDoesNotCauseARepetition: if the leader cannot reach an agent, a follower that
-// forwarded the call returns that error and does not repeat the call.
+// TestAnUnreachableAgentDoesNotCauseARepetition: a follower forwards a call to the leader, and the leader cannot reach
+// the agent. The follower must return this error and must not send the call to the leader again.
 func TestAnUnreachableAgentDoesNotCauseARepetition(t *testing.T) {
 	for i, where := range []string{"leader", "follower"} {
 		t.Run(where, func(t *testing.T) {
 			g := newGroup(t, 2)
 			before := len(kept(g))
-			_, err := g.cluster(i).DeleteVolume(ctxFor(t), &clusterv1.DeleteVolumeRequest{NodeId: "a", Id: "v"})
+			_, err := g.cluster(i).CollectGarbage(ctxFor(t), &clusterv1.CollectGarbageRequest{NodeId: "a"})
 			is(t, "reason", dial.Reason(err), dial.ReasonNoAgent)
 			is(t, "a leader is named: "+status.Convert(err).Message(), strings.Contains(status.Convert(err).Message(), "leader"), false)
 			is(t, "number of records of the request and of its failure", len(kept(g))-before, 2)

@@ -182,7 +182,7 @@ func (g *group) do(c *commandv1.Command) fsm.Result {
 	if c.Head == nil {
 		c.Head = &commandv1.Head{At: time.Now().UnixNano(), By: "test"}
 	}
-	if c.GetAssign() != nil || c.GetReport() != nil || c.GetSetNodeStates() != nil || c.GetEvict() != nil {
+	if c.GetAssign() != nil || c.GetReport() != nil || c.GetSetNodeStates() != nil || c.GetEvict() != nil || c.GetReportVolumes() != nil {
 		c.Head.Epoch = &commandv1.Epoch{Incarnation: 1, Term: 1}
 	}
 	r := g.commit([]fsm.Command{c})[0]
@@ -248,7 +248,7 @@ func (g *group) puts() (n int) {
 	return n
 }
 
-// lastBy returns the author in the head of the last command.
+// lastBy returns the identity of the caller that the last committed command names as its author.
 func (g *group) lastBy() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -275,8 +275,8 @@ func (r *replica) set(fn func(*replica)) {
 	fn(r)
 }
 
-// loseFirstAnswer makes the next proposal commit but return an unknown outcome. Later proposals return the
-// error of second and do not commit.
+// loseFirstAnswer makes the next proposal commit but return an unknown outcome. Later proposals do not
+// commit; they return the error that the function second returns.
 func (r *replica) loseFirstAnswer(second func() error) {
 	first := true
 	r.set(func(r *replica) {
@@ -474,7 +474,7 @@ func (r *replica) lastBeat(t testing.TB) sched.Heartbeat {
 	return r.beats[len(r.beats)-1]
 }
 
-// client returns a connection to the replica without TLS.
+// client returns a gRPC connection, without TLS, to the server of this replica.
 func (r *replica) client(t testing.TB) *grpc.ClientConn {
 	t.Helper()
 	if r.conn == nil {

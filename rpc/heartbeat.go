@@ -31,7 +31,14 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 	}
 	node, ok := view.Node(id)
 	if !ok {
-		return nil, errorf(KindNotFound, "node %q is not registered", id)
+		// A new leader may not have applied its whole log yet, so its state may lack a registered node. The leader's
+		// loop answers only when the log is applied.
+		if _, err := s.leader.Heartbeat(ctx, sched.Heartbeat{Node: id, ReceivedAt: s.now().UnixNano()}); err != nil {
+			return nil, s.leading(err)
+		}
+		if node, ok = s.store.View().Node(id); !ok {
+			return nil, errorf(KindNotFound, "node %q is not registered", id)
+		}
 	}
 	hb := sched.Heartbeat{
 		Node:       id,
@@ -50,6 +57,7 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 		hb.Reports = append(hb.Reports, reported(st, node.Facts.Protocol == 0))
 	}
 	hb.Usage = used(req.GetWorkloadUsage())
+	hb.Volumes = heldVolumes(id, req.GetVolumes())
 	s.agents.redial(id, node.Facts.Endpoint, 0)
 	lease, err := s.leader.Heartbeat(ctx, hb)
 	if err != nil {
@@ -69,7 +77,8 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 	return out, nil
 }
 
-// leading translates errors of the leader's loop into errors of this package.
+// leading converts errors of package leader, to errors of this package: "not found" stays, and every other error means
+// that this replica does not lead.
 func (s *Server) leading(err error) error {
 	var unknown interface{ NotFound() bool }
 	if errors.As(err, &unknown) {
@@ -89,9 +98,9 @@ func wholeSeconds(ns int64) int32 {
 
 func seconds(ns int64) int32 { return int32((ns + int64(time.Second) - 1) / int64(time.Second)) }
 
-// usageOf converts the resource usage that a node reports. The usage is only shown. An impossible figure is replaced by
-// the nearest possible figure; the heartbeat is not refused, because the node's lease depends on it. In contrast, a
-// registration with impossible totals is refused (reserves).
+// usageOf converts the resource usage that a node reports. The usage is only shown. A negative number, or one that no
+// machine can have, is replaced by the nearest possible value; the heartbeat is not refused, because it renews the
+// node's lease. In contrast, a registration with impossible capacities is refused (see the function reserves).
 func usageOf(u *controlv1.NodeUsage) sched.NodeUsage {
 	within := func(v, most int64) int64 { return max(0, min(v, most)) }
 	cpu, memory, disk := within(u.GetCpuUsedMillicores(), bounds.MaxCPU), within(u.GetMemoryUsedMb(), bounds.MaxMemory), within(u.GetDiskUsedGb(), bounds.MaxDisk)
@@ -138,7 +147,8 @@ func used(list []*controlv1.WorkloadUsageSnapshot) []sched.WorkloadUsage {
 	return out
 }
 
-// amount and percent return the possible figure that is nearest to v.
+// amount returns v, or 0 if v is negative. percent returns v limited to the range from 0 to the percentage of the
+// largest possible machine, where 100 is one core.
 func amount(v int64) int64 { return max(0, v) }
 
 func percent(v float64) float64 {

@@ -27,6 +27,7 @@ type caller struct {
 	issued    time.Time    // when the certificate of the gateway's user was issued
 	user      string       // if the caller is a gateway: its user according to an OIDC token
 	account   account      // if the caller is a gateway: the account for which it calls; zero = none
+	console   consoleCall  // if the caller is a gateway: the session of the web console with which it calls for behalf; zero = none
 	groups    []string     // if the caller is a gateway: the groups in its user's OIDC token
 	access    string       // if the caller is a gateway: the role that it gives to its user; "" = it sends none
 	narrow    []string     // namespaces to which the caller limits this call; empty = no limit
@@ -61,7 +62,8 @@ func callOf(ctx context.Context) *call {
 	return &call{}
 }
 
-// identity returns the caller's identity as text, for gRPC metadata and for the head of commands.
+// identity returns the caller's identity as text. In this form it is sent in gRPC metadata and stored as the author of
+// log commands.
 func (c caller) identity() string {
 	if c.id.IsAnonymous() {
 		return anonymous
@@ -83,7 +85,7 @@ func (c caller) by() (who, via string) {
 	return c.identity(), ""
 }
 
-// who returns the user as shown in log lines.
+// who returns the name of the caller for log lines.
 func (c caller) who() string {
 	who, _ := c.by()
 	return who
@@ -160,12 +162,12 @@ func (s *Server) certified(ctx context.Context) (caller, error) {
 	return caller{id: on, forwarded: true, relayed: true, from: from}, nil
 }
 
-// clipFrom limits the length of a caller's address.
+// clipFrom shortens a caller's address to at most 64 bytes, because a gateway can send any text.
 func clipFrom(v string) string { return clip(v, 64) }
 
-// ours returns an error if a certificate was issued for another cluster. It compares the cluster names in the
-// certificates of the caller and of this replica. It does not use the cluster's id, because the first certificates are
-// issued before the cluster has an id.
+// ours returns an error if the caller's certificate was issued for another cluster. It compares the cluster names in
+// the certificates of the caller and of this replica. It does not use the cluster's id, because the first certificates
+// are issued before the cluster has an id.
 func (s *Server) ours(id pki.Identity) error {
 	own := s.cfg.TLS.Identity().Cluster
 	if s.store.View().Info().ClusterID == "" || id.Cluster == "" || own == "" || own == id.Cluster {
@@ -228,7 +230,7 @@ func needs(m method) string {
 	return ": this needs the permission " + m.permission.String() + "; `persysctl auth whoami` shows yours"
 }
 
-// clip cuts v to at most most bytes without splitting a UTF-8 character.
+// clip shortens v to the given number of bytes without splitting a UTF-8 character.
 func clip(v string, most int) string {
 	if len(v) <= most {
 		return v
@@ -236,7 +238,7 @@ func clip(v string, most int) string {
 	return strings.ToValidUTF8(v[:most], "")
 }
 
-// speaksFor returns an error if an agent acts for a node other than its own.
+// speaksFor returns an error if the caller is an agent and node is not the node of its certificate.
 func (s *Server) speaksFor(ctx context.Context, node string) error {
 	c := callOf(ctx)
 	if c.id.Role != pki.RoleAgent || c.id.SpeaksFor(node) {
@@ -246,7 +248,7 @@ func (s *Server) speaksFor(ctx context.Context, node string) error {
 	return err
 }
 
-// told returns the first value of a metadata key in the call's request; "" if there is none.
+// told returns the first value of a gRPC metadata key in the request; "" if there is none.
 func told(ctx context.Context, key string) string {
 	if v := metadata.ValueFromIncomingContext(ctx, key); len(v) > 0 {
 		return v[0]

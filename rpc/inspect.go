@@ -13,8 +13,9 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// The methods below read from agents for the leader (leader.Inspector). Their requests carry no epoch: a deposed leader
-// may read too, because it can commit nothing.
+// The methods below read from agents for the leader (leader.Inspector). Their requests carry no epoch (the number of
+// the leader, by which agents refuse orders of a deposed leader): a deposed leader may read too, because it cannot
+// commit anything.
 
 func (a *Agents) agentOf(node string) (*fsm.Node, agentv1.AgentServiceClient, error) {
 	n, ok := a.store.View().Node(node)
@@ -42,7 +43,8 @@ func (a *Agents) List(ctx context.Context, node string) ([]sched.Reported, error
 	return out, nil
 }
 
-// Look implements leader.Inspector: it reads the status of one workload on a node.
+// Look implements leader.Inspector: it reads the status of one workload from the agent of a node. The result is false
+// if the agent does not have the workload.
 func (a *Agents) Look(ctx context.Context, node, workload string) (sched.Reported, bool, error) {
 	n, c, err := a.agentOf(node)
 	if err != nil {

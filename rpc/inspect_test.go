@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 )
 
@@ -123,4 +124,14 @@ func TestInspectShowsTheAgentsStatus(t *testing.T) {
 		ok(t, err)
 		is(t, "actions", len(got), 0)
 	})
+}
+
+// An agent reports in a heartbeat that a workload has failed and that no retry can help. The converted report
+// (observation) must contain this fact too, because the planner reads it to decide whether the workload is started
+// again.
+func TestAHeartbeatSaysThatNoRetryHelps(t *testing.T) {
+	for _, terminal := range []bool{true, false} {
+		r := reported(&controlv1.WorkloadStatus{WorkloadId: "web", State: "Failed", Terminal: terminal}, false)
+		is(t, "terminal", r.Observation.Terminal, terminal)
+	}
 }

@@ -16,7 +16,8 @@ import (
 // A legacy v1 agent queues a delete and never reports its end, so the leader asks again and again whether the
 // delete has ended. No call waits for the end of a delete, so a delete that never ends cannot delay other orders.
 
-// deletion is what is known of a delete on a legacy v1 agent.
+// deletion is the state of a delete on a legacy v1 agent: not carried out, still running, or ended (the agent does not
+// have the workload any more).
 type deletion int
 
 const (
@@ -29,7 +30,7 @@ const (
 // leader sends these deletes once more.
 const maxDeletes = 4096
 
-// sent records that delete order o was sent. If yes is false, it removes the record.
+// sent records that delete order o was sent, if yes is true. Otherwise it removes this record.
 func (a *Agents) sent(o sched.Order, yes bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -49,8 +50,8 @@ func (a *Agents) wasSent(o sched.Order) bool {
 	return a.deletes[o]
 }
 
-// removing returns the acknowledgement of delete order o, after a legacy v1 agent has answered the delete call with
-// ack.
+// removing returns what the leader is told about delete order o: that the delete has ended, or that it still runs. A
+// legacy v1 agent has already answered the delete call, but carries the delete out later.
 func (a *Agents) removing(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, o sched.Order, ack sched.Ack) (sched.Ack, error) {
 	if !ack.Accepted && saysGone(ack.Message) {
 		a.sent(o, false)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -18,20 +19,30 @@ import (
 // holder returns the node to which a workload is assigned, according to this replica's state. If the caller sends a log
 // index, holder first waits until the state has reached it.
 func (s *Server) holder(ctx context.Context, id string) (*fsm.Node, error) {
+	view, w, err := s.present(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return nodeOf(view, w)
+}
+
+// present returns the record of a workload, and the view of this replica's state from which the record was read.
+func (s *Server) present(ctx context.Context, id string) (fsm.View, *fsm.Workload, error) {
 	view, err := s.viewFor(ctx)
 	if err != nil {
-		return nil, err
+		return view, nil, err
 	}
 	w, err := s.visible(ctx, view, id)
-	if err != nil {
-		return nil, err
-	}
+	return view, w, err
+}
+
+func nodeOf(view fsm.View, w *fsm.Workload) (*fsm.Node, error) {
 	if w.Node == "" {
-		return nil, errorf(KindPrecondition, "workload %q is on no node (%s); `persysctl why %s` says why", id, w.Status, id)
+		return nil, errorf(KindPrecondition, "workload %q is on no node (%s); `persysctl why %s` says why", w.ID, w.Status, w.ID)
 	}
 	n, ok := view.Node(w.Node)
 	if !ok {
-		return nil, errorf(KindNotFound, "node %q of workload %q is not registered", w.Node, id)
+		return nil, errorf(KindNotFound, "node %q of workload %q is not registered", w.Node, w.ID)
 	}
 	return n, nil
 }
@@ -50,10 +61,18 @@ func (s *Server) viewFor(ctx context.Context) (fsm.View, error) {
 // wholeLog is the time limit for reading a log without following it.
 const wholeLog = 10 * time.Minute
 
-// Logs implements the call of cluster.v1: it relays a workload's log from the agent.
+// Logs implements the call of cluster.v1: it relays a workload's log from the agent. A finished job is on no node any
+// more. Its log is then the end of its output, which is kept in the workload's record.
 func (s *Server) Logs(req *clusterv1.LogsRequest, out clusterv1.Cluster_LogsServer) error {
 	ctx := out.Context()
-	n, err := s.holder(ctx, req.GetWorkloadId())
+	view, w, err := s.present(ctx, req.GetWorkloadId())
+	if err != nil {
+		return err
+	}
+	if w.Node == "" && w.Finished() {
+		return keptLog(w, req, out)
+	}
+	n, err := nodeOf(view, w)
 	if err != nil {
 		return err
 	}
@@ -89,6 +108,23 @@ func (s *Server) Logs(req *clusterv1.LogsRequest, out clusterv1.Cluster_LogsServ
 			return err
 		}
 	}
+}
+
+// keptLog sends the end of the output that the record of a finished job keeps.
+func keptLog(w *fsm.Workload, req *clusterv1.LogsRequest, out clusterv1.Cluster_LogsServer) error {
+	x := w.Result.Exit
+	if x == nil || x.Output == "" {
+		return errorf(KindPrecondition, "job %q has ended, and its record has no output; `persysctl get %s` shows its result", w.ID, w.ID)
+	}
+	if from := req.GetSinceUnixSeconds(); x.EndedAt != 0 && from > x.EndedAt/int64(time.Second) {
+		return nil
+	}
+	text := strings.TrimSuffix(x.Output, "\n")
+	if n := req.GetTailLines(); n > 0 {
+		lines := strings.Split(text, "\n")
+		text = strings.Join(lines[len(lines)-int(min(n, int64(len(lines)))):], "\n")
+	}
+	return out.Send(&clusterv1.LogChunk{Data: []byte(text + "\n"), Stream: "stdout"})
 }
 
 // ListActions implements the call of cluster.v1: it returns the agent's task history of a workload.

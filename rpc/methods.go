@@ -6,7 +6,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// class says which replica answers a method.
+// class says which replica answers a method: the one that is called (local), the leader, or, for a read, one that
+// depends on the read level.
 type class uint8
 
 const (
@@ -15,7 +16,7 @@ const (
 	read                // the read level that the caller asks for decides which replica answers (read.go)
 )
 
-// callers is a set of kinds of callers other than people.
+// callers is a set of kinds of programs (schedulers, agents, gateways) that may call a method.
 type callers uint8
 
 const (
@@ -38,14 +39,17 @@ const (
 	once                         // the call must not be repeated, because it would be applied twice
 )
 
-// namespaceRule says how a method treats confined callers: callers who have the permission only in some namespaces.
+// namespaceRule says what a method does for confined callers: users who have the method's permission only in some
+// namespaces.
 type namespaceRule uint8
 
 const (
-	// The row of the method has no rule: calls are refused, and TestPermissions fails.
+	// unclassified: the method's row in the table has no namespace rule. Its calls are refused, and TestPermissions
+	// fails.
 	unclassified namespaceRule = iota
 	clusterWide                // confined callers are refused, because the call concerns the whole cluster
-	// Confined callers are allowed, because the call neither shows nor changes anything of a namespace.
+	// general: users with rights only in some namespaces may make the call, because it neither shows nor changes
+	// anything that belongs to a namespace.
 	general
 	namespaced // confined callers are allowed; the handler or the state machine checks the namespace
 )
@@ -74,7 +78,7 @@ var methods = map[string]method{
 	controlv1.AgentControl_ListWorkloads_FullMethodName:              {read, access.Read, gateways, repeatable, namespaced, "list workloads"},
 	controlv1.AgentControl_GetWorkload_FullMethodName:                {read, access.Read, gateways, repeatable, namespaced, "get workload"},
 	controlv1.AgentControl_GetClusterSummary_FullMethodName:          {read, access.Read, gateways, repeatable, general, "cluster summary"},
-	// Each message of this stream is checked again, under the row of the call that it carries.
+	// Each message of this stream carries a call, and is checked again by the row of that call.
 	controlv1.AgentControl_ControlStream_FullMethodName: {local, access.Deploy, gateways | agents, idempotent, namespaced, "control stream"},
 
 	clusterv1.Cluster_Status_FullMethodName:         {local, access.Read, gateways | agents | schedulers, repeatable, general, "status"},
@@ -89,8 +93,8 @@ var methods = map[string]method{
 	clusterv1.Cluster_WatchWorkloads_FullMethodName: {local, access.Read, gateways, repeatable, namespaced, "watch workloads"},
 	clusterv1.Cluster_Why_FullMethodName:            {local, access.Read, gateways, repeatable, namespaced, "why"},
 	clusterv1.Cluster_ApplyWorkloads_FullMethodName: {leader, access.Deploy, gateways, receipted, namespaced, "apply workloads"},
-	// A plan shows whether a guessed secret equals the stored secret. So a plan needs the permission deploy, which
-	// viewers do not have.
+	// A plan needs the permission deploy, which viewers do not have: it shows whether a secret would change, so a
+	// caller could guess a stored secret.
 	clusterv1.Cluster_PlanWorkloads_FullMethodName:    {read, access.Deploy, gateways, repeatable, namespaced, "plan workloads"},
 	clusterv1.Cluster_ApplyStream_FullMethodName:      {local, access.Deploy, gateways, idempotent, namespaced, "apply stream"},
 	clusterv1.Cluster_CordonNode_FullMethodName:       {leader, access.Nodes, gateways, receipted, clusterWide, "cordon node"},
@@ -111,8 +115,9 @@ var methods = map[string]method{
 	clusterv1.Cluster_AdoptDrift_FullMethodName:        {leader, access.Deploy, gateways, receipted, namespaced, "adopt drift"},
 	clusterv1.Cluster_DeleteDrift_FullMethodName:       {leader, access.Deploy, gateways, receipted, namespaced, "delete drift"},
 	clusterv1.Cluster_CollectGarbage_FullMethodName:    {leader, access.Nodes, gateways, idempotent, clusterWide, "collect garbage"},
-	clusterv1.Cluster_ListVolumes_FullMethodName:       {local, access.Read, gateways, repeatable, clusterWide, "list volumes"},
-	clusterv1.Cluster_DeleteVolume_FullMethodName:      {leader, access.Volumes, gateways, once, clusterWide, "delete volume"},
+	clusterv1.Cluster_ListVolumes_FullMethodName:       {read, access.Read, gateways, repeatable, namespaced, "list volumes"},
+	clusterv1.Cluster_CreateVolume_FullMethodName:      {leader, access.Deploy, gateways, receipted, namespaced, "create volume"},
+	clusterv1.Cluster_DeleteVolume_FullMethodName:      {leader, access.Volumes, gateways, receipted, namespaced, "delete volume"},
 	clusterv1.Cluster_ListNamespaces_FullMethodName:    {read, access.Read, gateways, repeatable, namespaced, "list namespaces"},
 	clusterv1.Cluster_PutNamespace_FullMethodName:      {leader, access.Namespaces, gateways, receipted, clusterWide, "put namespace"},
 	clusterv1.Cluster_DeleteNamespace_FullMethodName:   {leader, access.Namespaces, gateways, receipted, clusterWide, "delete namespace"},
@@ -122,6 +127,8 @@ var methods = map[string]method{
 	clusterv1.Cluster_BindPolicy_FullMethodName:        {leader, access.Policies, gateways, receipted, clusterWide, "bind policy"},
 	clusterv1.Cluster_ListNetworks_FullMethodName:      {read, access.Read, gateways, repeatable, namespaced, "list networks"},
 	clusterv1.Cluster_GetNetwork_FullMethodName:        {read, access.Read, gateways, repeatable, namespaced, "get network"},
+	clusterv1.Cluster_CheckNetwork_FullMethodName:      {local, access.Read, gateways, repeatable, namespaced, "check network"},
+	clusterv1.Cluster_Trace_FullMethodName:             {local, access.Read, gateways, repeatable, namespaced, "trace a connection"},
 	clusterv1.Cluster_CreateNetwork_FullMethodName:     {leader, access.Deploy, gateways, receipted, namespaced, "create network"},
 	clusterv1.Cluster_DeleteNetwork_FullMethodName:     {leader, access.Deploy, gateways, receipted, namespaced, "delete network"},
 	clusterv1.Cluster_ListScrapeTargets_FullMethodName: {read, access.Read, gateways, repeatable, namespaced, "list scrape targets"},
@@ -134,6 +141,10 @@ var methods = map[string]method{
 	clusterv1.Cluster_CreateAccount_FullMethodName:     {leader, access.Trust, gateways, receipted, clusterWide, "create account"},
 	clusterv1.Cluster_RotateAccount_FullMethodName:     {leader, access.Trust, gateways, receipted, clusterWide, "rotate account"},
 	clusterv1.Cluster_DeleteAccount_FullMethodName:     {leader, access.Trust, gateways, receipted, clusterWide, "delete account"},
+	clusterv1.Cluster_LinkConsole_FullMethodName:       {leader, access.Always, gateways, receipted, general, "link console"},
+	clusterv1.Cluster_OpenConsole_FullMethodName:       {leader, access.Never, gateways, receipted, general, "open console"},
+	clusterv1.Cluster_ListConsoles_FullMethodName:      {read, access.Always, gateways, repeatable, general, "list consoles"},
+	clusterv1.Cluster_EndConsole_FullMethodName:        {leader, access.Always, gateways, receipted, general, "end console"},
 	clusterv1.Cluster_ListObjects_FullMethodName:       {read, access.Read, gateways, repeatable, namespaced, "list objects"},
 	clusterv1.Cluster_PutObject_FullMethodName:         {leader, access.Deploy, gateways, receipted, namespaced, "put object"},
 	clusterv1.Cluster_RollBackObject_FullMethodName:    {leader, access.Deploy, gateways, receipted, namespaced, "roll back object"},

@@ -25,9 +25,10 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// TestPermissions compares the whole policy table with a golden file: for each method the permission that
-// people need, its callers, the replica that answers, and whether a call may be repeated. "own" means that an operator
-// with rights only in some namespaces may make the call for these namespaces; TestNamespaceRights tests this.
+// TestPermissions compares the whole policy table with a golden file: for each method the permission that people need,
+// its callers, the replica that answers, and whether a call may be repeated. The entry "own" is for an operator with
+// rights only in some namespaces: such an operator may make the call, but only about these namespaces
+// (TestNamespaceRights tests this).
 func TestPermissions(t *testing.T) {
 	type column struct {
 		name string
@@ -44,7 +45,8 @@ func TestPermissions(t *testing.T) {
 		{"gateway", pki.Identity{Cluster: "c", Role: pki.RoleGateway, ID: "g"}},
 		{"scheduler", pki.Identity{Cluster: "c", Role: pki.RoleScheduler, ID: "s"}},
 		{"nobody", pki.Identity{}},
-		// These users have no access level. Each has a bound role with the listed permissions.
+		// These users have none of the built-in roles. Each has a role that is bound in the state and has exactly the
+		// permissions in the first column.
 		{"read,deploy", pki.Identity{Cluster: "c", Role: pki.RoleUser, ID: "custom"}},
 		{"deploy-in-shop", pki.Identity{Cluster: "c", Role: pki.RoleUser, ID: "custom-in-shop"}},
 		{"trust", pki.Identity{Cluster: "c", Role: pki.RoleUser, ID: "keys"}},

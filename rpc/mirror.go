@@ -27,7 +27,8 @@ func mirrorEndpoints(asked []string) []string {
 	return asked
 }
 
-// AttachMirror implements the call of cluster.v1: it attaches an etcd as the mirror.
+// AttachMirror implements the call of cluster.v1: it attaches an etcd, to which the cluster then copies its state (the
+// mirror).
 func (s *Server) AttachMirror(ctx context.Context, req *clusterv1.AttachMirrorRequest) (*clusterv1.AttachMirrorResponse, error) {
 	m, err := s.mirror()
 	if err != nil {
@@ -61,7 +62,8 @@ func (s *Server) AttachMirror(ctx context.Context, req *clusterv1.AttachMirrorRe
 	return out, nil
 }
 
-// DetachMirror implements the call of cluster.v1: it detaches the mirror's etcd.
+// DetachMirror implements the call of cluster.v1: it ends the mirror (the copy of the state in etcd). The records in
+// etcd stay.
 func (s *Server) DetachMirror(ctx context.Context, req *clusterv1.DetachMirrorRequest) (*clusterv1.DetachMirrorResponse, error) {
 	if s.store.View().Info().AttachedEtcd() == 0 {
 		return nil, errorf(KindPrecondition, "no etcd is attached; `persysctl mirror status`")
@@ -77,7 +79,8 @@ func (s *Server) DetachMirror(ctx context.Context, req *clusterv1.DetachMirrorRe
 	return out, nil
 }
 
-// MirrorStatus implements the call of cluster.v1.
+// MirrorStatus implements the call of cluster.v1: it returns the state of the mirror and which schedulers reach its
+// etcd.
 func (s *Server) MirrorStatus(ctx context.Context, _ *clusterv1.MirrorStatusRequest) (*clusterv1.MirrorStatusResponse, error) {
 	out := &clusterv1.MirrorStatusResponse{Mirror: "off"}
 	if id := s.store.View().Info().AttachedEtcd(); id != 0 {
@@ -156,8 +159,8 @@ func (s *Server) probeAt(ctx context.Context, r *fsm.Replica, req *clusterv1.Pro
 }
 
 // SameEtcd returns the cluster id of the etcd that the probes of all replicas reached. It returns an error if a probe
-// reached no etcd, or if two probes reached different etcd clusters. If foreign is false, it also returns an error if a
-// probe found records that other programs have written.
+// reached no etcd, or if two probes reached different etcd clusters. Unless foreign is true, it also returns an error
+// if a probe found records that another program has written.
 func SameEtcd(probes []*clusterv1.MirrorProbe, foreign bool) (uint64, error) {
 	if len(probes) == 0 {
 		return 0, errorf(KindUnavailable, "no scheduler has announced itself yet; `persysctl status`")

@@ -100,8 +100,8 @@ func TestMirrorStatusReportsTheEtcd(t *testing.T) {
 	}
 }
 
-// TestImportWithoutAMirror: if no etcd is attached, an import reads from the endpoints that the caller names,
-// and writes nothing there.
+// TestImportWithoutAMirror: if no etcd is attached, an import must read from the etcd endpoints that the caller names,
+// and must write nothing there.
 func TestImportWithoutAMirror(t *testing.T) {
 	for name, tt := range map[string]struct{ asked, want []string }{
 		"the default":  {nil, []string{"localhost:2379"}},

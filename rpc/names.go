@@ -23,25 +23,35 @@ import (
 	"github.com/persys/compute/fsm/store"
 )
 
-// namesWait is how long WatchNetworkNames waits for other names. It is shorter than the patience of clients
-// (dial.Options.ReadPatience), and than the time after which a call is logged as slow (limits.Unary).
+// namesWait is how long WatchNetworkNames waits for a change of the names. It is shorter than the time after which
+// clients try another replica (dial.Options.ReadPatience), and shorter than the time after which a call is logged as
+// slow (limits.Unary).
 const namesWait = 4 * time.Second
 
 // networkNames are the members of all networks in one state.
 type networkNames struct {
 	namespaces []string                            // DNS labels of the namespaces that have networks, sorted
 	members    map[uint32][]*agentv1.NetworkMember // by network
+	services   map[uint32][]*agentv1.NetworkService
+	lost       map[uint32][]string // slices of lost nodes
+	ingress    map[uint32][]*agentv1.NetworkIngress
 }
 
-// namesOf returns the names of the members of all networks. It is a function of the state alone. A member that cannot
-// be used now has no address: it does not run, is about to stop, does not pass its health check, or its address is not
-// of its node's slice.
+// namesOf returns the names of the members of all networks. The result depends only on the state. A member is listed
+// without an address if it does not run, is about to stop or fails its health check, or if its address is outside of
+// its node's slice (the part of the network's addresses that the node holds).
 func namesOf(v fsm.View) *networkNames {
-	out := &networkNames{members: map[uint32][]*agentv1.NetworkMember{}}
+	out := &networkNames{members: map[uint32][]*agentv1.NetworkMember{}, services: map[uint32][]*agentv1.NetworkService{}, lost: map[uint32][]string{}, ingress: map[uint32][]*agentv1.NetworkIngress{}}
 	networks := map[networkID]*fsm.Network{}
 	v.Networks(func(n *fsm.Network) bool {
 		networks[networkID{n.In(), n.Name}] = n
 		out.namespaces = append(out.namespaces, bounds.DNSLabel(n.In()))
+		out.services[n.ID] = servicesOf(n)
+		for _, s := range n.Slices {
+			if node, ok := v.Node(s.Node); ok && !node.Up {
+				out.lost[n.ID] = append(out.lost[n.ID], n.Prefix(s).String())
+			}
+		}
 		return true
 	})
 	slices.Sort(out.namespaces)
@@ -49,9 +59,13 @@ func namesOf(v fsm.View) *networkNames {
 	if len(networks) == 0 {
 		return out
 	}
+	ports := ingressPorts{}
 	v.Workloads("", func(w *fsm.Workload) bool {
 		if w.IsTemplate() {
 			return true // it has no instance
+		}
+		if n := networks[networkID{w.In(), w.IngressNetwork()}]; n != nil {
+			ports.add(w, n)
 		}
 		for i, name := range w.Demand.Networks {
 			n := networks[networkID{w.In(), name}]
@@ -62,13 +76,24 @@ func namesOf(v fsm.View) *networkNames {
 		}
 		return true
 	})
+	ports.list(out.ingress)
 	for _, list := range out.members {
 		slices.SortFunc(list, func(a, b *agentv1.NetworkMember) int { return strings.Compare(a.GetName(), b.GetName()) })
 	}
 	return out
 }
 
-// memberOf returns a workload as a member of one of its networks.
+// servicesOf returns those services of a network that have a service address (one address for all instances).
+func servicesOf(n *fsm.Network) (out []*agentv1.NetworkService) {
+	for _, s := range n.Services {
+		if s.FreeAt == 0 {
+			out = append(out, &agentv1.NetworkService{Network: n.ID, Namespace: bounds.DNSLabel(n.In()), Name: bounds.DNSLabel(s.Name), Address: n.At(s).String()})
+		}
+	}
+	return out
+}
+
+// memberOf returns what the DNS of network n needs to know about workload w, which joins n: its names and addresses.
 func memberOf(w *fsm.Workload, n *fsm.Network) *agentv1.NetworkMember {
 	m := &agentv1.NetworkMember{Network: n.ID, Namespace: bounds.DNSLabel(w.In()), Name: bounds.DNSLabel(w.ID)}
 	if w.Demand.Group != "" {
@@ -99,8 +124,8 @@ func memberOf(w *fsm.Workload, n *fsm.Network) *agentv1.NetworkMember {
 	return m
 }
 
-// forNode returns the names for the resolver of a node, without epoch and index: those of the networks of which it has
-// a slice.
+// forNode returns the names that the resolver of a node answers: those of every network in which the node holds a part
+// of the addresses (a slice). forNode does not set the message's epoch (number of the leader) and index.
 func (all *networkNames) forNode(v fsm.View, node string) *agentv1.NetworkNames {
 	out := &agentv1.NetworkNames{Namespaces: all.namespaces}
 	var ids []uint32
@@ -113,7 +138,11 @@ func (all *networkNames) forNode(v fsm.View, node string) *agentv1.NetworkNames 
 	slices.Sort(ids)
 	for _, id := range ids {
 		out.Members = append(out.Members, all.members[id]...)
+		out.Services = append(out.Services, all.services[id]...)
+		out.Lost = append(out.Lost, all.lost[id]...)
+		out.Ingress = append(out.Ingress, all.ingress[id]...)
 	}
+	slices.SortFunc(out.Ingress, ingressOrder)
 	h := fnv.New64a()
 	for _, n := range out.Namespaces {
 		_, _ = io.WriteString(h, n+"\x00") // writing to a hash never fails
@@ -123,6 +152,15 @@ func (all *networkNames) forNode(v fsm.View, node string) *agentv1.NetworkNames 
 		for _, p := range m.GetPorts() {
 			_, _ = fmt.Fprintf(h, " %s %s %d\n", p.GetName(), p.GetProtocol(), p.GetPort())
 		}
+	}
+	for _, s := range out.Services {
+		_, _ = fmt.Fprintf(h, "service %d %s %s %s\n", s.GetNetwork(), s.GetNamespace(), s.GetName(), s.GetAddress())
+	}
+	for _, p := range out.Lost {
+		_, _ = fmt.Fprintf(h, "lost %s\n", p)
+	}
+	for _, p := range out.Ingress {
+		_, _ = fmt.Fprintf(h, "ingress %d %d %s %s %s %s\n", p.GetNetwork(), p.GetPort(), p.GetProtocol(), p.GetNamespace(), p.GetService(), p.GetEndpoints())
 	}
 	out.Digest = h.Sum64()
 	return out
@@ -147,13 +185,24 @@ func (c *nameCache) at(v fsm.View) *networkNames {
 // namesMayDiffer reports whether a change of the state can change names.
 func namesMayDiffer(c *fsm.Change) bool {
 	joins := func(w *fsm.Workload) bool { return w != nil && len(w.Demand.Networks) > 0 }
-	return c.Table == fsm.TableNetwork || c.Table == fsm.TableWorkload && (joins(c.OldWorkload()) || joins(c.NewWorkload()))
+	switch c.Table {
+	case fsm.TableNetwork:
+		return true
+	case fsm.TableWorkload:
+		return joins(c.OldWorkload()) || joins(c.NewWorkload())
+	case fsm.TableNode:
+		old, now := c.OldNode(), c.NewNode()
+		return old != nil && now != nil && old.Up != now.Up
+	}
+	return false
 }
 
-// errNamesDiffer ends the wait for a change.
+// errNamesDiffer is returned by the callback of the change feed to end the wait of an agent: a change was found that
+// can change names.
 var errNamesDiffer = errors.New("names may differ")
 
-// WatchNetworkNames implements the call of control.v1.
+// WatchNetworkNames implements the call of control.v1: it returns to an agent the DNS names in the networks of its
+// node. If the agent has the present names already, it waits up to namesWait for a change.
 func (s *Server) WatchNetworkNames(ctx context.Context, req *controlv1.WatchNetworkNamesRequest) (*controlv1.WatchNetworkNamesResponse, error) {
 	id := strings.TrimSpace(req.GetNodeId())
 	if id == "" {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
@@ -33,7 +34,7 @@ func memberText(list []*agentv1.NetworkMember) (out []string) {
 	return out
 }
 
-// reports lets an agent report a workload as running at addresses.
+// reports commits the report of an agent that workload id runs on the node, with these health and network addresses.
 func (g *group) reports(id, node, health string, addresses ...string) {
 	g.t.Helper()
 	w, ok := g.view().Workload(id)
@@ -45,8 +46,9 @@ func (g *group) reports(id, node, health string, addresses ...string) {
 	}}}}})
 }
 
-// TestNamesOfMembers: a member has its address on the network while it runs, is healthy, and its address is of its
-// node's slice. A node gets the names of the networks of which it has a slice.
+// TestNamesOfMembers: a member is listed with its address while it runs, is healthy, and has an address in the
+// slice of its node (the part of the network's addresses that the node holds). A node gets the names of the
+// networks in which it holds a slice.
 func TestNamesOfMembers(t *testing.T) {
 	g := newGroup(t, 1)
 	g.networkNode("n1", "10.0.0.1")
@@ -90,7 +92,8 @@ func TestNamesOfMembers(t *testing.T) {
 	}
 }
 
-// TestWatchNetworkNames: an agent gets the names if it has others, at once when they change, and nothing if they do not.
+// TestWatchNetworkNames: an agent with outdated names gets the present names at once; an agent that has the
+// present names waits for a change, or gets an empty answer.
 func TestWatchNetworkNames(t *testing.T) {
 	g := newGroup(t, 1)
 	g.networkNode("n1", "10.0.0.1")
@@ -129,4 +132,44 @@ func TestWatchNetworkNames(t *testing.T) {
 	says(t, err, codes.NotFound, "not registered")
 	_, err = g.control(0).WatchNetworkNames(ctxFor(t), &controlv1.WatchNetworkNamesRequest{NodeId: "n1", ClusterId: "c2"})
 	says(t, err, codes.FailedPrecondition, "cluster c2")
+}
+
+// TestServicesOfNetworks: a node gets the addresses of the services in its networks, the slices (address ranges) from
+// which these addresses come, and the slices of lost nodes. A service with endpoint_mode dnsrr has no address.
+func TestServicesOfNetworks(t *testing.T) {
+	g := newGroup(t, 1)
+	g.networkNode("n1", "10.0.0.1")
+	g.networkNode("n2", "10.0.0.2")
+	ok(t, second(g.cluster(0).CreateNetwork(ctxFor(t), &clusterv1.CreateNetworkRequest{Name: "back"})))
+	g.put(t, joining("web", "back"), "n1")
+	plain := joining("plain", "back")
+	plain.GetSpec().GetContainer().EndpointMode = "dnsrr"
+	g.put(t, plain, "n2")
+	watch := func(have *agentv1.NetworkNames) *agentv1.NetworkNames {
+		t.Helper()
+		r, err := g.control(0).WatchNetworkNames(ctxFor(t), &controlv1.WatchNetworkNamesRequest{NodeId: "n1", ClusterId: "c1",
+			Index: have.GetIndex(), Incarnation: have.GetEpoch().GetIncarnation(), Digest: have.GetDigest()})
+		ok(t, err)
+		return r.GetNames()
+	}
+	names := watch(nil)
+	want := &agentv1.NetworkService{Network: 1, Namespace: "default", Name: "web", Address: "10.216.15.193"}
+	if list := names.GetServices(); len(list) != 1 || !proto.Equal(list[0], want) || len(names.GetLost()) != 0 {
+		t.Errorf("the services are %v, lost slices %v; want only %v", list, names.GetLost(), want)
+	}
+	n, _ := g.view().Node("n1")
+	if got := netmap(g.view(), n, 4790).GetNetworks()[0].GetServices(); !slices.Equal(got, []string{"10.216.15.192/26"}) {
+		t.Errorf("the slices with services are %q", got)
+	}
+	shown, err := g.cluster(0).GetNetwork(ctxFor(t), &clusterv1.GetNetworkRequest{Name: "back"})
+	ok(t, err)
+	if s := shown.GetNetwork(); len(s.GetServices()) != 1 || s.GetCapacity() != 63 || s.GetNodes() != 2 {
+		t.Errorf("the network is shown as %v", s)
+	}
+	next := make(chan *agentv1.NetworkNames, 1)
+	go func() { next <- watch(names) }()
+	g.do(&commandv1.Command{Body: &commandv1.Command_SetNodeStates{SetNodeStates: &commandv1.SetNodeStates{Nodes: []*commandv1.NodeState{{Id: "n2"}}}}})
+	if lost := (<-next).GetLost(); !slices.Equal(lost, []string{"10.216.0.64/26"}) {
+		t.Errorf("the slices of lost nodes are %q", lost)
+	}
 }

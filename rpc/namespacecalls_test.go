@@ -18,8 +18,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// attempts lists the calls that a user with rights only in some namespaces may make. Each function makes its call about
-// the workload "theirs" of namespace b, and returns whether the workload was seen or changed, or an error.
+// attempts lists the calls that a user with rights only in some namespaces may make. Each function makes one call
+// about workload "theirs" in namespace b. It returns true if the caller saw or changed the workload, or an error.
 var attempts = []struct {
 	full string
 	do   func(ctx context.Context, c controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error)
@@ -153,8 +153,24 @@ var attempts = []struct {
 	{clusterv1.Cluster_DeleteNetwork_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
 		return done(k.DeleteNetwork(ctx, &clusterv1.DeleteNetworkRequest{Name: "theirs", Namespace: "b"}))
 	}},
+	{clusterv1.Cluster_ListVolumes_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		r, err := k.ListVolumes(ctx, &clusterv1.ListVolumesRequest{})
+		return len(r.GetVolumes()) > 0, err
+	}},
+	{clusterv1.Cluster_CreateVolume_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.CreateVolume(ctx, &clusterv1.CreateVolumeRequest{Name: "more", Namespace: "b"}))
+	}},
+	{clusterv1.Cluster_DeleteVolume_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.DeleteVolume(ctx, &clusterv1.DeleteVolumeRequest{Id: "local:theirs", Namespace: "b"}))
+	}},
 	{clusterv1.Cluster_ListUsage_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
 		return done(k.ListUsage(ctx, &clusterv1.ListUsageRequest{WorkloadId: "theirs"}))
+	}},
+	{clusterv1.Cluster_CheckNetwork_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.CheckNetwork(ctx, &clusterv1.CheckNetworkRequest{Name: "theirs", Namespace: "b"}))
+	}},
+	{clusterv1.Cluster_Trace_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.Trace(ctx, &clusterv1.TraceRequest{Host: "theirs", Port: 80, From: "theirs"}))
 	}},
 	{clusterv1.Cluster_ListScrapeTargets_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
 		return done(k.ListScrapeTargets(ctx, &clusterv1.ListScrapeTargetsRequest{Namespace: "b"}))
@@ -249,15 +265,16 @@ func newer(tag string) *controlv1.ApplyWorkloadRequest {
 	return r
 }
 
-// TestEveryCallIsJudgedByNamespace: every served method has a namespace rule. Each method with the rule
-// namespaced hides workloads of other namespaces from confined users, and works for users of the workload's
-// namespace.
+// TestEveryCallIsJudgedByNamespace: every served method has a namespace rule. Each method with the rule namespaced
+// must hide the workloads of other namespaces from users with rights only in some namespaces, and must work for users
+// of the workload's namespace.
 func TestEveryCallIsJudgedByNamespace(t *testing.T) {
 	g, as := spaces(t)
 	ok(t, second(clusterv1.NewClusterClient(as(0, "user/admin")).BindPolicy(ctxFor(t), &clusterv1.BindPolicyRequest{Policy: "privileged", Namespace: "b"})))
 	r, err := controlv1.NewAgentControlClient(as(0, "user/admin")).ApplyWorkload(ctxFor(t), webIn("theirs", "b"))
 	ok(t, inBand(r, err))
 	ok(t, second(clusterv1.NewClusterClient(as(0, "user/admin")).CreateNetwork(ctxFor(t), &clusterv1.CreateNetworkRequest{Name: "theirs", Namespace: "b"})))
+	ok(t, second(clusterv1.NewClusterClient(as(0, "user/admin")).CreateVolume(ctxFor(t), &clusterv1.CreateVolumeRequest{Name: "theirs", Namespace: "b"})))
 	for _, image := range []string{"nginx:1", "nginx:2"} {
 		rolls := webIn("rolls", "b") // a group whose members are updated one after another
 		rolls.Spec.Count, rolls.Spec.Group, rolls.Spec.Update = new(int32(2)), "", &controlv1.UpdateStrategy{}
@@ -268,7 +285,7 @@ func TestEveryCallIsJudgedByNamespace(t *testing.T) {
 	for _, kind := range []string{"secret", "config"} {
 		ok(t, second(admin.PutObject(ctxFor(t), &clusterv1.PutObjectRequest{Kind: kind, Name: "theirs", Namespace: "b", Data: []byte("v")})))
 	}
-	ok(t, second(admin.PutRole(ctxFor(t), &clusterv1.PutRoleRequest{Name: "values", Permissions: []string{"secrets"}})))
+	ok(t, second(admin.PutRole(ctxFor(t), &clusterv1.PutRoleRequest{Name: "values", Permissions: []string{"secrets", "volumes"}})))
 	for user, namespace := range map[string]string{"ada": "a", "bob": "b"} {
 		ok(t, second(admin.BindRole(ctxFor(t), &clusterv1.BindRoleRequest{Role: "values", Kind: "user", Name: user, Namespaces: []string{namespace}})))
 	}

@@ -32,17 +32,23 @@ func (s *Server) onBehalf(ctx context.Context, c *caller) error {
 			return errorf(KindInvalid, "%s: %d namespaces, at most %d", dial.KeyNamespaces, len(c.narrow), maxNarrow)
 		}
 	}
-	v, user := told(ctx, dial.KeyOnBehalf), told(ctx, dial.KeyUser)
+	v, user, token := told(ctx, dial.KeyOnBehalf), told(ctx, dial.KeyUser), told(ctx, dial.KeyConsole)
 	a, isAccount, err := accountOf(ctx)
 	switch {
 	case err != nil:
 		return err
+	case token != "" && (isAccount || v+user != ""):
+		return errorf(KindInvalid, "%s excludes %s, %s, %s and %s", dial.KeyConsole, dial.KeyAccount, dial.KeyAccountToken, dial.KeyOnBehalf, dial.KeyUser)
+	case token != "":
+		if err = s.throughConsole(ctx, c, token); err == nil {
+			c.fromGateway(ctx)
+		}
+		return err
 	case isAccount && v+user != "":
 		return errorf(KindInvalid, "the call names an account and a user: %s and %s exclude %s and %s", dial.KeyAccount, dial.KeyAccountToken, dial.KeyOnBehalf, dial.KeyUser)
 	case isAccount:
-		err = s.actsAs(c, a)
-		if from := told(ctx, dial.KeyFrom); err == nil && from != "" && !c.relayed {
-			c.from = clipFrom(from)
+		if err = s.actsAs(c, a); err == nil {
+			c.fromGateway(ctx)
 		}
 		return err
 	case v+user == "":
@@ -51,9 +57,7 @@ func (s *Server) onBehalf(ctx context.Context, c *caller) error {
 	if c.id.Role != pki.RoleGateway {
 		return errorf(KindPermission, "%s %q may not call on behalf of others: only gateways may send %s and %s", c.id.Role, c.id.ID, dial.KeyOnBehalf, dial.KeyUser)
 	}
-	if from := told(ctx, dial.KeyFrom); from != "" && !c.relayed {
-		c.from = clipFrom(from)
-	}
+	c.fromGateway(ctx)
 	if v == "" {
 		if !isTokenUser(user) {
 			return errorf(KindInvalid, "%s %q must be oidc:, the issuer's URL, # and the subject, %d bytes at most", dial.KeyUser, clip(user, 128), maxTokenUser)
@@ -82,6 +86,13 @@ func (s *Server) onBehalf(ctx context.Context, c *caller) error {
 	return nil
 }
 
+// fromGateway sets the address of the caller to the address that the gateway sends.
+func (c *caller) fromGateway(ctx context.Context) {
+	if from := told(ctx, dial.KeyFrom); from != "" && !c.relayed {
+		c.from = clipFrom(from)
+	}
+}
+
 const maxTokenUser = 512
 
 // isTokenUser reports whether v is a valid value of KeyUser: "oidc:", an issuer and a subject. No identity of a
@@ -92,7 +103,7 @@ func isTokenUser(v string) bool {
 	return ok && named && subject != "" && len(v) <= maxTokenUser && !strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
-// standing returns an error if the user for whom a gateway calls is revoked or belongs to another cluster. The gateway
+// standing returns an error if a gateway calls for a user who is revoked or belongs to another cluster. The gateway
 // may not have learned of the revocation yet. A gateway that serves several clusters trusts the CAs of all of them, so
 // it may send a user of another cluster.
 func (s *Server) standing(c caller) error {
@@ -164,11 +175,12 @@ func (s *Server) within(ctx context.Context, w *fsm.Workload) error {
 	return nil
 }
 
-// nowhere, in place of the list of namespaces in the head of a command, means that the caller has rights in no
+// nowhere is put into the head of a command, where it stands for the list of namespaces: the caller has rights in no
 // namespace. It is not a valid name of a namespace.
 const nowhere = "-"
 
-// ListNamespaces implements the call of cluster.v1.
+// ListNamespaces implements the call of cluster.v1. It returns the namespaces in which the caller has rights, with
+// their quotas and what is used of them.
 func (s *Server) ListNamespaces(ctx context.Context, req *clusterv1.ListNamespacesRequest) (*clusterv1.ListNamespacesResponse, error) {
 	r, err := s.read(ctx)
 	if err != nil {
@@ -221,16 +233,16 @@ func namespaceView(v fsm.View, n *fsm.Namespace) *clusterv1.Namespace {
 }
 
 func amountsView(a quota.Amounts) *clusterv1.NamespaceAmounts {
-	return &clusterv1.NamespaceAmounts{CpuMillicores: a.CPU, MemoryMib: a.Memory, DiskGb: a.Disk, Workloads: a.Workloads, Devices: a.Devices}
+	return &clusterv1.NamespaceAmounts{CpuMillicores: a.CPU, MemoryMib: a.Memory, DiskGb: a.Disk, Workloads: a.Workloads, Devices: a.Devices, Volumes: a.Volumes, VolumeGb: a.VolumeGB}
 }
 
-// PutNamespace implements the call of cluster.v1.
+// PutNamespace implements the call of cluster.v1: it creates a namespace, or replaces its settings.
 func (s *Server) PutNamespace(ctx context.Context, req *clusterv1.PutNamespaceRequest) (*clusterv1.NamespaceResponse, error) {
 	q := req.GetQuota()
 	put := &commandv1.PutNamespace{
 		Name: req.GetName(), Description: req.GetDescription(), Users: req.GetUsers(), Release: req.GetRelease(), IfVersion: req.IfVersion,
 		MaxPriority: req.GetMaxPriority(), AllowScaling: req.GetAllowScaling(),
-		Quota: &commandv1.Quota{CpuMillicores: q.GetCpuMillicores(), MemoryMib: q.GetMemoryMib(), DiskGb: q.GetDiskGb(), Workloads: q.GetWorkloads(), Devices: q.GetDevices()},
+		Quota: &commandv1.Quota{CpuMillicores: q.GetCpuMillicores(), MemoryMib: q.GetMemoryMib(), DiskGb: q.GetDiskGb(), Workloads: q.GetWorkloads(), Devices: q.GetDevices(), Volumes: q.GetVolumes(), VolumeGb: q.GetVolumeGb()},
 	}
 	for _, k := range slices.Sorted(maps.Keys(req.GetNodeLabels())) {
 		put.NodeLabels = append(put.NodeLabels, &commandv1.Label{Key: k, Value: req.GetNodeLabels()[k]})
@@ -253,7 +265,7 @@ func (s *Server) PutNamespace(ctx context.Context, req *clusterv1.PutNamespaceRe
 	return out, nil
 }
 
-// DeleteNamespace implements the call of cluster.v1.
+// DeleteNamespace implements the call of cluster.v1: it deletes a namespace.
 func (s *Server) DeleteNamespace(ctx context.Context, req *clusterv1.DeleteNamespaceRequest) (*clusterv1.DeleteNamespaceResponse, error) {
 	r, err := s.aboutNamespace(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_DeleteNamespace{
 		DeleteNamespace: &commandv1.DeleteNamespace{Name: req.GetName()},

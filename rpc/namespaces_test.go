@@ -111,12 +111,16 @@ var rights = []struct {
 	{"cordon a node", func(ctx context.Context, c *grpc.ClientConn, _, _ string) error {
 		return second(clusterv1.NewClusterClient(c).CordonNode(ctx, &clusterv1.CordonNodeRequest{NodeId: "none"}))
 	}},
-	{"list volumes", func(ctx context.Context, c *grpc.ClientConn, _, _ string) error {
-		return second(clusterv1.NewClusterClient(c).ListVolumes(ctx, &clusterv1.ListVolumesRequest{}))
+	{"list volumes", func(ctx context.Context, c *grpc.ClientConn, _, ns string) error {
+		return second(clusterv1.NewClusterClient(c).ListVolumes(ctx, &clusterv1.ListVolumesRequest{Namespace: ns}))
+	}},
+	{"create a volume", func(ctx context.Context, c *grpc.ClientConn, _, ns string) error {
+		return second(clusterv1.NewClusterClient(c).CreateVolume(ctx, &clusterv1.CreateVolumeRequest{Name: "-", Namespace: ns}))
 	}},
 }
 
-// inBand returns the refusal that the response to an apply contains, as an error; err if there is none.
+// inBand returns an error if the response to an apply contains a refusal. Otherwise it returns err, the error of the
+// call.
 func inBand(r *controlv1.ApplyWorkloadResponse, err error) error {
 	if err == nil && !r.GetSuccess() {
 		return errors.New(r.GetErrorMessage())
@@ -258,8 +262,8 @@ func TestNamespacesAreSeen(t *testing.T) {
 	})
 }
 
-// TestQuotaInBand: if a quota refuses an apply, the response contains the quota and the use, and a plan predicts the
-// refusal.
+// TestQuotaInBand: an apply exceeds the quota of its namespace. The response, which is not a gRPC error, must contain
+// the quota and what is used of it, and a plan must predict the refusal.
 func TestQuotaInBand(t *testing.T) {
 	g := newGroup(t, 1)
 	limited := &clusterv1.PutNamespaceRequest{Name: "a", Quota: &clusterv1.NamespaceAmounts{CpuMillicores: 250}}
@@ -293,7 +297,7 @@ func TestQuotaInBand(t *testing.T) {
 }
 
 // TestNodePoolOfANamespace: the node_labels of a namespace are stored as given, and the answer contains the number of
-// nodes with all of these labels. Plans use only these nodes.
+// nodes with all of these labels. A plan must place the workloads of the namespace only on these nodes.
 func TestNodePoolOfANamespace(t *testing.T) {
 	g := newGroup(t, 1)
 	_, err := g.cluster(0).LabelNode(ctxFor(t), &clusterv1.LabelNodeRequest{NodeId: "b", Labels: map[string]string{"pool": "shop"}})

@@ -23,21 +23,23 @@ import (
 // as their own.
 const DefaultNetworkPort = 4790
 
-// DefaultNetworkPool is the prefix from which networks get their subnets. Common programs do not use it by default.
+// DefaultNetworkPool is the prefix from which networks get their subnets. It was chosen because common programs (such
+// as Docker and Kubernetes distributions) do not use it by default.
 const DefaultNetworkPool = "10.216.0.0/14"
 
 // maxVNI is the largest network identifier of VXLAN, which has 24 bits.
 const maxVNI = 1<<24 - 1
 
-// vniOf derives the VXLAN network identifier of a cluster from its id, so that two clusters on the same machines
-// do not take each other's packets for their own.
+// vniOf derives the VXLAN network identifier of a cluster from its id, so that nodes drop the packets of another
+// cluster on the same machines or network.
 func vniOf(cluster string) uint32 {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(cluster)) // writing to a hash never fails
 	return h.Sum32()%(maxVNI-1) + 1 // agents probe with maxVNI
 }
 
-// netmap returns the networks that a node has to set up, without the epoch. It is a function of the state alone.
+// netmap returns the networks that a node has to set up. The result depends only on the state; netmap does not set the
+// message's epoch (number of the leader).
 func netmap(v fsm.View, n *fsm.Node, port uint32) *agentv1.NetworkView {
 	info := v.Info()
 	out := &agentv1.NetworkView{Index: info.NetworkIndex, Port: port, Vni: vniOf(info.ClusterID), Address: n.Facts.Networking.Address}
@@ -51,9 +53,12 @@ func netmap(v fsm.View, n *fsm.Node, port uint32) *agentv1.NetworkView {
 			return true
 		}
 		m := &agentv1.Network{
-			Id: w.ID, Namespace: w.In(), Name: w.Name, Cidr: w.CIDR.String(), Mtu: w.MTU, Slice: w.Prefix(own).String(),
+			Id: w.ID, Namespace: w.In(), Name: w.Name, Cidr: w.CIDR.String(), Mtu: w.MTU, Slice: w.Prefix(own).String(), Ingress: w.Ingress,
 		}
 		for _, s := range w.Slices {
+			if s.Services {
+				m.Services = append(m.Services, w.Prefix(s).String())
+			}
 			if s.Node == "" || s.Node == n.ID {
 				continue
 			}
@@ -76,8 +81,8 @@ func netmap(v fsm.View, n *fsm.Node, port uint32) *agentv1.NetworkView {
 	return out
 }
 
-// networksFor returns the networks that a node has to set up; nil if its agent has them already, or if the cluster
-// never had a network.
+// networksFor returns the networks that a node has to set up; nil if the agent has their present version already,
+// or if the cluster never had a network.
 func (s *Server) networksFor(n *fsm.Node, epoch fsm.Epoch, req *controlv1.HeartbeatRequest) *agentv1.NetworkView {
 	v := s.store.View()
 	info := v.Info()
@@ -94,7 +99,8 @@ func (s *Server) networksFor(n *fsm.Node, epoch fsm.Epoch, req *controlv1.Heartb
 	return out
 }
 
-// joins adds to an order the networks of the node, and to its container the numbers of the networks that it joins.
+// joins adds to an order all networks that the node has to set up, and adds to the container the ids of the networks
+// that it joins.
 func (a *Agents) joins(req *agentv1.ApplyWorkloadRequest, w *fsm.Workload, n *fsm.Node, e *agentv1.Epoch) error {
 	list := req.GetSpec().GetContainer().GetNetworks()
 	if len(list) == 0 {
@@ -136,7 +142,38 @@ func (s *Server) unknownNetworks(ctx context.Context, of *controlv1.WorkloadSpec
 	})
 }
 
-// ListNetworks implements the call of cluster.v1.
+// ingressNetwork creates the network of containers that have ports in ingress mode and name no network. Each namespace
+// has one such network.
+func (s *Server) ingressNetwork(ctx context.Context, put *commandv1.PutWorkloads) error {
+	for _, p := range put.GetWorkloads() {
+		if d := p.GetDemand(); len(d.GetIngress()) == 0 || !slices.Equal(d.GetNetworks(), []string{spec.IngressNetwork}) {
+			continue
+		}
+		v := s.store.View()
+		in := fsm.NamespaceOf(v, p)
+		if _, ok := v.Network(in, spec.IngressNetwork); ok {
+			continue
+		}
+		head, err := s.head(ctx, "", "")
+		if err != nil {
+			return err
+		}
+		results, err := s.replica.Propose(ctx, &commandv1.Command{Head: head, Body: &commandv1.Command_PutNetwork{PutNetwork: &commandv1.PutNetwork{
+			Name: spec.IngressNetwork, Namespace: in, Pool: cmp.Or(s.cfg.NetworkPool, DefaultNetworkPool),
+		}}})
+		if err != nil {
+			return err
+		}
+		// A conflict may mean that another request created the network meanwhile. If the network is missing
+		// nevertheless, the apply is refused later.
+		if r := results[0]; r.Kind != fsm.OK && r.Kind != fsm.Conflict {
+			return r.Err()
+		}
+	}
+	return nil
+}
+
+// ListNetworks implements the call of cluster.v1: it lists the networks, each with the number of workloads in it.
 func (s *Server) ListNetworks(ctx context.Context, req *clusterv1.ListNetworksRequest) (*clusterv1.ListNetworksResponse, error) {
 	r, err := s.read(ctx)
 	if err != nil {
@@ -154,7 +191,7 @@ func (s *Server) ListNetworks(ctx context.Context, req *clusterv1.ListNetworksRe
 	return out, nil
 }
 
-// GetNetwork implements the call of cluster.v1.
+// GetNetwork implements the call of cluster.v1: it returns one network with its nodes, services and members.
 func (s *Server) GetNetwork(ctx context.Context, req *clusterv1.GetNetworkRequest) (*clusterv1.GetNetworkResponse, error) {
 	r, err := s.read(ctx)
 	if err != nil {
@@ -169,7 +206,9 @@ func (s *Server) GetNetwork(ctx context.Context, req *clusterv1.GetNetworkReques
 		return nil, errorf(KindNotFound, "network %q not found in namespace %s; `persysctl network list` shows them", clip(req.GetName(), 128), clip(namespace, 128))
 	}
 	out := networkView(r, n, networkUsers(r), true)
-	out.Members = s.names.at(r).members[n.ID]
+	names := s.names.at(r)
+	out.Members, out.Services = names.members[n.ID], names.services[n.ID]
+	out.Ingress = names.ingress[n.ID]
 	return &clusterv1.GetNetworkResponse{Network: out, Index: r.index}, nil
 }
 
@@ -190,8 +229,9 @@ func networkUsers(v fsm.View) map[networkID]int32 {
 	return out
 }
 
-// networkView returns a network as callers see it. users are the workloads of all networks. With the slices, it counts
-// the workloads of each node.
+// networkView returns a network as callers see it. users has the number of workloads in each network. If withSlices is
+// set, the view lists the slices: the parts of the network's addresses, each with its node and the number of workloads
+// there.
 func networkView(v fsm.View, n *fsm.Network, users map[networkID]int32, withSlices bool) *clusterv1.Network {
 	out := &clusterv1.Network{
 		Id: n.ID, Name: n.Name, Namespace: n.In(), Cidr: n.CIDR.String(), Mtu: n.MTU, CreatedBy: n.CreatedBy,
@@ -202,10 +242,16 @@ func networkView(v fsm.View, n *fsm.Network, users map[networkID]int32, withSlic
 		if s.Node != "" {
 			out.Nodes++
 		}
+		if s.Services {
+			out.Capacity--
+		}
 		if !withSlices {
 			continue
 		}
-		m := &clusterv1.NetworkSlice{NodeId: s.Node, Cidr: n.Prefix(s).String()}
+		m := &clusterv1.NetworkSlice{NodeId: s.Node, Cidr: n.Prefix(s).String(), Services: s.Services}
+		if node, ok := v.Node(s.Node); ok {
+			m.Answers, m.HeldPorts = n.Answers(node), node.Facts.Networking.Held
+		}
 		if s.Node != "" {
 			m.Workloads = int32(fsm.MembersOn(v, n, s.Node))
 		}
@@ -217,7 +263,8 @@ func networkView(v fsm.View, n *fsm.Network, users map[networkID]int32, withSlic
 	return out
 }
 
-// CreateNetwork implements the call of cluster.v1.
+// CreateNetwork implements the call of cluster.v1. If the request names no subnet, the network gets one from the
+// configured pool.
 func (s *Server) CreateNetwork(ctx context.Context, req *clusterv1.CreateNetworkRequest) (*clusterv1.CreateNetworkResponse, error) {
 	r, err := s.mutate(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_PutNetwork{PutNetwork: &commandv1.PutNetwork{
 		Name: req.GetName(), Namespace: strings.TrimSpace(req.GetNamespace()), Cidr: strings.TrimSpace(req.GetSubnet()), Pool: cmp.Or(s.cfg.NetworkPool, DefaultNetworkPool), Mtu: req.GetMtu(),
@@ -233,7 +280,7 @@ func (s *Server) CreateNetwork(ctx context.Context, req *clusterv1.CreateNetwork
 	return out, nil
 }
 
-// DeleteNetwork implements the call of cluster.v1.
+// DeleteNetwork implements the call of cluster.v1. The state machine refuses it while a workload uses the network.
 func (s *Server) DeleteNetwork(ctx context.Context, req *clusterv1.DeleteNetworkRequest) (*clusterv1.DeleteNetworkResponse, error) {
 	r, err := s.mutate(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_DeleteNetwork{DeleteNetwork: &commandv1.DeleteNetwork{
 		Name: req.GetName(), Namespace: strings.TrimSpace(req.GetNamespace()), IfNotAwaited: true,

@@ -38,7 +38,8 @@ func joining(id string, networks ...string) *controlv1.ApplyWorkloadRequest {
 	return r
 }
 
-// TestNetworkCalls: networks are created, listed, shown and deleted, and errors say what is wrong.
+// TestNetworkCalls: an admin creates, lists, shows and deletes networks. The error of each invalid call must name the
+// invalid field.
 func TestNetworkCalls(t *testing.T) {
 	g := newGroup(t, 2)
 	g.networkNode("n1", "10.0.0.1")
@@ -57,8 +58,10 @@ func TestNetworkCalls(t *testing.T) {
 	g.put(t, joining("web", "back"), "n1")
 	shown, err := c.GetNetwork(ctxFor(t), &clusterv1.GetNetworkRequest{Name: "back"})
 	ok(t, err)
-	is(t, "slices", len(shown.GetNetwork().GetSlices()), 1)
+	is(t, "slices", len(shown.GetNetwork().GetSlices()), 2)
 	is(t, "slice", shown.GetNetwork().GetSlices()[0].GetCidr(), "10.216.0.0/26")
+	is(t, "slice of services", shown.GetNetwork().GetSlices()[1].GetCidr(), "10.216.15.192/26")
+	is(t, "it holds addresses of services", shown.GetNetwork().GetSlices()[1].GetServices(), true)
 	is(t, "members", shown.GetNetwork().GetSlices()[0].GetWorkloads(), 1)
 	list, err := c.ListNetworks(ctxFor(t), &clusterv1.ListNetworksRequest{})
 	ok(t, err)
@@ -68,7 +71,8 @@ func TestNetworkCalls(t *testing.T) {
 	says(t, err, codes.FailedPrecondition, "used by 1 workloads, such as web")
 }
 
-// TestUnknownNetworkIsRefusedAtApply: the refusal names the field, so that persysctl can add the line.
+// TestUnknownNetworkIsRefusedAtApply: the refusal names the field, so that persysctl can add the line
+// number.
 func TestUnknownNetworkIsRefusedAtApply(t *testing.T) {
 	g := newGroup(t, 1)
 	ok(t, second(g.cluster(0).CreateNetwork(ctxFor(t), &clusterv1.CreateNetworkRequest{Name: "back"})))
@@ -86,7 +90,8 @@ func TestUnknownNetworkIsRefusedAtApply(t *testing.T) {
 	ok(t, inBand(r, err))
 }
 
-// TestHeartbeatsCarryNetworks: a heartbeat is answered with the networks of its node if the agent has others.
+// TestHeartbeatsCarryNetworks: the answer to a heartbeat carries the networks of the node if the agent has an
+// older version of them.
 func TestHeartbeatsCarryNetworks(t *testing.T) {
 	g := newGroup(t, 1)
 	g.networkNode("n1", "10.0.0.1")
@@ -113,7 +118,7 @@ func TestHeartbeatsCarryNetworks(t *testing.T) {
 		Peers: []*agentv1.NetworkPeer{{Node: "n2", Address: "10.0.0.2"}},
 		Networks: []*agentv1.Network{{
 			Id: 1, Namespace: "default", Name: "back", Cidr: "10.216.0.0/20", Mtu: 1450, Slice: "10.216.0.0/26",
-			Peers: []*agentv1.NetworkSlice{{Node: "n2", Cidr: "10.216.0.64/26"}},
+			Peers: []*agentv1.NetworkSlice{{Node: "n2", Cidr: "10.216.0.64/26"}}, Services: []string{"10.216.15.192/26"},
 		}},
 	}
 	want.Epoch.Shard = v.GetEpoch().GetShard()
@@ -131,8 +136,9 @@ func TestHeartbeatsCarryNetworks(t *testing.T) {
 	}
 }
 
-// TestRegistrationKeepsTheNetworks: a node that registers with a problem, or with an address inside a network, keeps its
-// networks and its former address. It gets no further members.
+// TestRegistrationKeepsTheNetworks: a node registers again and reports that it cannot set up networks, or has an
+// address inside the subnet of a network. It must keep its networks and its former address, because its running
+// members need them, but no further members may be placed on it.
 func TestRegistrationKeepsTheNetworks(t *testing.T) {
 	for _, c := range []struct {
 		name       string
@@ -173,8 +179,8 @@ func TestRegistrationKeepsTheNetworks(t *testing.T) {
 	}
 }
 
-// TestOrdersCarryNetworks: the order of a container has the numbers of its networks, and the view of the node. A
-// legacy v1 agent gets no such order.
+// TestOrdersCarryNetworks: the order of a container has the numbers of the container's networks, and everything
+// that the node must know to set them up. A legacy v1 agent gets no such order.
 func TestOrdersCarryNetworks(t *testing.T) {
 	for _, protocol := range []uint32{1, 0} {
 		g := newGroup(t, 1)
@@ -208,8 +214,8 @@ func TestOrdersCarryNetworks(t *testing.T) {
 	}
 }
 
-// TestNetmap: the views of all nodes agree. Each node sees each other node of its networks with the slice that this
-// node sees as its own, and no node sees a network of which it has no slice.
+// TestNetmap: the views of all nodes agree. A node's slice (its part of a network's addresses) is the same in its
+// own view and in the views of the other nodes. No node sees a network in which it holds no slice.
 func TestNetmap(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s, index, now := fsm.New(), uint64(0), int64(1)

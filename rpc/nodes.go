@@ -59,7 +59,7 @@ func (s *Server) ListNodes(ctx context.Context, req *controlv1.ListNodesRequest)
 	return out, nil
 }
 
-// GetNode implements the call of control.v1.
+// GetNode implements the call of control.v1: it returns one node.
 func (s *Server) GetNode(ctx context.Context, req *controlv1.GetNodeRequest) (*controlv1.GetNodeResponse, error) {
 	if strings.TrimSpace(req.GetNodeId()) == "" {
 		return nil, errorf(KindInvalid, "node_id must not be blank")
@@ -101,7 +101,7 @@ func (s *Server) nodeView(v fsm.View, n *fsm.Node) *controlv1.NodeView {
 
 var errBlankNode = errorf(KindInvalid, "node_id must not be blank")
 
-// nodeAction commits one command about a node and returns the node as it is afterwards.
+// nodeAction commits one command about a node and returns the node's record after the command.
 func (s *Server) nodeAction(ctx context.Context, id, request string, c *commandv1.Command) (*clusterv1.NodeActionResponse, error) {
 	if id == "" {
 		return nil, errBlankNode
@@ -121,14 +121,15 @@ func (s *Server) nodeAction(ctx context.Context, id, request string, c *commandv
 	return out, nil
 }
 
-// CordonNode implements the call of cluster.v1.
+// CordonNode implements the call of cluster.v1: it sets whether a node gets new workloads.
 func (s *Server) CordonNode(ctx context.Context, req *clusterv1.CordonNodeRequest) (*clusterv1.NodeActionResponse, error) {
 	return s.nodeAction(ctx, req.GetNodeId(), req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_CordonNode{
 		CordonNode: &commandv1.CordonNode{Id: req.GetNodeId(), On: req.GetOn()},
 	}})
 }
 
-// LabelNode implements the call of cluster.v1.
+// LabelNode implements the call of cluster.v1: it sets or removes labels of a node. They take precedence over the
+// labels that the agent reports.
 func (s *Server) LabelNode(ctx context.Context, req *clusterv1.LabelNodeRequest) (*clusterv1.NodeActionResponse, error) {
 	c := &commandv1.LabelNode{Id: req.GetNodeId()}
 	for _, k := range slices.Sorted(maps.Keys(req.GetLabels())) {
@@ -165,7 +166,8 @@ func (s *Server) mayLabel(ctx context.Context, c *commandv1.LabelNode) error {
 	return err
 }
 
-// TaintNode implements the call of cluster.v1.
+// TaintNode implements the call of cluster.v1: it sets or removes taints of a node. They take precedence over the
+// taints that the agent reports.
 func (s *Server) TaintNode(ctx context.Context, req *clusterv1.TaintNodeRequest) (*clusterv1.NodeActionResponse, error) {
 	c := &commandv1.TaintNode{Id: req.GetNodeId()}
 	for _, t := range req.GetTaints() {
@@ -219,7 +221,7 @@ func (s *Server) DrainNode(ctx context.Context, req *clusterv1.DrainNodeRequest)
 	return out, nil
 }
 
-// RemoveNode implements the call of cluster.v1.
+// RemoveNode implements the call of cluster.v1: it removes a node from the cluster.
 func (s *Server) RemoveNode(ctx context.Context, req *clusterv1.RemoveNodeRequest) (*clusterv1.NodeActionResponse, error) {
 	return s.nodeAction(ctx, req.GetNodeId(), req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_RemoveNode{
 		RemoveNode: &commandv1.RemoveNode{Id: req.GetNodeId(), Force: req.GetForce(), DiscardData: req.GetDiscardData()},

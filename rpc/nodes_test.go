@@ -265,7 +265,8 @@ func TestLongStatusTextsAreCut(t *testing.T) {
 	}
 }
 
-// TestUsageThatCannotBe: a heartbeat that reports an impossible resource usage is not refused.
+// TestUsageThatCannotBe: a heartbeat reports an impossible resource usage, such as a negative number. It must not be
+// refused, because the node's lease depends on it.
 func TestUsageThatCannotBe(t *testing.T) {
 	g := newGroup(t, 1)
 	for _, c := range []struct {
@@ -339,8 +340,8 @@ func TestALegacyAgentsListIsComplete(t *testing.T) {
 	is(t, "observed at is set", hb.Reports[0].Observation.At > 0, true)
 }
 
-// TestLabelAndTaintNode: users can set labels and taints through any replica. A registration of the node does
-// not undo them. Each change is in the audit log.
+// TestLabelAndTaintNode: users can set labels and taints through any replica. A later registration of the
+// node keeps them. Each change of them is in the audit log.
 func TestLabelAndTaintNode(t *testing.T) {
 	g := newGroup(t, 2)
 	_, err := g.control(0).RegisterNode(ctxFor(t), registration("n")) // the agent registers the node with the label zone=z1
@@ -379,8 +380,8 @@ func TestLabelAndTaintNode(t *testing.T) {
 	}
 }
 
-// TestLabelsOfPolicies: if a policy is bound to a label, only users who may change policies can change that
-// label of a node.
+// TestLabelsOfPolicies: a policy is bound to all nodes with a certain label. Only users who may change policies must
+// be able to change this label of a node, because the change decides whether the policy applies.
 func TestLabelsOfPolicies(t *testing.T) {
 	g, as := tlsGroup(t)
 	admin, ada := clusterv1.NewClusterClient(as(0, "user/admin")), clusterv1.NewClusterClient(as(0, "user/ada"))

@@ -21,11 +21,11 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// Values of secrets are sealed here, by the leader, before they become part of a command. No value is in an error
-// of this file.
+// The leader seals the value of a secret before the value becomes part of a command. The errors in this file
+// contain no values.
 
-// objectIn returns the namespace of a request about an object. It returns an error if the caller does not have the
-// permission of the call there, or if there is no such kind of objects.
+// objectIn returns the namespace of a request about an object (a secret or a config). It returns an error if the
+// caller lacks the permission of the call in that namespace, or if the kind of object is unknown.
 func (s *Server) objectIn(ctx context.Context, kind, namespace string) (string, error) {
 	name := cmp.Or(strings.TrimSpace(namespace), fsm.DefaultNamespace)
 	if err := s.mayEnter(ctx, name); err != nil {
@@ -97,7 +97,7 @@ func objectView(o *fsm.Object, users []*clusterv1.ObjectUser) *clusterv1.Object 
 	return out
 }
 
-// PutObject implements cluster.v1 on the leader.
+// PutObject implements cluster.v1 on the leader: it stores a new version of a secret or a config.
 func (s *Server) PutObject(ctx context.Context, req *clusterv1.PutObjectRequest) (*clusterv1.ObjectResponse, error) {
 	in, err := s.objectIn(ctx, req.GetKind(), req.GetNamespace())
 	if err != nil {
@@ -114,8 +114,9 @@ func (s *Server) PutObject(ctx context.Context, req *clusterv1.PutObjectRequest)
 			if key == nil {
 				return "", spec.ErrNoKey
 			}
-			// The hash of the request is stored with the receipt. It must differ for another value and must not
-			// allow to guess the value, so the value enters it as a keyed digest.
+			// The receipt stores a hash of the request. The hash must change if the value of the secret changes, but
+			// must not allow anyone who reads the state to test guesses of the value. So the value enters the hash
+			// only as a digest that is keyed with the cluster key.
 			callOf(ctx).hash = objectHash(req, key)
 			return key.Seal(req.GetData(), objectContext(in, req.GetKind(), req.GetName()))
 		})
@@ -135,7 +136,7 @@ func noSealingKey(err error) error {
 	return errorf(KindInternal, "seal: %w", err)
 }
 
-// objectHash is requestHash for a request with the value of a secret.
+// objectHash returns the requestHash of a request in which a keyed digest replaces the value of the secret.
 func objectHash(req *clusterv1.PutObjectRequest, key spec.Sealer) uint64 {
 	mac := key.ContentHash()
 	_, _ = mac.Write([]byte("persys object\x00"))
@@ -145,12 +146,13 @@ func objectHash(req *clusterv1.PutObjectRequest, key spec.Sealer) uint64 {
 	return requestHash(clusterv1.Cluster_PutObject_FullMethodName, with)
 }
 
-// objectContext binds a sealed value to its object, so that nobody can copy it to an object of their own and read it there.
+// objectContext returns the context under which a value is sealed (encrypted). A value that somebody copies into
+// another object cannot be decrypted there, because that object has another context.
 func objectContext(namespace, kind, name string) []byte {
 	return []byte("object\x00" + namespace + "\x00" + kind + "\x00" + name)
 }
 
-// openObject returns the plain value of a version of an object.
+// openObject returns the plain value of a version of a secret or a config. It decrypts the value of a secret with key.
 func openObject(o *fsm.Object, v *fsm.ObjectVersion, key spec.Sealer) ([]byte, error) {
 	if o.Kind == fsm.KindConfig {
 		return v.Data, nil
@@ -168,7 +170,8 @@ func openObject(o *fsm.Object, v *fsm.ObjectVersion, key spec.Sealer) ([]byte, e
 	return data, nil
 }
 
-// putObject commits a new version, with the surge members that the groups which use the object need.
+// putObject commits a new version of a secret or a config. Groups that use the object are then updated; for groups
+// that start new members first, the command contains the surge members (extra members during the update).
 func (s *Server) putObject(ctx context.Context, put *commandv1.PutObject, request string) (*clusterv1.ObjectResponse, error) {
 	view, err := s.latest(ctx)
 	if err != nil {
@@ -201,7 +204,8 @@ func (s *Server) putObject(ctx context.Context, put *commandv1.PutObject, reques
 	return out, nil
 }
 
-// surgeFor makes the surge members of the groups that use an object and start first in updates.
+// surgeFor makes the surge members (extra members during an update) of the groups that use an object and
+// whose updates start new members first.
 func (s *Server) surgeFor(ctx context.Context, view fsm.View, o *fsm.Object) (out []*commandv1.WorkloadPut, err error) {
 	var groups []string
 	view.UsersOf(o, func(w *fsm.Workload, version uint64) bool {
@@ -248,7 +252,8 @@ func (s *Server) RollBackObject(ctx context.Context, req *clusterv1.RollBackObje
 	number := req.GetNumber()
 	if number == 0 {
 		if answered(view, req.GetRequestId()) {
-			// A repeated request: the versions have changed since, and only the receipt has the answer.
+			// This is a repeated request, which the receipt (stored answer) will answer. Its version may not exist any
+			// more, so any valid number will do.
 			number = o.Present().Number
 		} else if len(o.Versions) < 2 {
 			return nil, errorf(KindPrecondition, "%s %q has no earlier version", o.Kind, o.Name)
@@ -332,8 +337,8 @@ func (s *Server) objectValue(ctx context.Context, kind string, req *clusterv1.Ge
 	return o, v, nil
 }
 
-// knownObjects returns an error for each secret or config of a specification that does not exist, or that is not in the
-// namespace in which the workload is or will be. project is the loaded Compose stack; nil for other workloads.
+// knownObjects returns an error for each secret or config of a specification that does not exist in the namespace of
+// the workload. project is the loaded Compose stack; nil for other workloads.
 func (s *Server) knownObjects(of *controlv1.WorkloadSpec, project *loadedStack, put *commandv1.PutWorkloads) error {
 	if len(put.GetWorkloads()) == 0 || len(put.GetWorkloads()[0].GetObjects()) == 0 {
 		return nil

@@ -96,8 +96,8 @@ func TestSecretsGoWithTheOrder(t *testing.T) {
 	}
 }
 
-// TestExternalObjectsOfAStack: services of an inline stack use the secrets and configs of the namespace, and a new version
-// is an update of the stack.
+// TestExternalObjectsOfAStack: the services of an inline stack use secrets and configs of the namespace. When a user
+// puts a new version of one of them, the stack must get a new revision.
 func TestExternalObjectsOfAStack(t *testing.T) {
 	const text = "services:\n  db: {image: a, secrets: [{source: pw, uid: \"7\", mode: 0400}]}\n  web: {image: b, configs: [c]}\nsecrets:\n  pw: {external: true, name: db}\nconfigs:\n  c: {content: inline}\n"
 	g := newGroup(t, 1, withStacks(stack.Options{}))
@@ -152,7 +152,8 @@ func TestExternalObjectsOfAStack(t *testing.T) {
 	code(t, second(k.DeleteObject(ctxFor(t), &clusterv1.DeleteObjectRequest{Kind: "secret", Name: "db"})), codes.FailedPrecondition)
 }
 
-// TestAgentWithoutMemoryFiles: a node whose agent cannot keep files in memory gets no order with secrets as files.
+// TestAgentWithoutMemoryFiles: a container gets secrets as files, which must never be on disk. If the agent of its
+// node is too old to keep files in memory, the agent must get no order.
 func TestAgentWithoutMemoryFiles(t *testing.T) {
 	g := newGroup(t, 1)
 	f := g.agent(t, 1)
@@ -175,8 +176,8 @@ func TestAgentWithoutMemoryFiles(t *testing.T) {
 	}
 }
 
-// TestRepeatedPutOfASecret: a request id that comes again with another value is refused, and the stored hash does not
-// reveal the value: it depends on the cluster key.
+// TestRepeatedPutOfASecret: a caller sends the same request id again with another value of the secret. The call must
+// be refused. The stored hash of the request must depend on the cluster key, so that it does not reveal the value.
 func TestRepeatedPutOfASecret(t *testing.T) {
 	g := newGroup(t, 1)
 	g.elect(0)
@@ -223,7 +224,8 @@ func TestRepeatedPutOfASecret(t *testing.T) {
 	code(t, second(k.PutObject(ctxFor(t), &clusterv1.PutObjectRequest{Kind: "config", Name: "c", Data: bytes.Repeat([]byte("x"), fsm.MaxObjectBytes+1)})), codes.InvalidArgument)
 }
 
-// TestSecretUnderALostKey: a version that was sealed under another key is not rolled back to, and the error says why.
+// TestSecretUnderALostKey: an admin rolls a secret back to a version that was encrypted with a cluster key that is
+// lost. The call must be refused, and the error must name this cause.
 func TestSecretUnderALostKey(t *testing.T) {
 	key, err := pki.NewKey()
 	ok(t, err)

@@ -23,7 +23,8 @@ const (
 )
 
 // requested returns the workloads in a request: the workloads in listed, or the workloads in file, with the positions
-// of their fields in the file. A large file waits until there is room to parse it.
+// of their fields in the file. A large file is parsed only when all texts that are being parsed at the same time are
+// small enough together.
 func (s *Server) requested(ctx context.Context, listed []*controlv1.ApplyWorkloadRequest, file, name string, most int) ([]spec.Document, error) {
 	var docs []spec.Document
 	for _, req := range listed {
@@ -59,7 +60,7 @@ func (s *Server) PlanWorkloads(ctx context.Context, req *clusterv1.PlanWorkloads
 	if err != nil {
 		return nil, err
 	}
-	p := plan{s: s, view: r.View}
+	p := plan{s: s, view: r.View, keep: req.GetKeepVolumes()}
 	if name := req.GetPolicy(); name != "" {
 		by, err := policyNamed(r, name)
 		if err != nil {
@@ -78,6 +79,7 @@ func (s *Server) PlanWorkloads(ctx context.Context, req *clusterv1.PlanWorkloads
 			}
 		}
 	}
+	p.judgeData()
 	p.place()
 	return &clusterv1.PlanWorkloadsResponse{Workloads: p.out, Index: r.index, Frozen: s.frozen()}, nil
 }
@@ -90,6 +92,9 @@ type plan struct {
 	out  []*clusterv1.PlannedWorkload
 	next []*fsm.Workload // workloads for which the planner has to find a node
 	at   []int           // for each workload in the list next: its index in the list out
+
+	keep    bool // requested deletes keep the volumes that have a name
+	leaving []leaving
 }
 
 func (p *plan) say(id, action, reason string) *clusterv1.PlannedWorkload {
@@ -142,7 +147,7 @@ func (p *plan) add(ctx context.Context, req *controlv1.ApplyWorkloadRequest) err
 	return nil
 }
 
-// present returns the existing records of the workloads that the puts would change.
+// present returns the existing records of the workloads that the request would change.
 func (p *plan) present(puts []*commandv1.WorkloadPut) (out []*fsm.Workload) {
 	for _, w := range puts {
 		if have, ok := p.view.Workload(w.GetId()); ok {
@@ -152,8 +157,8 @@ func (p *plan) present(puts []*commandv1.WorkloadPut) (out []*fsm.Workload) {
 	return out
 }
 
-// misplaced returns the reason why an apply would be refused because of its condition, namespace, priority or
-// policy; "" if it would not be refused. Each request of a plan is judged as if it were the only request.
+// misplaced returns the reason if an apply would be refused because of its condition (if_revision), namespace,
+// priority or policy; otherwise "". Each request of a plan is checked as if it were the only request.
 func (p *plan) misplaced(ctx context.Context, put *commandv1.PutWorkloads, gone []*fsm.Workload) string {
 	in := p.s.scopeOf(ctx)
 	for _, w := range put.GetWorkloads() {
@@ -239,25 +244,27 @@ func (p *plan) members(out *clusterv1.PlannedWorkload, next *fsm.Workload) {
 	}
 	ex := sched.Explain(p.view, next, p.s.cfg.Tuning)
 	out.Counts, out.Nodes = countsOf(&ex), verdictsOf(&ex, "")
-	out.Reason = sched.MembersText(p.view, next, p.s.cfg.Tuning)
+	out.Members = sched.MembersText(p.view, next, p.s.cfg.Tuning)
 }
 
-// shrink plans the deletion of the group members that a smaller count removes.
+// shrink adds to the plan the group members that are deleted because the new count is smaller.
 func (p *plan) shrink(gone []*fsm.Workload) {
 	for _, w := range gone {
-		p.leaves(p.say(w.ID, "delete", "the new count is smaller"), w)
+		p.leaves(p.say(w.ID, "delete", "the new count is smaller"), w, false)
 	}
 }
 
-// leaves adds to the plan of a workload that will be deleted its node, and its data that exists only on that node.
-func (p *plan) leaves(out *clusterv1.PlannedWorkload, w *fsm.Workload) {
+// leaves adds two facts to the plan of a workload that will be deleted: its node, and its data that exists only on
+// that node. With keep, the volumes that have a name are kept.
+func (p *plan) leaves(out *clusterv1.PlannedWorkload, w *fsm.Workload, keep bool) {
+	p.leaving = append(p.leaving, leaving{out, w, keep})
 	out.PresentNodeId = w.Node
 	if n, ok := p.view.Node(w.Node); ok {
 		out.LocalData = w.DataOn(n)
 	}
 }
 
-// desire plans a request that changes only the desired state of a workload.
+// desire adds to the plan a request that changes only the desired state of a workload, such as a stop.
 func (p *plan) desire(ctx context.Context, id string, to fsm.Desired) error {
 	for _, id := range selected(p.view, id) {
 		w, known := p.view.Workload(id)
@@ -274,8 +281,11 @@ func (p *plan) desire(ctx context.Context, id string, to fsm.Desired) error {
 		}
 		out := p.say(id, action, "")
 		out.PresentNodeId = w.Node
-		if to == fsm.DesiredDeleted {
-			p.leaves(out, w)
+		if to == fsm.DesiredDeleted && action == "delete" {
+			p.leaves(out, w, p.keep)
+			if w.IsTemplate() {
+				p.childrenLeave(w)
+			}
 		}
 		if to != fsm.DesiredRunning || action == "unchanged" {
 			continue
@@ -285,6 +295,17 @@ func (p *plan) desire(ctx context.Context, id string, to fsm.Desired) error {
 		p.next, p.at = append(p.next, &next), append(p.at, len(p.out)-1)
 	}
 	return nil
+}
+
+// childrenLeave adds to the plan the deletion of the workloads that were made from a template, as far as they are on a
+// node.
+func (p *plan) childrenLeave(template *fsm.Workload) {
+	p.view.Children(template.ID, func(w *fsm.Workload) bool {
+		if w.Node != "" && w.Desired != fsm.DesiredDeleted {
+			p.leaves(p.say(w.ID, "delete", ""), w, p.keep)
+		}
+		return true
+	})
 }
 
 // secretValue is shown in place of a secret whose value differs.

@@ -18,7 +18,8 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// ListPolicies implements the call of cluster.v1.
+// ListPolicies implements the call of cluster.v1: it returns the policies, and the namespaces and node labels to which
+// they are bound.
 func (s *Server) ListPolicies(ctx context.Context, req *clusterv1.ListPoliciesRequest) (*clusterv1.ListPoliciesResponse, error) {
 	r, err := s.read(ctx)
 	if err != nil {
@@ -66,7 +67,7 @@ func policyView(p *fsm.Policy, in access.Scope) (*clusterv1.Policy, error) {
 	return out, err
 }
 
-// PutPolicy implements the call of cluster.v1.
+// PutPolicy implements the call of cluster.v1: it creates or replaces a policy. Bindings of an existing policy stay.
 func (s *Server) PutPolicy(ctx context.Context, req *clusterv1.PutPolicyRequest) (*clusterv1.PolicyResponse, error) {
 	p, err := document.Parse([]byte(req.GetDocument()))
 	if err != nil {
@@ -78,14 +79,15 @@ func (s *Server) PutPolicy(ctx context.Context, req *clusterv1.PutPolicyRequest)
 	}})
 }
 
-// DeletePolicy implements the call of cluster.v1.
+// DeletePolicy implements the call of cluster.v1. The state machine refuses it while the policy is bound.
 func (s *Server) DeletePolicy(ctx context.Context, req *clusterv1.DeletePolicyRequest) (*clusterv1.PolicyResponse, error) {
 	return s.aboutPolicy(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_DeletePolicy{
 		DeletePolicy: &commandv1.DeletePolicy{Name: req.GetName()},
 	}})
 }
 
-// BindPolicy implements the call of cluster.v1.
+// BindPolicy implements the call of cluster.v1: it binds a policy to a namespace or to the nodes with a label, in
+// place of the policy that is bound there.
 func (s *Server) BindPolicy(ctx context.Context, req *clusterv1.BindPolicyRequest) (*clusterv1.PolicyResponse, error) {
 	body := &commandv1.BindPolicy{Policy: req.GetPolicy(), Namespace: req.GetNamespace()}
 	if l := req.GetNodeLabel(); l != "" {
@@ -106,7 +108,7 @@ func (s *Server) aboutPolicy(ctx context.Context, request string, c *commandv1.C
 	return &clusterv1.PolicyResponse{Index: r.Index}, nil
 }
 
-// policyOf returns the policy that judges a request of the caller; nil if no policy does.
+// policyOf returns the policy that restricts the workloads in a request of the caller; nil if none applies.
 func (s *Server) policyOf(ctx context.Context, req *controlv1.ApplyWorkloadRequest) *policy.Policy {
 	v, id := s.store.View(), spec.FirstID(strings.TrimSpace(req.GetWorkloadId()), req.GetSpec())
 	in := fsm.NamespaceOf(v, &commandv1.WorkloadPut{Id: id, Namespace: strings.TrimSpace(req.GetSpec().GetNamespace())})
@@ -114,8 +116,8 @@ func (s *Server) policyOf(ctx context.Context, req *controlv1.ApplyWorkloadReque
 	return by
 }
 
-// violations returns how one put of a plan violates a policy: the policy that the caller of the plan names or, if the
-// caller names none, the policy that would judge an apply.
+// violations returns how one workload of a plan violates a policy: the policy that the caller of the plan names or, if
+// the caller names none, the policy that would apply to an apply of the workload.
 func (p *plan) violations(w *commandv1.WorkloadPut, confined bool) []policy.Violation {
 	if p.by == nil {
 		return fsm.Violations(p.view, w, confined)

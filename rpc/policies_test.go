@@ -17,9 +17,9 @@ import (
 	"github.com/persys/compute/stack"
 )
 
-// TestConfinedPutsAreJudged: the put of a user with rights in one namespace only is judged by a policy. For each kind
-// of put, the refusal names the field, the value, the rule, the policy and the next step. Puts of a user with rights
-// everywhere are not judged.
+// TestConfinedPutsAreJudged: no policy is bound to namespace a, so the policy baseline applies there to users with
+// rights only in some namespaces. Such a user applies workloads that violate it. Each refusal must name the field, the
+// value, the rule, the policy and the next step. An admin must be able to apply the same workloads.
 func TestConfinedPutsAreJudged(t *testing.T) {
 	_, as := spaces(t)
 	host := func(path string) *controlv1.ApplyWorkloadRequest {
@@ -88,7 +88,7 @@ func TestConfinedPutsAreJudged(t *testing.T) {
 }
 
 // TestPoliciesArePutBoundAndDeleted: an admin can put, bind and delete policies. A user with rights only in some
-// namespaces sees only the bindings of these namespaces. A plan can be judged by a policy that the caller names.
+// namespaces sees only the bindings of these namespaces. A caller can name a policy against which a plan is checked.
 func TestPoliciesArePutBoundAndDeleted(t *testing.T) {
 	_, as := spaces(t)
 	admin, ada := clusterv1.NewClusterClient(as(0, "user/admin")), clusterv1.NewClusterClient(as(0, "user/ada"))
@@ -143,9 +143,9 @@ func TestPoliciesArePutBoundAndDeleted(t *testing.T) {
 	}
 }
 
-// TestStacksOfTheConfinedAreJudged: a policy judges a Compose stack as it is after interpolation and extends.
-// A stack in a Git repository, which schedulers cannot read, is refused. Stacks of a user who is not confined
-// are not judged.
+// TestStacksOfTheConfinedAreJudged: a user with rights only in some namespaces, to whom the policy baseline applies,
+// applies Compose stacks. The policy must be checked against the stack after interpolation and `extends`. A stack in a
+// Git repository, which schedulers cannot read, must be refused. An admin must be able to apply the same stacks.
 func TestStacksOfTheConfinedAreJudged(t *testing.T) {
 	_, as := spaces(t, withStacks(stack.Options{}))
 	for _, tt := range []struct {
@@ -185,8 +185,8 @@ func TestStacksOfTheConfinedAreJudged(t *testing.T) {
 	}
 }
 
-// TestOrdersCarryPolicies: an order contains the policy under which its workload was admitted, the policies
-// of the node, and the flag admins_only.
+// TestOrdersCarryPolicies: an order to an agent must contain the policy against which the workload was checked when it
+// was applied, the policies of the node, and the flag admins_only.
 func TestOrdersCarryPolicies(t *testing.T) {
 	g, as := spaces(t)
 	admin := clusterv1.NewClusterClient(as(0, "user/admin"))
@@ -268,8 +268,8 @@ func TestSignedImagesNeedAnAgentThatChecks(t *testing.T) {
 	}
 }
 
-// TestDefaultsOfAPolicy: a workload without resources gets the default resources of the policy that judges
-// it, in its reservation and in its specification. A workload that sets resources keeps them.
+// TestDefaultsOfAPolicy: a workload without resources gets the default resources of the policy that applies to it,
+// both in what is reserved for it and in its specification. A workload that sets resources keeps them.
 func TestDefaultsOfAPolicy(t *testing.T) {
 	g, as := spaces(t, withStacks(stack.Options{}))
 	admin := clusterv1.NewClusterClient(as(0, "user/admin"))
@@ -314,7 +314,8 @@ func TestDefaultsOfAPolicy(t *testing.T) {
 			is(t, tt.name+": memory", w.Demand.Memory, tt.memory)
 		}
 	}
-	// A later apply may leave the namespace out: it is that of the group.
+	// A later apply of the group may leave out the namespace. Then the policy of the namespace in which the group
+	// already is must apply.
 	for _, namespace := range []string{"a", ""} {
 		group := webIn("grown", namespace)
 		group.Spec.Resources, group.Spec.Autoscale = nil, &controlv1.Autoscale{Min: 2, Max: 4, Cpu: 70}

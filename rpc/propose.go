@@ -7,7 +7,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// frozen returns the reason why changes by users are refused now; "" if they are accepted.
+// frozen returns the reason if users' changes are refused at present, because of the cluster's mode or this replica's
+// own state; "" if they are accepted.
 func (s *Server) frozen() string {
 	info := s.store.View().Info()
 	if info.Mode.Frozen() {
@@ -16,9 +17,9 @@ func (s *Server) frozen() string {
 	return s.replica.Frozen()
 }
 
-// head returns the head of a user's command. A request about a group becomes one command per member, and the id of each
-// command is derived from the request id and the member. So a repeated request finds the receipts of its commands even
-// if some members were deleted meanwhile.
+// head returns the head of a user's command: its id, author and time. A request about a group becomes one command per
+// member, and the id of each command is derived from the request id and the member. So a repeated request finds the
+// receipts of its commands even if some members were deleted meanwhile.
 func (s *Server) head(ctx context.Context, request, member string) (*commandv1.Head, error) {
 	h := &commandv1.Head{At: s.now().UnixNano(), From: callOf(ctx).from}
 	h.By, h.Via = callOf(ctx).by()
@@ -41,7 +42,7 @@ func (s *Server) head(ctx context.Context, request, member string) (*commandv1.H
 	return h, nil
 }
 
-// propose commits one command of a user and returns the verdict of the state machine.
+// propose commits one command of a user and returns the state machine's result, which may be a refusal.
 func (s *Server) propose(ctx context.Context, request string, c *commandv1.Command) (fsm.Result, error) {
 	head, err := s.head(ctx, request, "")
 	if err != nil {
@@ -55,7 +56,7 @@ func (s *Server) propose(ctx context.Context, request string, c *commandv1.Comma
 	return results[0], nil
 }
 
-// commit proposes a command of a user. If the state machine refuses it, the refusal is returned as an error.
+// commit proposes a command of a user. A refusal by the state machine is returned as an error.
 func (s *Server) commit(ctx context.Context, request string, c *commandv1.Command) (fsm.Result, error) {
 	r, err := s.propose(ctx, request, c)
 	if err == nil {
@@ -64,16 +65,16 @@ func (s *Server) commit(ctx context.Context, request string, c *commandv1.Comman
 	return r, err
 }
 
-// change calls commit, for callers that do not need the result.
+// change is like commit, but returns only the error.
 func (s *Server) change(ctx context.Context, request string, c *commandv1.Command) error {
 	_, err := s.commit(ctx, request, c)
 	return err
 }
 
-// frozenBeforeLog returns the reason why a mutation is refused before it is proposed; "" if it is not
-// refused. In a mode that refuses changes, a valid request is still proposed: the state machine refuses it, or answers
-// a repeated request from its receipt. An invalid request is refused here, and its error is the mode and not the fault
-// in the request, because the mode takes precedence (contract/semantics.md).
+// frozenBeforeLog returns the reason why a mutation is refused before it is proposed; "" if it is not refused. In a
+// mode that refuses changes, a valid request is still proposed: the state machine refuses it, or answers a repeated
+// request from its receipt. An invalid request is refused here, and the error names the mode and not the fault in the
+// request, because the mode takes precedence (contract/semantics.md).
 func (s *Server) frozenBeforeLog(valid bool) string {
 	if valid {
 		return s.replica.Frozen()
@@ -98,8 +99,8 @@ func (s *Server) refuseFrozen() error {
 	return nil
 }
 
-// failsCall reports whether a verdict of the state machine becomes an error of the whole call, even in calls
-// that return other refusals in the response.
+// failsCall reports whether a refusal by the state machine must fail the whole call with a gRPC error. Some calls
+// return all other refusals in their response.
 func failsCall(r fsm.Result) bool {
 	switch r.Kind {
 	case fsm.TooOld, fsm.Denied, fsm.OtherRevision, fsm.OtherRequest:

@@ -22,7 +22,7 @@ const (
 	staleFallback // stale, because the caller requested no level and there is no leader
 )
 
-// leveled is a request that has fields for the read level.
+// leveled is implemented by requests that have fields for the read level (linearizable, session or stale).
 type leveled interface {
 	GetLevel() controlv1.ReadLevel
 	GetMinIndex() uint64
@@ -73,7 +73,7 @@ type reading struct {
 	ageMS int64
 }
 
-// read returns a view of the state that is as fresh as the read level of the call demands.
+// read returns a view of the state that is at least as recent as the read level of the call requires.
 func (s *Server) read(ctx context.Context) (reading, error) {
 	c := callOf(ctx)
 	var view fsm.View

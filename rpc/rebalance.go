@@ -16,7 +16,8 @@ import (
 // sets no other. A smaller gain is not worth the short interruption of the workload.
 const defaultMinGain = 10
 
-// PreviewRebalance implements the call of cluster.v1.
+// PreviewRebalance implements the call of cluster.v1: it returns the moves of workloads between nodes that would even
+// out the load, and changes nothing.
 func (s *Server) PreviewRebalance(ctx context.Context, req *clusterv1.PreviewRebalanceRequest) (*clusterv1.PreviewRebalanceResponse, error) {
 	limits, err := balanceLimits(req.GetMaxMoves(), req.GetMinGainPercent(), sched.MaxBalanceMoves)
 	if err != nil {
@@ -26,7 +27,7 @@ func (s *Server) PreviewRebalance(ctx context.Context, req *clusterv1.PreviewReb
 	if err != nil {
 		return nil, err
 	}
-	// One search at a time: it costs much CPU in a large cluster.
+	// Allow only one search for moves at a time, because a search needs much CPU time in a large cluster.
 	if err := s.balancing.Acquire(ctx, 1); err != nil {
 		return nil, status.FromContextError(err).Err()
 	}
@@ -51,7 +52,8 @@ func (s *Server) PreviewRebalance(ctx context.Context, req *clusterv1.PreviewReb
 	return out, nil
 }
 
-// ApplyRebalance implements the call of cluster.v1 on the leader.
+// ApplyRebalance implements the call of cluster.v1 on the leader: it moves workloads between nodes to even out the
+// load.
 func (s *Server) ApplyRebalance(ctx context.Context, req *clusterv1.ApplyRebalanceRequest) (*clusterv1.ApplyRebalanceResponse, error) {
 	limits, err := balanceLimits(req.GetMaxMoves(), req.GetMinGainPercent(), fsm.MaxBalanceMoves)
 	if err != nil {
@@ -70,7 +72,8 @@ func (s *Server) ApplyRebalance(ctx context.Context, req *clusterv1.ApplyRebalan
 	if err := ctx.Err(); err != nil {
 		return nil, status.FromContextError(err).Err()
 	}
-	// A command without moves is proposed, too: if the request was sent before, its receipt has the moves.
+	// Propose the command even if there are no moves: if this is a repetition of a request, its receipt (stored
+	// answer) contains the moves of the first attempt.
 	r, err := s.mutate(ctx, req.GetRequestId(), sched.MoveCommand(b.Moves))
 	if err != nil {
 		return nil, err
@@ -101,7 +104,7 @@ func moveView(m sched.BalanceMove) *clusterv1.RebalanceMove {
 	return &clusterv1.RebalanceMove{WorkloadId: m.Workload, FromNodeId: m.From, ToNodeId: m.To, GainPercent: percentOf(m.Gain), Reason: m.Reason}
 }
 
-// balanceLimits returns the limits of a request, whose max_moves may be at most most.
+// balanceLimits returns the limits of a request. It refuses a max_moves above the parameter most.
 func balanceLimits(moves, gain uint32, most int) (l sched.BalanceLimits, err error) {
 	switch {
 	case int64(moves) > int64(most):
@@ -122,5 +125,5 @@ func imbalanceView(i sched.Imbalance) *clusterv1.Imbalance {
 	return &clusterv1.Imbalance{DeviationPercent: percentOf(i.Deviation), LowestPercent: percentOf(i.Low), HighestPercent: percentOf(i.High)}
 }
 
-// percentOf converts parts of a node into percent.
+// percentOf converts a part of a node's capacity, in the unit of sched.WholeNode, to percent.
 func percentOf(parts int64) float64 { return float64(parts) * 100 / sched.WholeNode }

@@ -52,8 +52,8 @@ func TestPreviewRebalance(t *testing.T) {
 	}
 }
 
-// TestApplyRebalance: the call moves a workload, a repeated request gets the same answer, and nothing moves
-// while a member of the group is away.
+// TestApplyRebalance: the call moves one member of a group. A repetition with the same request id must get the same
+// answer. A further call must move nothing until the moved member runs on its new node.
 func TestApplyRebalance(t *testing.T) {
 	g := newGroup(t, 2)
 	g.place("web", "a")

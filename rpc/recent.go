@@ -14,24 +14,25 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// Limits for a replica that lags or is cut off from the leader, and so may not know of the latest admissions,
-// revocations and namespaces.
+// Limits for a replica that lags or is cut off from the leader, so that its state may lack the latest
+// admissions, revocations and namespaces. A confirmation shows that the state was up to date at a certain
+// time.
 const (
-	// rightsFresh is the age of the last confirmation by the leader up to which a replica judges a person's
-	// call without asking the leader.
+	// rightsFresh is the age of the last confirmation up to which a replica checks the rights of a person
+	// without a request to the leader.
 	rightsFresh = time.Second
 	// rightsBound is the age of the last confirmation above which a replica that cannot reach the
 	// leader serves no people.
 	rightsBound = 10 * time.Second
 	// askLimit is the time limit of one request to the leader for its index.
 	askLimit = time.Second
-	// Rate per second, and burst, of the requests to the leader that callers without an admission can cause.
+	// Rate per second, and burst, of the requests to the leader that callers can cause who are not admitted.
 	unadmittedRate, unadmittedBurst = 10, 50
 )
 
-// recency records how recent the state of this replica is. A confirmed moment is a time for which it is
-// proven that the state shows every entry that was committed before it. A heartbeat from the leader does not prove
-// this: after a pause of the process, old heartbeats that waited in a buffer look like new heartbeats.
+// recency records how recent the state of this replica is. A moment is called confirmed if the state is proven to
+// contain every entry that was committed before it. A heartbeat from the leader does not prove this: after a pause of
+// the process, old heartbeats that waited in a buffer look like new heartbeats.
 type recency struct {
 	since time.Time    // start of the scale on which confirmed moments are measured
 	at    atomic.Int64 // the last confirmed moment, in nanoseconds after the field since; 0 = none
@@ -48,8 +49,7 @@ type question struct {
 	err   error
 }
 
-// age returns the time since the last confirmed moment. Before the first confirmation it returns the time since the
-// field since, which is far in the past.
+// age returns the time since the last confirmed moment. Before the first confirmation it returns a very long time.
 func (r *recency) age() time.Duration {
 	return time.Since(r.since.Add(time.Duration(r.at.Load())))
 }
@@ -144,10 +144,10 @@ func (c caller) isPerson() bool {
 // only the replica's status and health, the description of the API, and the roots of the CA.
 func (m method) exempt() bool { return m.class == local && m.namespaces == general }
 
-// upToDate makes sure that this replica's state is recent enough to judge people. If the last confirmation is
-// older than rightsFresh, it asks the leader. If the leader does not answer and the confirmation is older
-// than rightsBound, it returns an error. asked reports whether it asked the leader, so that the state may
-// have changed.
+// upToDate makes sure that this replica's state is recent enough to check the rights of people. If the last
+// confirmation is older than rightsFresh, it brings the state up to date with the leader's. If the leader
+// does not answer and the confirmation is older than rightsBound, it returns an error. asked is true if it
+// sent a request to the leader, so that the state may have changed.
 func (s *Server) upToDate(ctx context.Context) (asked bool, err error) {
 	r := &s.recency
 	now := time.Now()
@@ -175,8 +175,9 @@ func (s *Server) upToDate(ctx context.Context) (asked bool, err error) {
 	return false, errorf(KindNoLeader, "this scheduler is cut off from the leader and may not know whose access was revoked, so it answers no user after %s: call another scheduler, `persysctl status` shows them: %w", rightsBound, err)
 }
 
-// judge checks the rights of a caller by the policy table. If the caller has no admission in this replica's
-// state, which may be out of date, it asks the leader before it refuses the caller.
+// judge checks whether a caller may call a method, by the policy table (methods.go). If the caller is not admitted
+// according to this replica's state, which may be out of date, judge brings the state up to date with the leader's
+// before it refuses the caller.
 func (s *Server) judge(ctx context.Context, c caller, full string) (method, error) {
 	m, err := s.authorize(c, full)
 	if err == nil || s.cfg.TLS == nil || c.id.IsZero() {
@@ -201,8 +202,8 @@ func (s *Server) judge(ctx context.Context, c caller, full string) (method, erro
 	return s.authorize(c, full)
 }
 
-// catchUp waits until this replica's state shows every admission that was committed before the call. If that
-// fails, it is not known whether the caller is admitted.
+// catchUp waits until this replica's state shows every admission that was committed before the call of
+// catchUp. If it returns an error, it is not known whether the caller is admitted.
 func (s *Server) catchUp(ctx context.Context, why error) error {
 	if !s.unadmitted.Allow() {
 		return errorf(KindBusy, "more than %d calls per second of callers without an admission: try again in a moment", unadmittedRate)
@@ -213,8 +214,8 @@ func (s *Server) catchUp(ctx context.Context, why error) error {
 	return nil
 }
 
-// here runs a handler on this replica, after it has checked the rights of a person in a state that is recent
-// enough.
+// here runs a handler on this replica. If the caller is a person, it first makes sure that the state by which the
+// rights were checked is recent enough.
 func (s *Server) here(ctx context.Context, c *call, full string, req any, h func(context.Context, any) (any, error)) (any, error) {
 	if err := s.stillMay(ctx, c, full); err != nil {
 		return s.refuse(ctx, c, "", nil, err)
@@ -222,8 +223,8 @@ func (s *Server) here(ctx context.Context, c *call, full string, req any, h func
 	return h(ctx, req)
 }
 
-// stillMay makes the state recent enough and, if it had to ask the leader for that, checks the rights of the person
-// again.
+// stillMay brings the state up to date if it is too old. If that needed a request to the leader, stillMay
+// checks the rights of the person again.
 func (s *Server) stillMay(ctx context.Context, c *call, full string) error {
 	if s.cfg.TLS == nil || !c.isPerson() || c.exempt() {
 		return nil
@@ -244,7 +245,8 @@ func (s *Server) awaitCutOff(ctx context.Context) error {
 	})
 }
 
-// awaitError repeats a check until it fails, and returns its error. It returns nil if ctx ends first.
+// awaitError calls check at the interval every until check returns an error, and returns that error. If ctx ends
+// first, it returns nil.
 func awaitError(ctx context.Context, every time.Duration, check func() error) error {
 	t := time.NewTicker(every)
 	defer t.Stop()

@@ -26,9 +26,9 @@ type Mirror interface {
 	// Probe contacts an etcd from this replica and returns the id of that etcd cluster; 0 if it cannot be
 	// reached. It also returns an error if the etcd contains records that other programs have written.
 	Probe(ctx context.Context, endpoints []string) (etcdCluster uint64, err error)
-	// Read reads the records in an etcd below a prefix (empty: the mirror's own prefix). From them it builds
-	// a state that can replace a state whose info is present. It leaves out invalid records and
-	// lists them in the returned content.
+	// Read reads the records in an etcd below a prefix (empty: the mirror's own prefix). From them it builds a state
+	// that can replace the state of this cluster; present describes that state. It leaves invalid records out of that
+	// state and lists them in the returned MirrorContent.
 	Read(ctx context.Context, endpoints []string, prefix string, present fsm.Info) (*clusterv1.MirrorContent, fsm.State, error)
 	// Preview returns what Restore would change in etcd. It writes nothing.
 	Preview(ctx context.Context) (*clusterv1.RestoreMirrorResponse, error)
@@ -44,8 +44,8 @@ const (
 	adviseEtcd    = "etcd"
 )
 
-// modeWait is the longest time for which a call that mends the mirror waits, before it answers, until the mode has
-// changed.
+// modeWait is the longest time for which a call that repairs the mirror waits for the change of the mode before it
+// answers.
 const modeWait = 5 * time.Second
 
 // mirror returns the mirror, whether or not an etcd is attached. If the settings allow no mirror, it returns an error.
@@ -169,8 +169,8 @@ func (s *Server) tellRestored(ctx context.Context, out *clusterv1.RestoreMirrorR
 	}
 }
 
-// leaveRecovery waits until the leader ends the mode that refuses changes, which it does once the mirror is
-// healthy. It returns the mode. A pinned mode stays.
+// leaveRecovery waits until the leader ends the mode that refuses changes, which it does once the mirror is healthy.
+// It returns the mode. The leader does not change a mode that a user has set.
 func (s *Server) leaveRecovery(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, modeWait)
 	defer cancel()
@@ -198,7 +198,8 @@ func etcdFailed(err error) error {
 }
 
 // ImportMirror implements the call of cluster.v1: it replaces the state by the records in etcd. This happens
-// in one step and under a new incarnation, as in a restore of a backup.
+// in one step and, as in a restore of a backup, under a new incarnation (a number that grows with each
+// restore).
 func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRequest) (*clusterv1.ImportMirrorResponse, error) {
 	m, err := s.mirror()
 	if err != nil {

@@ -60,7 +60,7 @@ func (e *etcd) Restore(context.Context) error {
 	return e.err
 }
 
-// held returns a state with cluster id id and one workload that is assigned to a node.
+// held returns the state of a cluster with this id and with one workload that is assigned to a node.
 func held(t *testing.T, id string) fsm.State {
 	t.Helper()
 	a := fsm.Assemble(fsm.Origin{ClusterID: id, Shard: "default", Incarnation: 3})
@@ -202,7 +202,7 @@ func TestRestoreMirrorWritesTheState(t *testing.T) {
 	if err != nil || got.GetRestored() || got.GetCreated() != 2 || got.GetMode() != "recovery" || e.restored > 0 {
 		t.Errorf("preview: %v, %v", got, err)
 	}
-	// The leader changes the mode while RestoreMirror waits for the change.
+	// The call RestoreMirror waits until the leader has changed the mode. Play the leader here, and change the mode.
 	went := make(chan struct{})
 	go func() {
 		defer close(went)

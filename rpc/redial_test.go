@@ -68,7 +68,7 @@ func deadWorld(t *testing.T, silent bool) (*group, *road, *Agents, sched.Order) 
 	return g, r, a, o
 }
 
-// promptly calls a function and fails the test if it takes more than five seconds.
+// promptly calls a function and returns its error. It fails the test if the function takes more than five seconds.
 func promptly(t *testing.T, call func() error) error {
 	t.Helper()
 	began := time.Now()
@@ -79,8 +79,8 @@ func promptly(t *testing.T, call func() error) error {
 	return err
 }
 
-// TestAReturningNodeGetsOrdersAtOnce: after a registration or heartbeat of a node, the next order reaches the
-// node, whatever happened to earlier dials. Before the registration or heartbeat, orders fail at once.
+// TestAReturningNodeGetsOrdersAtOnce: a node was unreachable, so orders to it fail at once. When the node registers or
+// sends a heartbeat, the next order must reach it, even if gRPC still waits before its next dial.
 func TestAReturningNodeGetsOrdersAtOnce(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		for _, c := range []struct {

@@ -16,10 +16,13 @@ const (
 	refusalEach   = 20
 	beatEach      = 5 // as refusalEach, but for refused heartbeats, which agents repeat by themselves
 	refusalWindow = time.Minute
-	// maxRefused is the maximum number of callers with a certificate or a login that are counted separately, and
-	// maxRefusedNetworks that of networks of callers without a certificate. Further callers are counted together. Each
-	// count makes one record per refusalWindow, so callers without a certificate cause at most about four such records
-	// per second.
+	// refusalAgain is the time after which a record with the number of refusals is tried again, if it could not be
+	// committed (for instance because there was no leader).
+	refusalAgain = 5 * time.Second
+	// maxRefused is the maximum number of callers with a certificate or a login that are counted separately. Callers
+	// without a certificate are counted by network, for at most maxRefusedNetworks networks. Further callers are
+	// counted together. Each count makes one record per refusalWindow, so callers without a certificate cause at most
+	// about four such records per second.
 	maxRefused, maxRefusedNetworks = 4096, 256
 	// Rate per second, and burst, of the recorded refusals of callers without a certificate, from all
 	// addresses together. This limit does not apply to people and machines with a certificate.
@@ -49,8 +52,8 @@ func newRefusals() *refusals {
 
 // note reports whether a refusal is to be recorded now. If not, note only counts the refusal. At the end of the window,
 // rest is called with the number of refusals that were counted. together is true if the number is the sum over all
-// callers that were not counted separately.
-func (r *refusals) note(c caller, beat bool, rest func(n int, together bool)) bool {
+// callers that were not counted separately. If rest returns an error, it is called again later with the number.
+func (r *refusals) note(c caller, beat bool, rest func(n int, together bool) error) bool {
 	key, each := refusalKey(c), refusalEach
 	stranger := strings.HasPrefix(key, networkKey)
 	if beat {
@@ -63,7 +66,7 @@ func (r *refusals) note(c caller, beat bool, rest func(n int, together bool)) bo
 	}
 	e, together := r.callers[key], false
 	if e == nil {
-		others, full := "other callers", len(r.callers)-r.networks >= maxRefused
+		others, full := othersKey, len(r.callers)-r.networks >= maxRefused
 		if stranger {
 			others, full = networkKey+"others", r.networks >= maxRefusedNetworks
 		}
@@ -74,11 +77,7 @@ func (r *refusals) note(c caller, beat bool, rest func(n int, together bool)) bo
 	}
 	if e == nil {
 		e = &refusedCaller{stranger: stranger}
-		r.callers[key] = e
-		if stranger {
-			r.networks++
-		}
-		e.timer = time.AfterFunc(refusalWindow, func() { r.end(key, func(n int) { rest(n, together) }) })
+		r.open(key, e, refusalWindow, func(n int) error { return rest(n, together) })
 	}
 	if e.recorded < each && (!c.id.IsZero() || r.strangers.Allow()) {
 		e.recorded++
@@ -88,8 +87,35 @@ func (r *refusals) note(c caller, beat bool, rest func(n int, together bool)) bo
 	return false
 }
 
-// end ends the window of a caller and passes the number of counted refusals to rest.
-func (r *refusals) end(key string, rest func(n int)) {
+// unrecorded counts a refusal for which note returned true, but whose record could not be committed.
+func (r *refusals) unrecorded(c caller, beat bool) {
+	key := refusalKey(c)
+	if beat {
+		key += " heartbeat"
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, k := range [...]string{key, othersKey, networkKey + "others"} {
+		if e := r.callers[k]; e != nil {
+			e.counted++
+			return
+		}
+	}
+}
+
+// open begins a window for the refusals of a caller. r.mu must be held.
+func (r *refusals) open(key string, e *refusedCaller, window time.Duration, rest func(n int) error) {
+	r.callers[key] = e
+	if e.stranger {
+		r.networks++
+	}
+	e.timer = time.AfterFunc(window, func() { r.end(key, rest) })
+}
+
+// end ends the window of a caller and passes the number of counted refusals to rest. If rest fails, the number is added
+// to the caller's next window, if one is open; otherwise end opens a window of the length refusalAgain with this
+// number.
+func (r *refusals) end(key string, rest func(n int) error) {
 	r.mu.Lock()
 	e := r.callers[key]
 	delete(r.callers, key)
@@ -98,8 +124,17 @@ func (r *refusals) end(key string, rest func(n int)) {
 	}
 	closed := r.closed
 	r.mu.Unlock()
-	if e != nil && e.counted > 0 && !closed {
-		rest(e.counted)
+	if e == nil || e.counted == 0 || closed || rest(e.counted) == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch next := r.callers[key]; {
+	case r.closed:
+	case next != nil:
+		next.counted += e.counted
+	default:
+		r.open(key, &refusedCaller{counted: e.counted, stranger: e.stranger}, refusalAgain, rest)
 	}
 }
 
@@ -112,7 +147,10 @@ func (r *refusals) close() {
 	}
 }
 
-// networkKey begins the keys of callers without a certificate and without a login.
+// othersKey is the key of all callers with a certificate or a login that are counted together.
+const othersKey = "other callers"
+
+// networkKey is the prefix of refusalKey for callers without a certificate and without a login; their network follows.
 const networkKey = "network "
 
 // refusalKey returns the key under which the refusals of a caller are counted: the user of a gateway, an

@@ -16,8 +16,8 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// TestRefusalsAreKept: every refused mutation is in the history, for every kind of call and on every replica.
-// Refused reads are not in the history.
+// TestRefusalsAreKept: callers without the permission make every kind of call at every replica. Each refused mutation
+// must be recorded in the history, and no refused read.
 func TestRefusalsAreKept(t *testing.T) {
 	g, dialAs := tlsGroup(t)
 	viewer(g, "vera")

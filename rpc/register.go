@@ -175,7 +175,8 @@ func (s *Server) registration(id, endpoint string, req *controlv1.RegisterNodeRe
 		cmd.Pools = append(cmd.Pools, &commandv1.Pool{Name: p.GetName(), Type: p.GetType(), TotalGb: offered(caps, p.GetTotalGb(), kept)})
 	}
 	for _, name := range slices.Sorted(maps.Keys(caps.GetDevices())) {
-		// Engines report what their CDI files say, so a name that is not valid must not keep the node away.
+		// Container engines take device names from CDI files, which may contain invalid names. An invalid name must
+		// not prevent the registration.
 		if n := caps.GetDevices()[name]; n > 0 && n <= bounds.DevicesOfOne && bounds.ValidDevice(name) {
 			cmd.Devices = append(cmd.Devices, &commandv1.DeviceCount{Name: name, Count: n})
 		}
@@ -193,7 +194,9 @@ func (s *Server) registration(id, endpoint string, req *controlv1.RegisterNodeRe
 // address is in the subnet of a network, the node gets no further members, but it keeps the address that it has in the
 // state: its present members still need it.
 func networkingFor(v fsm.View, id string, n *controlv1.NodeNetworking) *commandv1.NodeNetworking {
-	out := &commandv1.NodeNetworking{Address: n.GetAddress(), Mtu: n.GetMtu(), Problem: clip(n.GetProblem(), 256)}
+	out := &commandv1.NodeNetworking{
+		Address: n.GetAddress(), Mtu: n.GetMtu(), Problem: clip(n.GetProblem(), 256), Ingress: n.GetIngress(), HeldPorts: clip(n.GetHeldPorts(), 256),
+	}
 	if a, err := netip.ParseAddr(out.Address); err == nil && out.Problem == "" {
 		v.Networks(func(w *fsm.Network) bool {
 			if w.CIDR.Contains(a.Unmap()) {
@@ -218,9 +221,9 @@ func (s *Server) registered(id string, cmd *commandv1.RegisterNode) bool {
 	return ok && n.SameFacts(cmd)
 }
 
-// offered returns how much of a resource may be allocated on a node: the total minus the reservation, times
-// the node's threshold in percent, rounded down. An invalid total stays invalid, so that the state machine
-// refuses it and names it.
+// offered returns how much of a resource may be allocated on a node: the total minus the reservation, times the node's
+// threshold in percent, rounded down. An invalid (negative) total stays invalid, so that the state machine refuses the
+// registration with an error that names the total.
 func offered(c *controlv1.NodeCapabilities, total, reserved int64) int64 {
 	rest := total - reserved
 	if total < 0 || reserved < 0 {

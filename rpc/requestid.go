@@ -106,8 +106,9 @@ func otherRequest(view fsm.View, c *call, cmds []fsm.Command) error {
 	return nil
 }
 
-// memberID derives the command id for a member of a request from the request id. Called with a command id and the same
-// member, it returns the request id. It keeps the bits of time and version, because receipts are ordered by them.
+// memberID derives the id of a command from the id of a request that becomes several commands; member names the
+// command. The function is its own inverse: with the command id and the same member it returns the request id. It
+// keeps the bits of time and version, because receipts are ordered by them.
 func memberID(id uuid.UUID, member string) uuid.UUID {
 	sum := fnv.New32a()
 	_, _ = sum.Write([]byte(member))

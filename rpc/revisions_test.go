@@ -73,8 +73,8 @@ func TestRevisionsAreShownAndRolledBack(t *testing.T) {
 	code(t, err, codes.NotFound)
 }
 
-// TestRollBackKnowsTheNewestRevision: a new leader applies all acknowledged entries of the former leader
-// before it rolls back.
+// TestRollBackKnowsTheNewestRevision: the leader changes right after an apply was acknowledged. A rollback at the new
+// leader must already know the revision of that apply.
 func TestRollBackKnowsTheNewestRevision(t *testing.T) {
 	g := newGroup(t, 2)
 	g.put(t, web("web"), "a")

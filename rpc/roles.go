@@ -154,8 +154,9 @@ func (s *Server) BindRole(ctx context.Context, req *clusterv1.BindRoleRequest) (
 	return s.aboutRole(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_BindRole{BindRole: b}})
 }
 
-// grantable refuses a binding that gives more than the caller has. It writes the version of the role that it has
-// checked into the command, so that the state machine refuses the binding if the role has changed meanwhile.
+// grantable refuses a binding that gives permissions that the caller lacks. It writes the version of the role
+// that it has checked into the command, so that the state machine refuses the binding if the role has changed
+// meanwhile.
 func (s *Server) grantable(ctx context.Context, b *commandv1.BindRole) error {
 	if b.GetRemove() {
 		return nil
@@ -177,9 +178,9 @@ func (s *Server) aboutRole(ctx context.Context, request string, c *commandv1.Com
 	return &clusterv1.RoleResponse{Index: r.Index}, nil
 }
 
-// mayInvite refuses a join token that gives its holder more than the caller has. For the token of a machine it counts
-// what the machine can do: a scheduler has the cluster key, a gateway acts for every user, and an agent sees the
-// workloads and secrets of its node.
+// mayInvite refuses a join token that gives its holder permissions that the caller lacks. A token for a scheduler or
+// a gateway needs all permissions, because a scheduler has the cluster key and a gateway acts for every user. A token
+// for an agent needs the permission fence, because an agent sees the workloads and secrets of its node.
 func (s *Server) mayInvite(ctx context.Context, req *clusterv1.CreateTokenRequest) error {
 	what := "create a token for " + clip(req.GetRole(), 16) + " " + clip(req.GetName(), 128)
 	all, _ := access.Builtin(access.Admin)
@@ -192,17 +193,17 @@ func (s *Server) mayInvite(ctx context.Context, req *clusterv1.CreateTokenReques
 	return s.mayGrant(ctx, what, access.Grant{Permissions: all, In: access.Everywhere()})
 }
 
-// mayReplaceCA refuses a caller who lacks any permission, because the holder of an authority's key can issue
-// certificates for every identity.
+// mayReplaceCA refuses a caller who does not have all permissions, because the holder of an authority's key
+// can issue certificates for every identity.
 func (s *Server) mayReplaceCA(ctx context.Context) error {
 	all, _ := access.Builtin(access.Admin)
 	return s.mayGrant(ctx, "change the authorities", access.Grant{Permissions: all, In: access.Everywhere()})
 }
 
-// mayChangeUsers refuses a change of the users of a namespace to callers without the permission trust, and to
-// callers who lack rights that a user gains by the change. For a caller without the permission trust, it writes the
-// version of the namespace that it has checked into the command, so that the state machine refuses the put if the users
-// have changed meanwhile.
+// mayChangeUsers refuses a change of the users of a namespace to callers without the permission trust, and to callers
+// who lack rights that a user gains by the change. For a caller without the permission trust, it writes the version of
+// the namespace that it has checked into the command, so that the state machine refuses the new list of users if the
+// users have changed meanwhile.
 func (s *Server) mayChangeUsers(ctx context.Context, put *commandv1.PutNamespace) error {
 	v := s.store.View()
 	var have []string
@@ -228,9 +229,10 @@ func (s *Server) mayChangeUsers(ctx context.Context, put *commandv1.PutNamespace
 }
 
 // mayFree refuses a change of the users of a namespace by which a user would gain rights that the caller lacks. A user
-// in Release gets the rights of the user's access level in all namespaces. A user who is added, and was confined to
-// other namespaces before, gets these rights in this namespace too. mayFree judges every user in Release, even if view
-// v does not list the user in the namespace, because v may be older than the state that the put changes.
+// in put.Release is released from the namespace, and gets the rights of the user's access level in all namespaces. A
+// user who is added, and had rights only in other namespaces before, gets these rights in this namespace too. mayFree
+// checks the rights of every user in put.Release, even if view v does not list the user in the namespace, because v
+// may be older than the state that the put changes.
 func (s *Server) mayFree(ctx context.Context, v fsm.View, put *commandv1.PutNamespace, have, want []string) error {
 	judge := func(what, user string, in access.Scope) error {
 		level := s.accessOf(pki.Identity{Role: pki.RoleUser, ID: user})

@@ -77,8 +77,9 @@ func TestNobodyGrantsMoreThanTheyHave(t *testing.T) {
 	ok(t, second(ada.PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: "a", Users: []string{"ada"}, Description: "hers"})))
 }
 
-// TestChangedUsersGetNoMoreThanTheCallerHas: a person with the permission trust may release a user from a namespace, or
-// add a confined user to another namespace, only if the person has the rights that the user gains by this.
+// TestChangedUsersGetNoMoreThanTheCallerHas: a person with the permission trust may release a user from a namespace,
+// or add a user who has rights only in some namespaces to another one, only if the person has the rights that the user
+// gains by this.
 func TestChangedUsersGetNoMoreThanTheCallerHas(t *testing.T) {
 	_, as := spaces(t)
 	admin := clusterv1.NewClusterClient(as(0, "user/admin"))
@@ -195,7 +196,7 @@ func TestATokenGivesNoRightsThatCameLater(t *testing.T) {
 	says(t, err, codes.NotFound, "was deleted")
 	is(t, "event", w.lastEvent(fsm.EventTokenDeleted).Reason, fsm.CodeRightsChanged)
 	// The hook commits the binding after the check of the request and before the commit of the token. The hook may also
-	// run too early, when the leader is asked to confirm the state before the check; then try again with another name.
+	// run too early, when the leader confirms its leadership before the check; then try again with another name.
 	for n := range 10 {
 		name := fmt.Sprint("eve", n)
 		var once sync.Once
@@ -369,8 +370,9 @@ func TestAccountTokens(t *testing.T) {
 	}
 }
 
-// TestANewAccountIsNamedAtALaggingFollower: a follower that does not know an account yet asks the leader. The
-// audit log then has the name of the account.
+// TestANewAccountIsNamedAtALaggingFollower: a program uses a new account at a follower that has not applied the
+// creation of the account yet. The follower must catch up with the leader first, so that the audit log contains the
+// name of the account.
 func TestANewAccountIsNamedAtALaggingFollower(t *testing.T) {
 	g, as := spaces(t)
 	g.place("web", "a")
@@ -395,7 +397,8 @@ func TestANewAccountIsNamedAtALaggingFollower(t *testing.T) {
 	is(t, "events of the session are by", strings.Join(by, " "), "account:ci account:ci")
 }
 
-// TestAccountsOfAnIssuer: a gateway names the account whose OIDC token it has verified.
+// TestAccountsOfAnIssuer: a gateway has verified an OIDC token of an account and sends the account's name. The
+// schedulers must give the call the rights of this account.
 func TestAccountsOfAnIssuer(t *testing.T) {
 	_, as := spaces(t)
 	admin := clusterv1.NewClusterClient(as(0, "user/admin"))

@@ -15,8 +15,8 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// rolling adds the id of the group's unfinished rollout to the answer to an apply whose specification has an update
-// policy.
+// rolling adds the id of the unfinished rollout (rolling update) to the answer to an apply, if the specification has
+// an update policy.
 func (s *Server) rolling(req *controlv1.ApplyWorkloadRequest, resp *controlv1.ApplyWorkloadResponse) {
 	if resp == nil || !resp.GetSuccess() || req.GetSpec().GetUpdate() == nil {
 		return
@@ -26,7 +26,7 @@ func (s *Server) rolling(req *controlv1.ApplyWorkloadRequest, resp *controlv1.Ap
 	}
 }
 
-// GetRollout implements the call of cluster.v1.
+// GetRollout implements the call of cluster.v1: it returns the last rollout (rolling update) of a group.
 func (s *Server) GetRollout(ctx context.Context, req *clusterv1.GetRolloutRequest) (*clusterv1.GetRolloutResponse, error) {
 	group := strings.TrimSpace(req.GetGroup())
 	if group == "" {

@@ -53,8 +53,8 @@ func (s *Server) StartRun(ctx context.Context, req *clusterv1.StartRunRequest) (
 	return &clusterv1.StartRunResponse{RunId: start.Run, Index: r.Index, Unchanged: r.Kind == fsm.AlreadyDone, Reason: r.Reason}, nil
 }
 
-// runPut returns the put of a run with the parameters and the input of the request; nil for a run of a cron, which
-// has the specification of the cron.
+// runPut returns the part of a command that stores a run, with the parameters and the input of the request. It
+// returns nil for a run of a cron, because such a run has the specification of the cron.
 func (s *Server) runPut(ctx context.Context, w *fsm.Workload, run string, req *clusterv1.StartRunRequest) (*commandv1.WorkloadPut, error) {
 	if w.Demand.Template.Kind != fsm.TemplateDispatch {
 		if len(req.GetParameters()) > 0 || req.GetInput() != "" {
@@ -85,6 +85,7 @@ func (s *Server) runPut(ctx context.Context, w *fsm.Workload, run string, req *c
 		}
 		return nil, err
 	}
-	// Do not send files with the put: the run uses the files of its template, which are in the state already.
+	// Leave the files out of the command: the run uses the files of the job from which it is made, and the state has
+	// these already.
 	return prepared.Command.GetPutWorkloads().GetWorkloads()[0], nil
 }

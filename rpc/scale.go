@@ -45,7 +45,8 @@ func (s *Server) ScaleGroup(ctx context.Context, req *clusterv1.ScaleGroupReques
 }
 
 // scaling makes the command that sets the number of members of a group to count. The command contains the
-// specifications of the members that do not exist in view yet. The state machine judges the command.
+// specifications of the members that do not exist in view yet. Whether the change is allowed, for example by the
+// quota, is checked by the state machine.
 func (s *Server) scaling(ctx context.Context, view fsm.View, group string, count int) (*commandv1.ScaleGroup, error) {
 	c := &commandv1.ScaleGroup{Group: group, Count: uint32(count)}
 	have := fsm.Members(view, group)

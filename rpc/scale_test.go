@@ -53,7 +53,8 @@ func TestScaleGroup(t *testing.T) {
 	code(t, err, codes.InvalidArgument)
 }
 
-// TestSuggestionsToScale: a suggestion to scale is carried out where the namespace allows it.
+// TestSuggestionsToScale: an automation suggests another number of members. The suggestion must be carried out only if
+// the group's namespace allows this (allow_scaling).
 func TestSuggestionsToScale(t *testing.T) {
 	g := newGroup(t, 1)
 	req := web("grp")

@@ -11,7 +11,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Tags of workloads that steer a scrape. Many programs for Prometheus give them the same meaning.
+// Tags of workloads that set the path and the scheme of a scrape by Prometheus. Other programs use the same
+// names.
 const (
 	tagScrapePath   = "prometheus.io/path"
 	tagScrapeScheme = "prometheus.io/scheme"
@@ -20,10 +21,12 @@ const (
 // metricsPortName is the name of a workload's port that Prometheus scrapes.
 const metricsPortName = "metrics"
 
-// legacyMetricsPort is the port of legacy v1 agents, which do not report it.
+// legacyMetricsPort is the port on which legacy v1 agents serve their metrics. It is fixed, because they do not report
+// it.
 const legacyMetricsPort = 8089
 
-// ListScrapeTargets implements the call of cluster.v1.
+// ListScrapeTargets implements the call of cluster.v1: it lists what Prometheus can scrape, which are schedulers,
+// agents, and ports of workloads that are named "metrics".
 func (s *Server) ListScrapeTargets(ctx context.Context, req *clusterv1.ListScrapeTargetsRequest) (*clusterv1.ListScrapeTargetsResponse, error) {
 	r, err := s.read(ctx)
 	if err != nil {
@@ -114,7 +117,8 @@ func workloadTargets(v fsm.View, w *fsm.Workload) *clusterv1.ScrapeGroup {
 		job = w.Demand.Group
 	}
 	labels := map[string]string{
-		// No id contains a slash, so no workload can pass for a scheduler or an agent.
+		// Workload ids contain no slash. With the slash in this label, no workload can have the same job label as the
+		// schedulers or the agents.
 		"job": w.In() + "/" + job, "workload": w.ID, "namespace": w.In(), "node": w.Node,
 		"__meta_persys_kind": "workload", "__meta_persys_cluster": v.Info().ClusterID, "__meta_persys_group": w.Demand.Group,
 	}
@@ -130,7 +134,8 @@ func workloadTargets(v fsm.View, w *fsm.Workload) *clusterv1.ScrapeGroup {
 	return &clusterv1.ScrapeGroup{Targets: targets, Labels: labels}
 }
 
-// reachable returns the address at which a port is published, or host if that is every address of the node.
+// reachable returns the address at which a port is published, or host if the port is published on all
+// addresses of the node.
 func reachable(address, host string) string {
 	if a, err := netip.ParseAddr(address); err != nil || a.IsUnspecified() {
 		return host
@@ -138,8 +143,8 @@ func reachable(address, host string) string {
 	return address
 }
 
-// metaLabel returns the name of the label of a target that has the value of a workload's tag or of a node's label with this
-// key. Names of Prometheus' labels have letters, digits and underscores only.
+// metaLabel returns the name of the Prometheus label in which a target gets the value of a workload's tag, or of a
+// node's label, with this key. Names of Prometheus labels have only letters, digits and underscores.
 func metaLabel(key string) string {
 	return "__meta_persys_label_" + strings.Map(func(r rune) rune {
 		if r == '_' || '0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' {

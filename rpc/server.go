@@ -42,15 +42,16 @@ type Replica interface {
 	Confirm(ctx context.Context) (index uint64, err error)
 	Store() *store.Store
 	Self() Peer
-	// Leader returns the leader that this replica knows of.
+	// Leader returns the leader according to this replica, which may be wrong for a moment; false if it knows none.
 	Leader() (Peer, bool)
 	// LeaderChanged returns a channel that is closed when the result of Leader may have changed.
 	LeaderChanged() <-chan struct{}
-	// LastContact returns the time at which this replica last heard from a leader, or itself led.
+	// LastContact returns the time at which this replica last heard from a leader. While the replica leads, or if it
+	// led later than that, the time at which it last led.
 	LastContact() time.Time
 	// Frozen returns the reason why this replica itself cannot accept writes; "" if it can.
 	Frozen() string
-	// Describe sets those fields of a status that only the Raft node knows.
+	// Describe fills in the fields of a StatusResponse that only the Raft node knows.
 	Describe(*clusterv1.StatusResponse)
 	TransferLeadership(ctx context.Context, to string) error
 	RemoveReplica(ctx context.Context, id string, force bool) error
@@ -148,12 +149,14 @@ type Server struct {
 	started time.Time
 	bundle  atomic.Pointer[bundle]
 	names   nameCache
-	// joins counts the joins from each network, and refusals the refused calls. Both limit the log entries
-	// that callers without rights can cause.
+	// checking is set while CheckNetwork runs.
+	checking atomic.Bool
+	// joins counts the joins from each network, and refusals the refused calls. They limit how many log entries can be
+	// caused by callers without rights.
 	joins    *limits.Peers
 	refusals *refusals
-	// recency records how recent this replica's state is, by which it judges people. unadmitted limits the requests to
-	// the leader about callers without an admission.
+	// recency records how recent this replica's state is, by which the rights of people are checked. unadmitted limits
+	// the requests to the leader that callers can cause who are not admitted.
 	recency    recency
 	unadmitted *rate.Limiter
 	// unknownAccounts limits the requests to the leader that wrong tokens of accounts can cause.
@@ -163,7 +166,8 @@ type Server struct {
 	callers, streams, relays *limits.Peers
 	// parsing limits the total size of the large requests that are being parsed to parseRoom bytes.
 	parsing *semaphore.Weighted
-	// balancing is held during a search for moves that balance the load.
+	// balancing allows one search at a time for moves that balance the load of the nodes, because a search needs much
+	// CPU time.
 	balancing *semaphore.Weighted
 }
 
@@ -254,7 +258,8 @@ func (s *Server) SetServing(ok bool) {
 	}
 }
 
-// Close stops the server gracefully. After d it closes all streams and connections that are still open.
+// Close stops the server gracefully. When the time d has passed, it closes all streams and connections that are still
+// open.
 func (s *Server) Close(d time.Duration) {
 	s.health.Shutdown()
 	done := make(chan struct{})

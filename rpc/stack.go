@@ -77,9 +77,10 @@ func (s *Server) loadStack(ctx context.Context, req *controlv1.ApplyWorkloadRequ
 	return &loadedStack{p, came}, nil
 }
 
-// judgeStack adds the asks of the loaded stack (what it asks of the machine, such as host paths), its host ports and its
-// local data to the workloads of a put. p is the stack that loadStack returned. The text of the Compose file does not
-// tell them: services may be in other files (`include`, `extends`), and port numbers and paths in variables.
+// judgeStack adds to the workloads in a command what the loaded stack needs from its node: the asks (rights and
+// resources such as host paths, which policies check), the host ports and the local data. p is the stack that
+// loadStack returned. The text of the Compose file alone does not show these: services may be in other files
+// (`include`, `extends`), and port numbers and paths in variables.
 func judgeStack(req *controlv1.ApplyWorkloadRequest, p *loadedStack, put *commandv1.PutWorkloads) (err error) {
 	c := req.GetSpec().GetCompose()
 	if c == nil {
@@ -110,8 +111,8 @@ func judgeStack(req *controlv1.ApplyWorkloadRequest, p *loadedStack, put *comman
 	return nil
 }
 
-// stackIn returns what a loaded stack tells about its workload: the sums of the CPU and memory limits of all its
-// containers, and the secrets and configs of the cluster that its services use.
+// stackIn returns what the planner needs to know about a loaded stack: the sums of the CPU and memory limits of all
+// its containers, and the secrets and configs of the cluster that its services use.
 func stackIn(p *loadedStack) (*spec.LoadedStack, error) {
 	out := &spec.LoadedStack{Objects: objectsIn(p.Project)}
 	if n := len(out.Objects); n > fsm.MaxObjectUses {
@@ -149,7 +150,8 @@ func objectsIn(p *types.Project) (out []*controlv1.StackObject) {
 // defaultCPUPeriod is the period of the kernel's CPU quota in microseconds, if a service sets no cpu_period.
 const defaultCPUPeriod = 100_000
 
-// maxLimits is the maximum of each sum of limits, so that it cannot overflow.
+// maxLimits is the maximum value of a stack's sum of CPU limits and of memory limits, so that the sums cannot
+// overflow.
 const maxLimits = 1 << 40
 
 // portsIn returns the host ports of a loaded stack, with their names.
@@ -175,9 +177,9 @@ func portsIn(p *types.Project) (out []*controlv1.Port) {
 // maxStackPorts is the maximum number of host ports of one stack.
 const maxStackPorts = 1024
 
-// dataIn returns the data that a loaded stack keeps on its node: volumes of the engine and folders of the stack, such as
-// "volume db". It leaves out managed volumes, volumes on a file server, and files that came with the request: every node
-// can make a copy of those.
+// dataIn returns the data that a loaded stack keeps on its node: volumes of the engine and folders of the stack, such
+// as "volume db". It leaves out managed volumes, volumes on a file server, and files that came with the request: every
+// node can make a copy of such files.
 func dataIn(p *loadedStack, managed []string) (out []string) {
 	copied := func(folder string) bool {
 		return slices.ContainsFunc(p.files, func(f string) bool { return folder == "." || f == folder || strings.HasPrefix(f, folder+"/") })

@@ -143,10 +143,9 @@ func TestHostPortsOfTheLoadedStack(t *testing.T) {
 	}
 }
 
-// TestLimitsOfTheLoadedStack: the demand of a stack is the sum of the limits that its node will set for all
-// replicas of its services. It includes limits that come from variables and from services in other files.
-// Resources in the specification take precedence. The defaults of a policy apply only to a stack without
-// limits.
+// TestLimitsOfTheLoadedStack: the planner must reserve for a stack the sum of the limits that its node will set for
+// all replicas of its services. It includes limits that come from variables and from services in other files.
+// Resources in the specification take precedence. The defaults of a policy apply only to a stack without limits.
 func TestLimitsOfTheLoadedStack(t *testing.T) {
 	g := newGroup(t, 1, withStacks(stack.Options{}))
 	g.elect(0)
@@ -194,8 +193,9 @@ services:
 	}
 }
 
-// TestDataOfTheLoadedStack: the local data of a stack is that of its loaded project. It includes the volumes of services
-// in other files, and of services that are extended; folders whose files came with the request are no local data.
+// TestDataOfTheLoadedStack: the data that a stack keeps on its node is computed after Compose has resolved `include` and
+// `extends`, so it includes the volumes of services in other files. A folder whose files came with the request is not
+// such data.
 func TestDataOfTheLoadedStack(t *testing.T) {
 	g := newGroup(t, 1, withStacks(stack.Options{}))
 	g.elect(0)

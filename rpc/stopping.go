@@ -21,7 +21,7 @@ func stopping(v fsm.View, w *fsm.Workload) *controlv1.Stopping {
 	if w.Node != "" {
 		switch w.Status {
 		case fsm.StatusStopped, fsm.StatusFailed, fsm.StatusUnknown, fsm.StatusRetryPending:
-			return nil // it has ended, or nobody knows
+			return nil // the instance has ended, or its state is unknown
 		}
 		out.NodeIds = []string{w.Node}
 		return out

@@ -9,7 +9,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// Every view of a workload names the nodes on which it has not ended yet, and the time after which it is killed.
+// A workload is being stopped. Every answer that shows it must name the nodes on which it has not ended yet, and the
+// time after which it is killed.
 func TestViewsNameTheNodesThatStillHaveAnInstance(t *testing.T) {
 	g := newGroup(t, 1)
 	apply := func(id string, grace int32) {

@@ -9,8 +9,8 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// TestEachMessageOfAStreamGetsItsOwnRequestID: if a stream has a request id in its metadata, two applies on
-// it are both applied.
+// TestEachMessageOfAStreamGetsItsOwnRequestID: a client opens a stream with a request id in the metadata and sends two
+// applies on it. Both must be applied: the second must not be treated as a repetition of the first.
 func TestEachMessageOfAStreamGetsItsOwnRequestID(t *testing.T) {
 	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs(dial.KeyRequestID, "01900000-0000-7000-8000-000000000001"))
 	ids := map[string]bool{}

@@ -9,7 +9,8 @@ import (
 // maxWaitingMembers is the maximum number of members of a system workload in one answer.
 const maxWaitingMembers = 10
 
-// systemMembers returns how far the members of a system workload are.
+// systemMembers returns how many members of a system workload are ready or have failed, and which are not
+// ready.
 func (s *Server) systemMembers(v fsm.View, of *fsm.Workload) *controlv1.SystemMembers {
 	out := &controlv1.SystemMembers{}
 	var waiting []*controlv1.SystemMember
@@ -34,8 +35,8 @@ func (s *Server) systemMembers(v fsm.View, of *fsm.Workload) *controlv1.SystemMe
 }
 
 // systemMember returns why the member w of a system workload on node n is not ready; nil if it is ready. w is nil if
-// the node has no member yet. counts is false if the member need not be ready: its node is lost, or a user has stopped
-// it.
+// the node has no member yet. counts is false if the member is not needed for the system workload to be ready, because
+// its node is lost or a user has stopped the member.
 func systemMember(of *fsm.Workload, n *fsm.Node, w *fsm.Workload) (m *controlv1.SystemMember, counts bool) {
 	stopped := of.Desired != fsm.DesiredRunning
 	switch {

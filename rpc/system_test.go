@@ -6,7 +6,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// TestSystemMember: which members of a system workload count, which are ready, and which have failed for good.
+// TestSystemMember: for each state of a member of a system workload: whether the member must be ready, whether it is
+// ready, and whether it has failed for good.
 func TestSystemMember(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -38,8 +38,8 @@ const (
 // its authority.
 func authorityContext(id string) []byte { return []byte("persys/authority/" + id) }
 
-// SealAuthority returns the command that adds an authority to the cluster, with its key sealed (encrypted)
-// under the cluster key.
+// SealAuthority returns the command that adds a certificate authority to the cluster, with the authority's key
+// encrypted under the cluster key.
 func SealAuthority(key *pki.Key, a *pki.Authority, activeAt time.Time) (*commandv1.PutAuthority, error) {
 	raw, err := a.Key()
 	if err != nil {
@@ -85,9 +85,9 @@ func (s *Server) issuer() (*pki.Authority, error) {
 	return open, nil
 }
 
-// clock returns the time for certificates and tokens. It is the time of this replica's clock, or the clock in the state
-// if that is later, because the clock of a former leader was ahead. Otherwise a new certificate could appear older than
-// an earlier revocation.
+// clock returns the time for certificates and tokens. It is the time of this replica's clock, or the clock in the
+// state if that is later, because the clock of a former leader was ahead. Otherwise a certificate that is issued after
+// a revocation could have an earlier time than the revocation, and would be refused.
 func (s *Server) clock() time.Time {
 	now := s.now()
 	if at := time.Unix(0, s.store.View().Info().Clock); at.After(now) {
@@ -122,7 +122,7 @@ func Revoked(v fsm.View) *pki.Revoked {
 
 // GossipAgainst returns a hash of the revoked schedulers; "" if there are none. A gossip key stores the hash from the
 // time when it was made. If the present hash differs, a scheduler was revoked later and may still hold the key. A
-// revoked certificate of unknown role is treated as a scheduler's.
+// revoked certificate whose role is not known is included in the hash too, because it may be a scheduler's.
 func GossipAgainst(v fsm.View) string {
 	roles := map[string]string{}
 	v.Admissions(func(a *fsm.Admission) bool { roles[a.Fingerprint] = a.Role; return true })
@@ -182,7 +182,7 @@ func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clust
 	case !bounds.ValidID(admit.Token): // leave an invalid id out of the history
 		return nil, errorf(KindInvalid, "token_id: %.64q does not match %s", admit.Token, bounds.IDRule)
 	}
-	// The role of the new identity is that of the token.
+	// The new identity gets the role that is stored with the token.
 	holder := false
 	if tok, ok := s.store.View().Token(admit.Token); ok {
 		admit.Role, admit.Access, admit.Hosts = tok.Role, tok.Access, tok.Hosts
@@ -190,7 +190,7 @@ func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clust
 	}
 	// The state machine refuses a caller that has no valid token and records the refusal. After the first refusals of
 	// such callers, this replica refuses them itself, and one record contains the number of refusals.
-	if !holder && !s.refusals.note(c.caller, false, func(n int, together bool) { s.recordRest(c, n, together) }) {
+	if !holder && !s.refusals.note(c.caller, false, func(n int, together bool) error { return s.recordRest(c, n, together) }) {
 		return nil, errorf(KindPermission, "join token %s is not a token of this cluster, or its secret is wrong: `persysctl token create` makes one", admit.Token)
 	}
 	issued, err := s.issue(ctx, a, req.GetCsr(), admit)
@@ -407,14 +407,15 @@ func (s *Server) ListTokens(context.Context, *clusterv1.ListTokensRequest) (*clu
 	return out, nil
 }
 
-// DeleteToken implements the call of cluster.v1.
+// DeleteToken implements the call of cluster.v1: it deletes a join token, which then cannot be used any more.
 func (s *Server) DeleteToken(ctx context.Context, req *clusterv1.DeleteTokenRequest) (*clusterv1.DeleteTokenResponse, error) {
 	return &clusterv1.DeleteTokenResponse{}, s.change(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_DropToken{
 		DropToken: &commandv1.DropToken{Id: req.GetId()},
 	}})
 }
 
-// ListIdentities implements the call of cluster.v1.
+// ListIdentities implements the call of cluster.v1: it lists the admitted machines and users, with their certificates
+// and whether they are revoked.
 func (s *Server) ListIdentities(context.Context, *clusterv1.ListIdentitiesRequest) (*clusterv1.ListIdentitiesResponse, error) {
 	out := &clusterv1.ListIdentitiesResponse{}
 	v := s.store.View()
@@ -442,7 +443,7 @@ func (s *Server) Revoke(ctx context.Context, req *clusterv1.RevokeRequest) (*clu
 	}})
 }
 
-// ListAuthorities implements the call of cluster.v1.
+// ListAuthorities implements the call of cluster.v1: it lists the issuing certificate authorities of the cluster.
 func (s *Server) ListAuthorities(context.Context, *clusterv1.ListAuthoritiesRequest) (*clusterv1.ListAuthoritiesResponse, error) {
 	out := &clusterv1.ListAuthoritiesResponse{}
 	v := s.store.View()
@@ -498,8 +499,8 @@ func (s *Server) PutAuthority(ctx context.Context, req *clusterv1.PutAuthorityRe
 	if !ok {
 		return nil, errorf(KindPrecondition, "authority %s was dropped", put.GetId())
 	}
-	// The purpose of a new authority may be to exclude the holders of old certificates. These holders may also have the
-	// gossip key, so rotate the gossip key too.
+	// An admin may add a new authority to exclude machines that hold stolen certificates of the old one. Such machines
+	// may have the gossip key too, so rotate it.
 	if _, err := s.rotateGossip(ctx, ""); err != nil {
 		s.log.Info("the gossip key was not rotated", "err", err)
 	}

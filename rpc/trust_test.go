@@ -49,7 +49,7 @@ func (w *ownCA) now() time.Time {
 	return time.Now().Add(w.ahead)
 }
 
-// forward advances the clock of the schedulers by the duration d.
+// forward sets the clock of the schedulers forward by the duration d.
 func (w *ownCA) forward(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -37,7 +37,8 @@ func (s *Server) ListUsage(ctx context.Context, req *clusterv1.ListUsageRequest)
 	return out, nil
 }
 
-// measuring returns the node of a workload, or the named node if workload is "".
+// measuring returns the node whose agent must be asked for the measurements: the node of the workload or, if workload
+// is "", the named node.
 func (s *Server) measuring(ctx context.Context, workload, node string) (*fsm.Node, error) {
 	if workload != "" {
 		return s.holder(ctx, workload)

@@ -66,8 +66,9 @@ func (s *Server) WatchWorkloads(req *clusterv1.WatchWorkloadsRequest, out cluste
 	}
 }
 
-// snapshot sends the workloads that match now. Then it sends a deletion for each workload in sent that no longer
-// matches, because changes were missed, and then the message synced.
+// snapshot sends the workloads that match now. Changes may have been missed, so it then sends a deletion for
+// each workload in sent (the workloads that the caller knows) that no longer matches. Last it sends the message
+// synced.
 func (s *Server) snapshot(view fsm.View, req *clusterv1.WatchWorkloadsRequest, match func(*fsm.Workload) bool, sent map[string]bool, out clusterv1.Cluster_WatchWorkloadsServer) error {
 	index := view.Info().Index
 	seen := map[string]bool{}
@@ -121,7 +122,8 @@ func sendChange(view fsm.View, c *fsm.Change, index uint64, match func(*fsm.Work
 		shown.Stopping = stopping(view, w)
 		return out.Send(&clusterv1.WorkloadChange{Index: index, Workload: shown})
 	}
-	// The workload was deleted, or it left the group that the caller watches.
+	// The change is a deletion of the workload, or the workload no longer matches the caller's filter. Report it as
+	// deleted.
 	w := c.OldWorkload()
 	if w == nil || !match(w) {
 		return nil

@@ -65,8 +65,8 @@ func TestEventsAreFollowed(t *testing.T) {
 	is(t, "first", next(), "w0")
 	g.place("w1", "")
 	is(t, "second", next(), "w1")
-	// Hold the replica back, so that its change feed does not contain the next event, which is then only in the stored
-	// state.
+	// Let the replica lag, so that the next event does not go through its change feed. The reader must get this event
+	// from the stored state.
 	g.replicas[0].set(func(r *replica) { r.lagging = true })
 	g.place("w2", "")
 	g.replicas[0].set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })
@@ -136,7 +136,8 @@ func TestWatchesReportChanges(t *testing.T) {
 	g.do(drop("g0"))
 	is(t, "a member that was deleted", members(), "-g0")
 
-	// Make the replica's change feed lose the deletion of w0.
+	// Let the replica lag, so that its change feed does not contain the deletion of workload w0. The watch must report
+	// the deletion all the same.
 	g.replicas[0].set(func(r *replica) { r.lagging = true })
 	g.do(drop("w0"))
 	g.replicas[0].set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })

@@ -51,6 +51,9 @@ func (s *Server) Why(ctx context.Context, req *clusterv1.WhyRequest) (*clusterv1
 	if ex.Moves != "" {
 		out.ReasonMessage = strings.TrimPrefix(out.ReasonMessage+"; "+ex.Moves, "; ")
 	}
+	if text := ingressText(view, w); text != "" {
+		out.ReasonMessage = strings.TrimPrefix(out.ReasonMessage+"; "+text, "; ")
+	}
 	out.Counts, out.Nodes = countsOf(&ex), verdictsOf(&ex, req.GetNodeId())
 	if w.IsSystem() { // the nodes that fit get a member each
 		out.ChosenNodeId, out.Hint = "", "persysctl list --group "+w.ID
@@ -86,12 +89,13 @@ func whyTemplate(w *fsm.Workload, index uint64) *clusterv1.WhyResponse {
 
 func countsOf(ex *sched.Explanation) (out []*clusterv1.ReasonCount) {
 	for _, c := range ex.Counts {
-		out = append(out, &clusterv1.ReasonCount{Filter: c.Filter, Reason: c.Reason, Nodes: int32(c.Nodes)})
+		out = append(out, &clusterv1.ReasonCount{Filter: c.Filter, Field: c.Field, Reason: c.Reason, Nodes: int32(c.Nodes)})
 	}
 	return out
 }
 
-// verdictsOf returns the planner's verdicts on all nodes, or on the given node.
+// verdictsOf returns, for each node or only for the given node, whether the planner could place the workload there,
+// and if not, why.
 func verdictsOf(ex *sched.Explanation, node string) (out []*clusterv1.NodeVerdict) {
 	for _, v := range ex.Nodes {
 		if node != "" && v.Node != node {

@@ -32,6 +32,7 @@ func reported(st *controlv1.WorkloadStatus, legacy bool) sched.Reported {
 			Ports:        portsOf(st.GetPorts()),
 			Health:       healthOf(st.GetHealth()),
 			TryElsewhere: st.GetTryElsewhere(),
+			Terminal:     st.GetTerminal(),
 		},
 	}
 	if x := st.GetExit(); x != nil {
@@ -116,8 +117,8 @@ const (
 	maxReportAddress = 64
 )
 
-// bounded cuts a status to these limits. Call it before the status is compared with the state. Otherwise a
-// long status would look changed in every heartbeat.
+// bounded shortens a status to the limits above. It must be called before the status is compared with the stored one,
+// which is already shortened. Otherwise a long status would seem to change with every heartbeat.
 func bounded(o *fsm.Observation) {
 	o.Code, o.Message = clip(o.Code, maxReportCode), clip(o.Message, maxReportMessage)
 	o.Addresses = o.Addresses[:min(len(o.Addresses), maxReportList)]
@@ -168,7 +169,8 @@ func listed(st *agentv1.WorkloadStatus, legacy bool) sched.Reported {
 		}
 	case failed:
 		r.Observation.Code = meta["failure_reason"]
-		r.Observation.Retryable = meta["retry_terminal"] != "true"
+		r.Observation.Terminal = meta["retry_terminal"] == "true"
+		r.Observation.Retryable = !r.Observation.Terminal
 		if r.Observation.Message == "" {
 			r.Observation.Message = meta["failure_message"]
 		}
@@ -177,8 +179,8 @@ func listed(st *agentv1.WorkloadStatus, legacy bool) sched.Reported {
 	return r
 }
 
-// causeIn returns the cause of a failure in the metadata of a legacy v1 agent; "" if there is none
-// (contract/semantics.md, section 7).
+// causeIn returns the cause of a failure from the metadata of a status that a legacy v1 agent has sent; "" if there is
+// none (contract/semantics.md, section 7).
 func causeIn(meta map[string]string) string {
 	for _, key := range []string{"failure_message", "retry_terminal_reason", "terminal_failure_reason", "container.stderr",
 		"last_runtime_error", "container.runtime_error", "last_error"} {

@@ -45,7 +45,7 @@ type ScaleMember struct {
 	CPU      float64 // percent; 100 = one core
 }
 
-// ScaleState says how a member counts in a decision.
+// ScaleState says how a decision treats a member, for example as ready, as starting or as failed.
 type ScaleState int
 
 const (
@@ -64,8 +64,8 @@ type ScaleDecision struct {
 	Reason   string
 }
 
-// ScaleWindow holds the numbers of members that the decisions of the last minutes asked for (wishes). The zero
-// value is an empty window.
+// ScaleWindow holds how many members each decision of the last minutes wanted (its wish). The zero value is an
+// empty window.
 type ScaleWindow struct {
 	settings fsm.Autoscale
 	count    int // number of members at the last decision
@@ -97,10 +97,10 @@ type Autoscaled struct {
 	ChangedAt  int64
 }
 
-// Autoscale decides how many members a group should have, and returns the window for the next decision. More
-// members are added at once, but at most as many as there are. Members are removed only if every decision
-// during scaleDownWindow wanted fewer, and only down to the highest number that one of these decisions wanted.
-// Any change of the number or of the settings begins a new window.
+// Autoscale decides how many members a group should have, and returns the window for the next
+// decision. More members are added at once, but the group at most doubles. Members are removed only
+// if every decision during scaleDownWindow wanted fewer, and only down to the highest number that
+// one of these decisions wanted. Any change of the number or of the settings begins a new window.
 func Autoscale(w ScaleWindow, in ScaleInput) (ScaleDecision, ScaleWindow) {
 	in.Members, w.members = settled(w.members, in.Members, in.Now)
 	d, want := in.wish()
@@ -146,9 +146,10 @@ func Autoscale(w ScaleWindow, in ScaleInput) (ScaleDecision, ScaleWindow) {
 	return d, w
 }
 
-// settled returns the members, and what this decision saw of them, which is the argument before of the next
-// decision. Members that became ready less than scaleSettle ago are returned as ScaleStarting. The State of a
-// member that no decision has seen before is kept as ScaleInputOf set it.
+// settled returns the members for a decision. Members that became ready less than scaleSettle ago
+// are returned as ScaleStarting, because their CPU use is not typical yet. before is what the last
+// decision saw of each member; the second result is what this decision saw, for the next one. A
+// member that is not in before keeps the State that ScaleInputOf set.
 func settled(before map[string]instance, members []ScaleMember, now int64) ([]ScaleMember, map[string]instance) {
 	members, after := slices.Clone(members), make(map[string]instance, len(members))
 	for i, m := range members {
@@ -170,9 +171,9 @@ func settled(before map[string]instance, members []ScaleMember, now int64) ([]Sc
 
 // wish returns the number of members that the present CPU use asks for, between min and max.
 //
-// While a member is not ready, no member is removed. When the group grows, a starting member counts as an idle
-// one, and a failed or absent member does not count. An unhealthy member above the target is overloaded, so its
-// use counts.
+// While a member is not ready, no member is removed. When the group grows, the CPU use of a starting member is
+// taken as 0, and failed or absent members are left out. An unhealthy member whose use is above the target is
+// overloaded, so its use is included.
 func (in *ScaleInput) wish() (ScaleDecision, int) {
 	d, target := ScaleDecision{Use: -1}, float64(in.CPU)
 	var sum float64 // sum of the use of the measured members, in percent of one request
@@ -210,8 +211,8 @@ func (in *ScaleInput) wish() (ScaleDecision, int) {
 	}
 	d.Reason = fmt.Sprintf("CPU use is %.0f %% of the request in %d of %d members, target %d %%", d.Use, d.Measured, in.Count, in.CPU)
 	up := d.Use > target
-	// Members without a measurement count against the change: as idle if members would be added, as fully used
-	// if members would be removed.
+	// For a member without a measurement, assume the CPU use that makes the change smaller: 0 if members would
+	// be added, the full request if members would be removed.
 	of := d.Measured + missing
 	if up {
 		of += starting
@@ -248,9 +249,9 @@ func plural(n int) string {
 	return fmt.Sprintf("%d members", n)
 }
 
-// ScaleInputOf collects the input of a decision about a group from the state; ok is false if the group has no
-// autoscaler. usage returns the CPU use of a workload in percent of one core. clock is the time of the state
-// and now the time for ScaleInput.Now.
+// ScaleInputOf collects the input of a decision about a group from the state; ok is false if the
+// group has no autoscaler. usage returns the CPU use of a workload in percent of one core. clock is
+// the present time on the clock of the state; now becomes ScaleInput.Now.
 func ScaleInputOf(v fsm.View, group string, usage func(*fsm.Workload) (float64, bool), clock, now int64) (in ScaleInput, ok bool) {
 	members := fsm.Members(v, group)
 	if len(members) == 0 || members[0].Demand.Autoscale == nil {
@@ -283,8 +284,8 @@ func ScaleInputOf(v fsm.View, group string, usage func(*fsm.Workload) (float64, 
 	return in, true
 }
 
-// scaleStateOf returns how a member counts in a decision. It does not use UpdatedAt, which changes with every
-// apply, but the times of the order for the member.
+// scaleStateOf returns how a decision must treat a member. It does not use UpdatedAt, which changes with
+// every apply, but the times of the order for the member.
 func scaleStateOf(w *fsm.Workload, clock int64) ScaleState {
 	switch {
 	case w.Available() && max(w.AssignedAt, w.AcknowledgedAt) <= clock-int64(scaleSettle):

@@ -10,7 +10,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// loads makes members with a request of 500 millicores. Each word is a CPU use in percent of the request, or "?"
+// loads makes members that request 500 millicores each. Each word is a CPU use in percent of the request, or "?"
 // without a measurement. A member that is not ready has a letter before: s starts, u is unhealthy, f has failed,
 // a is absent.
 func loads(words string) (out []ScaleMember) {
@@ -38,8 +38,8 @@ func scaleInput(words string, low, high uint32) ScaleInput {
 	return in
 }
 
-// TestAutoscale: Autoscale returns the number of members want if all decisions of the last ten minutes wanted
-// the same.
+// TestAutoscale: if all decisions of the last ten minutes wanted the same number of members,
+// Autoscale returns that number (want).
 func TestAutoscale(t *testing.T) {
 	for _, c := range []struct {
 		name, use string
@@ -47,20 +47,20 @@ func TestAutoscale(t *testing.T) {
 		want      int
 		reason    string
 	}{
-		{"at the target", "70 70", 1, 10, 2, "no change"},
-		{"above by less than a tenth", "76 76", 1, 10, 2, "no change"},
-		{"below by less than a tenth", "64 64 64 64", 1, 10, 4, "no change"},
-		{"more members at once", "100 100", 1, 10, 3, "CPU use is 100 % of the request in 2 of 2 members, target 70 %: 3 members"},
+		{"use at the target", "70 70", 1, 10, 2, "no change"},
+		{"use above the target by less than a tenth", "76 76", 1, 10, 2, "no change"},
+		{"use below the target by less than a tenth", "64 64 64 64", 1, 10, 4, "no change"},
+		{"use above the target adds members at once", "100 100", 1, 10, 3, "CPU use is 100 % of the request in 2 of 2 members, target 70 %: 3 members"},
 		{"a whole number of members is not rounded up", "84 84 84 84 84", 1, 10, 6, "6 members"},
-		{"below min, more than doubled", "100 100 100", 10, 20, 10, "min is 10"},
-		{"at most max", "100 100", 1, 2, 2, "the limit"},
-		{"max between", "100 100 100 100", 1, 5, 5, "5 members"},
-		{"fewer members", "20 20 20 20", 1, 10, 2, "2 members"},
-		{"at least min", "1 1 1 1", 3, 10, 3, "3 members"},
-		{"no use", "0 0 0", 1, 10, 1, "1 member"},
-		{"above max", "70 70 70", 1, 2, 2, "max is 2"},
-		{"below min", "? a?", 3, 9, 3, "min is 3"},
-		{"no measurement", "? ? a?", 1, 10, 3, "no ready member has a measured CPU use"},
+		{"a group below min grows to min, even to more than twice its size", "100 100 100", 10, 20, 10, "min is 10"},
+		{"a group at max does not grow", "100 100", 1, 2, 2, "the limit"},
+		{"a group that wants more members grows to max", "100 100 100 100", 1, 5, 5, "5 members"},
+		{"use below the target removes members", "20 20 20 20", 1, 10, 2, "2 members"},
+		{"a group at min does not shrink", "1 1 1 1", 3, 10, 3, "3 members"},
+		{"a group without CPU use shrinks to one member", "0 0 0", 1, 10, 1, "1 member"},
+		{"a group above max shrinks to max", "70 70 70", 1, 2, 2, "max is 2"},
+		{"a group without measurements grows to min", "? a?", 3, 9, 3, "min is 3"},
+		{"a group without measurements keeps its members", "? ? a?", 1, 10, 3, "no ready member has a measured CPU use"},
 		{"a missing member counts as idle when more are wanted", "100 ?", 1, 10, 2, "no change"},
 		{"a missing member counts as idle, and still more are wanted", "100 100 100 100 100 ?", 1, 10, 8, "8 members"},
 		{"a missing member counts as busy when fewer are wanted", "20 ?", 1, 10, 2, "no change"},
@@ -134,8 +134,9 @@ type scaling struct {
 	w   ScaleWindow
 }
 
-// pass makes decisions for the time d, with the same CPU use of the members, and returns the last decision. It
-// fails if an earlier decision changes the number of members.
+// pass makes one decision after another until the time d has passed, always with the CPU use in use, and
+// returns the last decision. change, if set, alters each input. pass fails the test if a decision before the
+// last one changes the number of members.
 func (s *scaling) pass(d time.Duration, use string, change func(*ScaleInput)) (last ScaleDecision) {
 	s.t.Helper()
 	for end := s.now + int64(d); s.now < end; {
@@ -162,11 +163,11 @@ func TestAutoscaleDownWaits(t *testing.T) {
 		left   time.Duration // time with a low use after which two members are removed; 0 = at once
 		want   int
 	}{
-		{"in a new term", func(*scaling) {}, 5*time.Minute + ScaleEvery, 2},
-		{"after a use that fits", func(s *scaling) { s.pass(10*time.Minute, fits, nil) }, 5 * time.Minute, 2},
+		{"in a new leadership term", func(*scaling) {}, 5*time.Minute + ScaleEvery, 2},
+		{"after a use that needs all members", func(s *scaling) { s.pass(10*time.Minute, fits, nil) }, 5 * time.Minute, 2},
 		{"after a lower use", func(s *scaling) { s.pass(4*time.Minute, lower, nil) }, time.Minute + ScaleEvery, 2},
-		{"after one moment of a use that fits", func(s *scaling) { s.pass(4*time.Minute, low, nil); s.pass(ScaleEvery, fits, nil) }, 5 * time.Minute, 2},
-		{"after one moment without measurements", func(s *scaling) { s.pass(4*time.Minute, low, nil); s.pass(ScaleEvery, "? ? ? ?", nil) }, 5 * time.Minute, 2},
+		{"after one decision that needs all members", func(s *scaling) { s.pass(4*time.Minute, low, nil); s.pass(ScaleEvery, fits, nil) }, 5 * time.Minute, 2},
+		{"after one decision without measurements", func(s *scaling) { s.pass(4*time.Minute, low, nil); s.pass(ScaleEvery, "? ? ? ?", nil) }, 5 * time.Minute, 2},
 		{"after an update", func(s *scaling) {
 			s.pass(10*time.Minute, low, func(in *ScaleInput) { in.Blocked = "is being updated" })
 		}, 5 * time.Minute, 2},
@@ -174,7 +175,7 @@ func TestAutoscaleDownWaits(t *testing.T) {
 		{"after a change of the settings", func(s *scaling) {
 			s.pass(4*time.Minute, low, func(in *ScaleInput) { in.Autoscale.CPU = 80 })
 		}, 5*time.Minute + ScaleEvery, 2},
-		{"after a gap", func(s *scaling) { s.pass(4*time.Minute, low, nil); s.now += int64(10 * time.Minute) }, 5*time.Minute + ScaleEvery, 2},
+		{"after a gap between decisions", func(s *scaling) { s.pass(4*time.Minute, low, nil); s.now += int64(10 * time.Minute) }, 5*time.Minute + ScaleEvery, 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := &scaling{t: t}
@@ -196,8 +197,8 @@ func TestAutoscaleDownWaits(t *testing.T) {
 	}
 }
 
-// TestAutoscaleSettles: after a member became ready or got another instance, its CPU use counts only 15 seconds
-// later. The first decision of a leadership term counts every ready member.
+// TestAutoscaleSettles: decisions ignore the CPU use of a member in the first 15 seconds after it became ready, or
+// after its instance was replaced. The first decision of a leadership term uses every ready member.
 func TestAutoscaleSettles(t *testing.T) {
 	for _, c := range []struct {
 		name   string

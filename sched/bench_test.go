@@ -152,7 +152,8 @@ func BenchmarkStepConverged100k(b *testing.B) {
 	}
 }
 
-// quiet is a Liveness in which no node is expired or returned and no order is outstanding.
+// quiet is a Liveness in which nothing happens: no lease has ended, no lost node has returned, and
+// no order is on its way to a node.
 type quiet struct{}
 
 func (quiet) Expired(int64, func(NodeID, int64) bool)  {}

@@ -10,8 +10,8 @@ import (
 )
 
 // Cache makes Next fast: it keeps the nodes in arrays and queues of records to evaluate. Its content follows
-// from the state, so it may be dropped at any time. Only one goroutine may use it. The views that it gets
-// must follow each other, with all changes between them.
+// from the state, so it may be dropped at any time. Only one goroutine may use it. Each view must be newer than the
+// one before, and World.Changes must have every change between the two.
 type Cache struct {
 	built  bool
 	tuning Tuning
@@ -48,6 +48,7 @@ type Cache struct {
 
 	verdicts map[string]verdict // for each pending workload that fits on no node: when that was found
 	open     workQueue          // workloads to evaluate: they changed or have no valid verdict; some may not be pending
+	limits   bool               // since the last change of version, the reason of a pending workload named workloads that it may not evict yet
 	limited  deadlines          // pending workloads that may not preempt yet: when they are evaluated again
 	openAt   uint64             // version of the cache at which every pending workload outside of open was evaluated
 
@@ -60,7 +61,8 @@ type portRef struct {
 	port   fsm.HostPort
 }
 
-// group has the number of members of one group, or of another set of placed workloads, on each node.
+// group has, for each node, how many members of one group it has, or how many of another set of
+// placed workloads that a rule names.
 type group struct {
 	on     []memberCount
 	total  int32
@@ -204,7 +206,7 @@ func (c *Cache) namespaceChanged(v fsm.View, ch *fsm.Change) {
 	v.Workloads("", func(w *fsm.Workload) bool {
 		if w.In() == ch.Key && w.Node != "" {
 			c.workloads.add(w.ID)
-			c.capacity.add(w.Node) // workloads that had to leave their node, and did not count there, may stay now
+			c.capacity.add(w.Node) // the capacity check did not count workloads that had to leave, and these may now stay
 		}
 		return true
 	})
@@ -226,8 +228,8 @@ func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
 		c.capacity.add(id)
 		return true
 	case was.Engine() != now.Engine():
-		// The node now shares its host ports with the nodes of another engine. So workloads on all nodes of the
-		// old and the new engine may have gained or lost port conflicts.
+		// The node has another engine now. All nodes of one engine share their host ports, so workloads on the
+		// nodes of the old and of the new engine may have gained or lost port conflicts.
 		c.capacity.add(id)
 		v.Nodes("", func(n *fsm.Node) bool {
 			if e := n.Engine(); e == was.Engine() || e == now.Engine() {
@@ -271,6 +273,10 @@ func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
 	if o, n := ch.OldWorkload(), ch.NewWorkload(); o != nil && n != nil && n.Node != "" && o.Demand.Priority != n.Demand.Priority {
 		c.version++ // the priority decides whether the workload may be preempted
 	}
+	if o, n := ch.OldWorkload(), ch.NewWorkload(); c.limits && o != nil && n != nil && n.Node != "" &&
+		(o.Generation != n.Generation || o.Preemptible(nil) != n.Preemptible(nil)) {
+		c.version, c.limits = c.version+1, false // of equal priorities the newest generations are evicted, so other workloads would be
+	}
 	if o, n := ch.OldWorkload(), ch.NewWorkload(); o != nil && n != nil && turnOf(o) != turnOf(n) {
 		c.version++ // the members of a job group that wait for their turn, or no longer need to, must be evaluated again
 	}
@@ -288,7 +294,7 @@ func waits(ch *fsm.Change) bool {
 }
 
 // stillUnplaced reports whether a change leaves the demand and the reason of an unplaced workload
-// unchanged. The verdict that it fits on no node then stays valid.
+// as they were. The cached result that the workload fits on no node then stays valid.
 func (c *Cache) stillUnplaced(ch *fsm.Change) bool {
 	o, n := ch.OldWorkload(), ch.NewWorkload()
 	if o == nil || !waits(ch) || o.Demand != n.Demand || o.JobSince != n.JobSince || o.Reason != n.Reason || !c.settled(o) {
@@ -298,7 +304,8 @@ func (c *Cache) stillUnplaced(ch *fsm.Change) bool {
 	return true
 }
 
-// touch marks a node, and those host ports on it that d demands, to be read again.
+// touch marks the entries of a node in the cache as outdated: its free resources and the host ports
+// that d demands are read again from the state.
 func (c *Cache) touch(node string, d *fsm.Demand) {
 	if n := len(c.stale); n == 0 || c.stale[n-1] != node {
 		c.stale = append(c.stale, node)
@@ -314,9 +321,9 @@ func (c *Cache) touch(node string, d *fsm.Demand) {
 	}
 }
 
-// touchFormer marks the former host ports of a workload to be read again, and queues the workloads on the
-// engine. While a former port is reserved, conflicts of other workloads about that port are not counted. They
-// may appear now.
+// touchFormer is called when ports that a workload had before its last change may have become free. It marks
+// them to be read again, and queues the workloads on the engine: while such a port was reserved, conflicts of
+// other workloads about it were hidden, and may appear now.
 func (c *Cache) touchFormer(v fsm.View, w *fsm.Workload) {
 	s, ok := c.nodes.slotOf[w.Node]
 	if !ok || len(w.FormerPorts) == 0 {
@@ -345,16 +352,16 @@ func (c *Cache) residualChanged(v fsm.View, ch *fsm.Change) {
 		}
 	}
 	if r := ch.OldResidual(); r != nil && len(r.Demand.Ports) > 0 {
-		// While the residual held a port, conflicts between other workloads about that port were hidden. They
-		// may appear now.
+		// The residual (an instance that the node had to remove) is gone. While it held a port, conflicts
+		// between other workloads about that port were hidden. They may appear now.
 		for _, s := range c.nodes.engines[r.Engine] {
 			c.recheck(v, c.nodes.recs[s].ID)
 		}
 	}
 }
 
-// groupOf returns the member counts of a group. It counts the members in the view when the group is used for
-// the first time.
+// groupOf returns the numbers of members of a group on each node. At the first use of a group it counts them
+// from the view; later changes update the numbers.
 func (c *Cache) groupOf(v fsm.View, name string) *group {
 	g, ok := c.groups[name]
 	if !ok {
@@ -381,8 +388,8 @@ func (c *Cache) withhold(node string) {
 	}
 }
 
-// recount corrects the group counts of workloads that the previous step placed: the state machine
-// may have refused a placement.
+// recount corrects the numbers of group members per node for workloads that the previous step
+// placed: the state machine may have refused a placement.
 func (c *Cache) recount(v fsm.View) {
 	done := c.promised
 	c.promised, c.untracked, c.indexed = nil, nil, 0
@@ -393,7 +400,8 @@ func (c *Cache) recount(v fsm.View) {
 	c.promised = done[:0]
 }
 
-// regroup counts one workload on its present node, in the counts of its group and in its sets (see Cache.sets).
+// regroup corrects the numbers of members per node, for the group of a workload and its sets (see Cache.sets),
+// when the workload has changed its node.
 func (c *Cache) regroup(v fsm.View, id string) {
 	c.recountSets(v, id)
 	if len(c.groups) == 0 {
@@ -439,7 +447,8 @@ func (g *group) add(slot, n int32) {
 	}
 }
 
-// at returns the number of members on a slot.
+// at returns the number of members on the node with this slot (its position in the arrays of
+// nodes).
 func (g *group) at(slot int32) int32 {
 	i, ok := slices.BinarySearchFunc(g.on, slot, func(m memberCount, s int32) int { return cmp.Compare(m.slot, s) })
 	if !ok {
@@ -464,7 +473,8 @@ func (g *group) byValue(t *topology) []int32 {
 	return n
 }
 
-// pop queues every workload whose time for another evaluation has come.
+// pop moves every workload whose time for another evaluation has come from the timers into the
+// queue.
 func (c *Cache) pop(now int64) {
 	for {
 		at, id := c.due.next()

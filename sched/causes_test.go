@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Schedulers and agents are upgraded separately, so each has its own table of the causes of failures. The
-// test checks that the tables agree.
+// Schedulers and agents are upgraded separately, so each has its own table of the causes of failures.
+// This test checks that the tables agree.
 func TestCausesAgreeWithThoseOfAgents(t *testing.T) {
 	for _, class := range workload.Classes() {
 		_, final := permanent(string(class))
@@ -81,7 +81,7 @@ func TestRetriesByCause(t *testing.T) {
 			if got := w.get("web"); got.Generation != generation || got.Retry.Attempts != 0 || got.Reason.Code != fsm.CodeWorking || got.Reason.Message != "pulling app: 1 of 9 GB" {
 				t.Fatalf("%+v %+v", got.Retry, got.Reason)
 			}
-			// When the agent no longer reports work, the deadline of the order runs from the end of the work.
+			// The agent no longer reports that it works on the order. The deadline of the order begins now.
 			works("", "restarting")
 			pass(w.tuning.ApplyTimeout - 10*second)
 			if got := w.get("web"); got.Retry.Attempts != 0 {
@@ -93,23 +93,30 @@ func TestRetriesByCause(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a workload that has completed is not started again", func(t *testing.T) {
-		w := newWorld(t)
-		w.node("a")
-		w.node("b")
-		w.apply("job")
-		w.settle()
-		home := w.get("job").Node
-		w.report(&commandv1.WorkloadReport{Workload: "job", Node: home, State: "Stopped", Code: fsm.CodeCompleted, Message: "exited with code 0"})
-		generation := w.get("job").Generation
-		w.do(&commandv1.Command{Body: &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: home, On: true}}})
-		w.heard[home] = false
-		w.settle()
-		for end := w.now + 600*second; w.now < end; w.now += 10 * second {
-			w.step()
-		}
-		if got := w.get("job"); got.Generation != generation || got.Node != home || got.Retry.Attempts != 0 {
-			t.Fatalf("the workload is on %q, retry %+v, reason %+v, want it unchanged on its node, without a failed attempt", got.Node, got.Retry, got.Reason)
-		}
-	})
+	for what, end := range map[string]*commandv1.WorkloadReport{
+		"a workload that has completed is not started again":                  {State: "Stopped", Code: fsm.CodeCompleted, Message: "exited with code 0"},
+		"a service that failed, and is never restarted, is not started again": {State: "Failed", Code: "RUNTIME_ERROR", Terminal: true, Exit: &commandv1.Exit{Code: 1}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			w := newWorld(t)
+			w.node("a")
+			w.node("b")
+			w.apply("job")
+			w.settle()
+			home := w.get("job").Node
+			end.Workload, end.Node = "job", home
+			w.report(end)
+			w.settle()
+			before := w.get("job")
+			w.do(&commandv1.Command{Body: &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: home, On: true}}})
+			w.heard[home] = false
+			w.settle()
+			for end := w.now + 600*second; w.now < end; w.now += 10 * second {
+				w.step()
+			}
+			if got := w.get("job"); got.Generation != before.Generation || got.Node != home || got.Retry.Attempts != before.Retry.Attempts {
+				t.Fatalf("the workload is on %q, retry %+v, reason %+v, want it unchanged on its node, without a further attempt", got.Node, got.Retry, got.Reason)
+			}
+		})
+	}
 }

@@ -10,9 +10,10 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// TestRandomChangesTakeNothingDown: a change that fits on no node stops no workload. All workloads
-// that ran before random changes of their demands run afterwards, with the old or the new demand. A
-// workload stays on its node if the node has room for the new demand in place of the old one.
+// TestRandomChangesTakeNothingDown: if a user changes a workload so that it fits on no node, the
+// workload keeps running unchanged. All workloads that ran before random changes of their demands
+// run afterwards, with the old or the new demand. A workload stays on its node if the node has room
+// for the new demand in place of the old one.
 func TestRandomChangesTakeNothingDown(t *testing.T) {
 	types := []string{"container", "compose", "vm"}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -73,8 +74,8 @@ func TestRandomChangesTakeNothingDown(t *testing.T) {
 	})
 }
 
-// roomAt reports whether a node has room for x when the resources that x reserves now are released. It does
-// not use the planner.
+// roomAt reports whether node id has room for x once the resources that x reserves now are free again. To
+// check the planner, it computes this on its own.
 func (w *world) roomAt(id string, x *fsm.Workload) bool {
 	n, ok := w.state.Node(id)
 	if !ok || fits(pooledNamespaces(w.state)[x.In()], x.Demand, n).filter != passes {
@@ -94,8 +95,8 @@ func (w *world) roomAt(id string, x *fsm.Workload) bool {
 	return free && cpu <= n.Facts.CPU && memory <= n.Facts.Memory
 }
 
-// If one service of a Compose stack has failed, other services may still run. So if a change of the
-// stack fits on no node, the stack keeps running unchanged.
+// A stack in which one service has failed may still run other services. If a user changes such a
+// stack so that it fits on no node, the stack must keep running unchanged.
 func TestChangeOfAFailedStackThatFitsNowhere(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")

@@ -10,7 +10,8 @@ import (
 	"github.com/persys/compute/schedule"
 )
 
-// maxCatchUp is how many missed times of a cron with the concurrency allow get a run at once.
+// maxCatchUp is the maximum number of past start times for which a cron with concurrency "allow"
+// creates runs at once.
 const maxCatchUp = 60
 
 // runTime is the form of the time in the id of a run, in UTC.
@@ -58,13 +59,13 @@ func (p *planner) advanceCrons() {
 // advanceCron proposes the steps of one cron:
 //
 //   - A cron without a next time gets the first time after now.
-//   - A time that came longer ago than the starting deadline is missed.
+//   - A start time that passed longer ago than the starting deadline is recorded as missed.
 //   - If several times have come, only the latest gets a run with the concurrency forbid or replace, and only
 //     the newest maxCatchUp times with allow. The others are missed.
 //   - With forbid, times that came while a run is active are skipped.
 //
-// A time is handled when the state is normal and a leader plans, however late that is, so a change of the
-// leader, a frozen mode or a pause of the process loses no run.
+// A start time that has come is handled at the next step of a leader in mode normal, however late that
+// is. So no run is lost by a change of the leader, a frozen mode or a pause of the process.
 func (p *planner) advanceCron(w *fsm.Workload) {
 	c, first := w.Demand.Template.Cron, w.Template.Next
 	if first > p.Now {
@@ -206,7 +207,7 @@ func (p *planner) dueOfTemplate(w *fsm.Workload) int64 {
 		return 0
 	}
 	if c := w.Demand.Template.Cron; c != nil && p.c.schedule(c) == nil {
-		return 0 // until another replica leads, whose database has the time zone
+		return 0 // this replica cannot parse the schedule, e.g. because it lacks the time zone; another leader may
 	}
 	return w.Template.Next
 }
@@ -236,7 +237,8 @@ func (c *Cache) schedule(of *fsm.Cron) *schedule.Schedule {
 	return s
 }
 
-// maxSchedules is the number of different schedules after which the cache forgets all of them.
+// maxSchedules is the maximum number of parsed schedules in the cache. When it is exceeded, the
+// cache drops all of them.
 const maxSchedules = 100_000
 
 func clock(at int64) string { return time.Unix(0, at).UTC().Format("2006-01-02 15:04 UTC") }

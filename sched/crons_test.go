@@ -11,7 +11,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// cron makes a put a cron that fires each minute.
+// cron returns an option that makes a workload a cron with a start time in each minute.
 func cron(set ...func(*commandv1.Cron)) func(*commandv1.WorkloadPut) {
 	return func(p *commandv1.WorkloadPut) {
 		c := &commandv1.Cron{Schedule: "* * * * *", Concurrency: fsm.ConcurrencyAllow, KeepSucceeded: 1000, KeepFailed: 1000}
@@ -24,8 +24,8 @@ func cron(set ...func(*commandv1.Cron)) func(*commandv1.WorkloadPut) {
 
 const minute = 60 * second
 
-// runs returns the times of all runs of a cron that were ever created, as minutes after the start of the test,
-// by the events that the state keeps.
+// runs returns the times of all runs that a cron ever created, in minutes after the start of the
+// test. It finds them in the events of the state.
 func (w *world) runs(id string) (out []string) {
 	w.state.Events(0, func(e *fsm.Event) bool {
 		if e.Workload == id && e.Type == fsm.EventCronFired {
@@ -57,7 +57,7 @@ func (w *world) setMode(mode string) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: &commandv1.SetMode{Mode: mode, Reason: "test"}}})
 }
 
-// TestCronsFire: each time of a schedule gets its run exactly once.
+// TestCronsFire: exactly one run is created for each start time of a schedule.
 func TestCronsFire(t *testing.T) {
 	at := func(m float64) int64 { return cronStart + int64(m*float64(minute)) }
 	for _, c := range []struct {

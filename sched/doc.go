@@ -13,8 +13,8 @@
 //     records to evaluate. The cost of a step grows with the records that changed since
 //     the last step and with the pending and unacknowledged ones. Next returns the same
 //     step with an empty cache as with a full one.
-//   - Explanations. Each filter that rejects a node can tell why, with figures. An
-//     unplaced workload has a summary that counts the reasons.
+//   - Explanations. Each filter that rejects a node can tell why, with figures. The record of an
+//     unplaced workload has a summary: how many nodes were rejected for each reason.
 //
 // The passes of a step, in order:
 //
@@ -31,13 +31,13 @@
 //   - retry.go: failures are counted and due retries start;
 //   - crons.go: crons get their next time, and runs whose time has come are created;
 //   - rollouts.go: rolling updates take their next step;
-//   - orders.go: nodes are given the orders that they have not acknowledged.
+//   - orders.go: nodes get the orders that they have not acknowledged.
 //
 // In a frozen mode only the first pass runs.
 //
-// The passes use: filters.go (which nodes may take a demand), score.go (which of them is
-// best), rules.go and sets.go (spread and affinities), nodes.go (the arrays of nodes), order.go (nodes sorted by load, so that a search
-// ends early), cache.go (the change feed), queue.go (work queues), explain.go
-// (`persysctl why`). rebalance.go finds moves that even out the load of the nodes, and standing.go says
-// which of them the leader makes by itself.
+// The passes use: filters.go (which nodes may take a demand), score.go (which of them is best), rules.go and sets.go
+// (spread and affinities), nodes.go (the arrays of nodes), order.go (nodes sorted by load, so that a search ends
+// early), cache.go (the change feed), queue.go (work queues), explain.go (`persysctl why`). rebalance.go finds moves
+// that even out the load of the nodes, and standing.go says which of them the leader makes without a request by a
+// person.
 package sched

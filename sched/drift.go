@@ -40,8 +40,8 @@ func Compare(v fsm.View, n *fsm.Node, listed []Reported, busy func(workload stri
 		}
 		w, known := v.Workload(r.Workload)
 		if known && w.Node == n.ID {
-			// An instance of an earlier generation counts as missing, because the node does not have the order
-			// that it accepted.
+			// If the node lists an instance of an earlier generation, the present one is missing: the node has
+			// lost the order that it accepted.
 			if g := r.Observation.Generation; g.IsZero() || !g.Less(w.Generation) {
 				seen[r.Workload] = true
 				out = append(out, present(v, w, r, busy)...)
@@ -110,7 +110,8 @@ func runsOn(v fsm.View, w *fsm.Workload, r *Reported) (Difference, bool) {
 	return Difference{Workload: w.ID, Type: fsm.DriftState, Scheduler: string(fsm.DesiredStopped), Agent: string(r.Observation.State)}, true
 }
 
-// orphan compares a workload that a node lists although it is not assigned to that node.
+// orphan decides whether a workload r that a node lists, although it is not assigned to that node,
+// is an orphan: an instance without a record.
 func orphan(v fsm.View, n *fsm.Node, w *fsm.Workload, known bool, r *Reported, busy func(string) bool) (Difference, bool) {
 	d := Difference{Workload: r.Workload, Type: fsm.DriftOrphan, Agent: string(r.Observation.State)}
 	if r.Nothing {
@@ -126,8 +127,8 @@ func orphan(v fsm.View, n *fsm.Node, w *fsm.Workload, known bool, r *Reported, b
 		}
 	}
 	if _, left := v.Residual(n.ID, r.Workload); left {
-		// The node is already removing the workload. If it is a recorded orphan that a person deleted, the
-		// drift record stays open until the instance is gone.
+		// The node is already removing the workload. If it is a recorded orphan (an instance without a
+		// record) that a person deleted, the drift record stays open until the instance is gone.
 		_, open := v.Drift(n.ID, r.Workload, fsm.DriftOrphan)
 		return d, open
 	}
@@ -196,7 +197,8 @@ func Drifts(v fsm.View, node string, found []Difference, now int64) *commandv1.S
 		repair := false
 		w, ok := v.Workload(d.Workload)
 		if ok && d.Type == fsm.DriftRevision && w.RunsAdopted() && len(d.Agent) <= fsm.MaxAdopted {
-			// An instance that a legacy v1 scheduler ordered counts as running the present specification.
+			// An instance that a legacy v1 scheduler ordered is taken to run the present specification:
+			// the record adopts the revision that the agent reports.
 			out.Adoptions = append(out.Adoptions, &commandv1.DriftAdoption{
 				Workload: w.ID, Node: node, IfGeneration: fsm.GenerationPB(w.Generation), Revision: d.Agent,
 			})

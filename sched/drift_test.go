@@ -9,7 +9,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// lists returns what the node of workload id reports if it agrees with the state. set changes the report.
+// lists returns the entry for workload id in its node's list of workloads, with the values that the state
+// expects. The functions set change it.
 func (w *world) lists(id string, set ...func(*Reported)) Reported {
 	x := w.get(id)
 	r := Reported{Workload: id, Revision: x.Revision(), Observation: fsm.Observation{State: fsm.ActualRunning, Generation: x.Generation}}
@@ -38,7 +39,8 @@ func (w *world) generationOf(id string) fsm.Generation {
 	return fsm.Generation{}
 }
 
-// note records the differences found on a node in the state.
+// note applies the command that records the differences found on a node, and returns its body; nil
+// if there is nothing new to record.
 func (w *world) note(node string, found []Difference) *commandv1.SetDrifts {
 	c := Drifts(w.state, node, found, w.now)
 	if c != nil {
@@ -124,9 +126,10 @@ func TestCompareFindsDifferences(t *testing.T) {
 	}
 }
 
-// TestOrphanOfALegacyAgentHasItsRevision: the drift of an orphan on a legacy v1 agent records the
-// revision that the agent runs, which an adoption keeps. The drift of an orphan on a newer agent
-// has no revision, because such agents compare contents.
+// TestOrphanOfALegacyAgentHasItsRevision: the drift of an orphan (an instance without a record) on
+// a legacy v1 agent records the revision that the agent runs, so that a person who adopts it keeps
+// that revision. The drift of an orphan on a newer agent has no revision, because such agents
+// compare contents.
 func TestOrphanOfALegacyAgentHasItsRevision(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
@@ -144,7 +147,7 @@ func TestOrphanOfALegacyAgentHasItsRevision(t *testing.T) {
 }
 
 // TestStatusWithoutInstanceIsNoOrphan: a legacy v1 agent may report a status although its engine has no
-// instance. Such a report is not recorded as an orphan.
+// instance. Such a report is not recorded as an orphan (an instance without a record).
 func TestStatusWithoutInstanceIsNoOrphan(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
@@ -158,7 +161,8 @@ func TestStatusWithoutInstanceIsNoOrphan(t *testing.T) {
 	}
 }
 
-// TestDriftsFitIntoTheLog: if a node has very many orphans, they are recorded in several rounds.
+// TestDriftsFitIntoTheLog: if a node has very many orphans (instances without a record), their
+// drifts are recorded in several comparisons, so that each command fits into the log.
 func TestDriftsFitIntoTheLog(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
@@ -310,7 +314,8 @@ func TestDriftsAreRecordedAndClosed(t *testing.T) {
 	})
 }
 
-// The state clips long texts of a drift. A node that reports the same long texts again has no new difference.
+// The state shortens long texts of a drift. If a node reports the same long texts again, this must not be
+// recorded as a new difference.
 func TestLongTextsOfADriftAreRecordedOnce(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
@@ -327,8 +332,8 @@ func TestLongTextsOfADriftAreRecordedOnce(t *testing.T) {
 	}
 }
 
-// The drift of an orphan records the revision that its agent reports, even one of 256 bytes, the longest that a
-// caller may name.
+// The drift of an orphan (an instance without a record) stores the revision that its agent reports, even one of
+// 256 bytes, the longest that a caller may name.
 func TestOrphanKeepsTheLongestRevision(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
@@ -339,9 +344,9 @@ func TestOrphanKeepsTheLongestRevision(t *testing.T) {
 	}
 }
 
-// A recorded drift must not give a new generation to a workload that was given up. The planner
-// would never send that order, and the node's reports, which are about the earlier generation, would
-// no longer count.
+// A recorded drift must not give a new generation to a workload that was given up. The planner never
+// issues an order for such a workload, and the reports of its node, which name the earlier
+// generation, would be ignored from then on.
 func TestADriftDoesNotRetryAWorkloadThatWasGivenUp(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
@@ -354,7 +359,7 @@ func TestADriftDoesNotRetryAWorkloadThatWasGivenUp(t *testing.T) {
 		t.Fatal("the planner must have given web up, but has not")
 	}
 	was := w.get("web").Generation
-	// The agent reports the revision that the workload had before.
+	// The agent reports the revision that the workload had before its last change.
 	w.note("a", w.compare("a", w.lists("web", revision("c1-former"), state(fsm.ActualFailed))))
 	w.settle()
 	w.now += 60 * second

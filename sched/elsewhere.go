@@ -19,8 +19,8 @@ import (
 // left within the interval of its limit.
 const returnAfter = 300 * second
 
-// subjectAt returns the subject of a workload (see subject), including the nodes that the workload avoids at
-// the time now.
+// subjectAt returns what a search for a node needs to know about w (see subject), including the nodes that w
+// avoids at the time now.
 func subjectAt(w *fsm.Workload, now int64) subject {
 	who := subjectOf(w)
 	for _, f := range w.LeftSince(now - w.Demand.MoveLimit().Interval) {
@@ -31,7 +31,7 @@ func subjectAt(w *fsm.Workload, now int64) subject {
 
 func (p *planner) subject(w *fsm.Workload) subject { return subjectAt(w, p.Now) }
 
-// exclude excludes nodes from the present search.
+// exclude makes the present search for a node ignore the given nodes.
 func (x *nodeIndex) exclude(nodes []string) {
 	for _, id := range nodes {
 		s, ok := x.slotOf[id]
@@ -46,7 +46,8 @@ func (x *nodeIndex) exclude(nodes []string) {
 	}
 }
 
-// elsewhere is the decision whether a workload that its node cannot run moves to another node.
+// elsewhere is the decision about a workload that its node cannot run: to which node it moves, or
+// why it stays.
 type elsewhere struct {
 	to    int32  // slot of a node that has room; -1 = the workload stays
 	stays string // why it stays; "" if it does not fail or moves
@@ -54,7 +55,8 @@ type elsewhere struct {
 	due   int64  // when this may change, even if no node changes; 0 = never
 }
 
-// elsewhere decides about a workload on node n, which is up. It reserves nothing.
+// elsewhere decides whether w moves off node n, which is up but cannot run w. It reserves nothing
+// on the node that it finds.
 func (p *planner) elsewhere(w *fsm.Workload, n *fsm.Node) elsewhere {
 	if !w.FailsOnNode() {
 		return elsewhere{to: -1}
@@ -139,8 +141,9 @@ func (p *planner) another(w *fsm.Workload, left []fsm.NodeFailure) int32 {
 	}
 }
 
-// moveOn evicts a workload from a node that cannot run it, if it may move. Otherwise it returns when that may
-// change. A workload that no node takes is evaluated again once a node has changed.
+// moveOn evicts w from node n, which cannot run w, if w may move to another node. Otherwise it
+// returns the time at which the workload is to be evaluated again. A workload that no node takes is
+// evaluated again once a node has changed.
 func (p *planner) moveOn(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 	e := p.elsewhere(w, n)
 	if e.waits {
@@ -154,8 +157,8 @@ func (p *planner) moveOn(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 	return true, 0
 }
 
-// movesText tells which nodes a workload left because they could not run it, and whether it leaves its present
-// node.
+// movesText returns a text for `persysctl why`: which nodes a workload left because they could not run it, and
+// whether it leaves its present node.
 func (p *planner) movesText(w *fsm.Workload) string {
 	n, ok := p.State.Node(w.Node)
 	leaves := ""

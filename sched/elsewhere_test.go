@@ -9,7 +9,8 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// broken makes a node unable to run any workload, for a cause of the node; with code "" it works again.
+// broken makes a simulated node fail to run every workload, with a failure code whose cause is the
+// node, such as a full disk; with code "" the node works again.
 func (w *world) broken(node, code string) {
 	w.ailing[node] = code
 	w.state.WorkloadsOn(node, func(x *fsm.Workload) bool {
@@ -29,7 +30,7 @@ func cannotRun(r *commandv1.WorkloadReport, code string) {
 	r.State, r.Code, r.Message, r.Retryable, r.TryElsewhere = "Pending", code, "it does not work here", true, true
 }
 
-// at checks the node of a workload, whether or not it runs there.
+// at checks that workload id is assigned to node. The workload need not run.
 func (w *world) at(t *testing.T, id, node string) {
 	t.Helper()
 	if x := w.get(id); x.Node != node {
@@ -152,7 +153,7 @@ func TestElsewhere(t *testing.T) {
 			w.settle()
 			w.on(t, "web", "b")
 		}},
-		{"a failing workload leaves a drained node for the drain", nil, func(t *testing.T, w *world) {
+		{"a drain that moves a failing workload does not count as a move off a failing node", nil, func(t *testing.T, w *world) {
 			w.cordon("b", true)
 			w.broken("a", "STORAGE_FULL")
 			w.pass(60 * second)
@@ -182,7 +183,7 @@ func TestElsewhere(t *testing.T) {
 				t.Errorf("why says %q", e.Moves)
 			}
 		}},
-		{"it takes the place of another workload rather on a node that it did not leave", demand(func(d *commandv1.Demand) {
+		{"a workload preempts on a node that it has never left rather than on one that it left", demand(func(d *commandv1.Demand) {
 			d.CpuMillicores, d.Priority = 4000, 5
 		}), func(t *testing.T, w *world) {
 			w.broken("a", "STORAGE_FULL")
@@ -286,7 +287,7 @@ func TestElsewhere(t *testing.T) {
 				t.Errorf("why says about node a: %+v, want that it fits, because no other node does", v)
 			}
 		}},
-		{"a node that it left is better than none", nil, func(t *testing.T, w *world) {
+		{"a workload returns to a node that it left if no other node fits", nil, func(t *testing.T, w *world) {
 			w.broken("a", "STORAGE_FULL")
 			w.settle()
 			w.on(t, "web", "b")
@@ -295,7 +296,7 @@ func TestElsewhere(t *testing.T) {
 			w.settle()
 			w.on(t, "web", "a")
 		}},
-		{"a retry by a person forgets the nodes", nil, func(t *testing.T, w *world) {
+		{"a retry by a person forgets the nodes that the workload left", nil, func(t *testing.T, w *world) {
 			w.ailing["b"] = "STORAGE_FULL"
 			w.broken("a", "STORAGE_FULL")
 			w.pass(60 * second)
@@ -332,7 +333,7 @@ func verdictOn(e Explanation, node NodeID) Verdict {
 }
 
 // TestFailingWorkloadsShareTheRoomElsewhere: two workloads fail on their node, and another node has room for
-// one: exactly one workload moves.
+// one of them: exactly one of the two moves.
 func TestFailingWorkloadsShareTheRoomElsewhere(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
@@ -373,8 +374,8 @@ func TestPortOfAWorkloadThatItsNodeCannotRun(t *testing.T) {
 	w.on(t, "api", "b")
 }
 
-// TestWaitingFailuresCostNothing: workloads that no other node takes are evaluated again only after a change of a
-// node.
+// TestWaitingFailuresCostNothing: workloads fail on their node, and no other node has room for them. The planner
+// must evaluate them again only after a node has changed.
 func TestWaitingFailuresCostNothing(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")

@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// CodeConstraintChanged is the reason of a workload that left its node because labels or
-// constraints no longer match.
+// CodeConstraintChanged is the reason code of a workload that left its node because the labels of
+// the node no longer satisfy the constraints of the workload.
 const CodeConstraintChanged = "ConstraintChanged"
 
 // evictPass evaluates every placed workload that changed, whose node changed, or whose deadline has passed.
@@ -74,8 +74,8 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 		p.wake(until)
 		return true, 0
 	}
-	if w.Completed() {
-		return false, 0 // a completed workload stays: on another node it would run a second time
+	if w.EndedForGood() {
+		return false, 0 // it stays: on another node it would run a second time
 	}
 	if leavesLast(w, n) {
 		return p.hold(w, fsm.CodeCannotMove, "node "+n.ID+" is draining, and a member of a system workload leaves it last", false), 0
@@ -130,7 +130,8 @@ func earlier(a, b int64) int64 {
 func leavesNode(code string) bool { return code == fsm.CodeDraining || code == fsm.CodeTainted }
 
 // mustLeave returns why a workload may not stay on its node; all results are zero if the workload
-// may stay. gone means that the node runs no instance of the workload any more.
+// may stay. code and message are the reason. gone means that the node runs no instance of the
+// workload any more.
 func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string, gone bool) {
 	switch {
 	case !n.Up && w.IsMember() && !n.Fenced:
@@ -142,8 +143,8 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 	case !n.Up && w.Demand.Exclusive && !n.Fenced:
 		return fsm.CodeNodeLost, "the lease of node " + n.ID + " ended and its fencer has had the time to stop the workload", true
 	case !n.Up && !n.Fenced && w.Desired == fsm.DesiredStopped && !stopped(w):
-		// The workload stays bound to its lost node: off that node it would count as stopped, although no
-		// report has confirmed the stop.
+		// The workload stays bound to its lost node: if it were taken off that node, its record would say
+		// that it is stopped, although no report has confirmed the stop.
 		return fsm.CodeAwaitStop, awaitReturn(n.ID), false
 	case !n.Up:
 		return fsm.CodeNodeLost, "the lease of node " + n.ID + " ended", n.Fenced
@@ -184,8 +185,9 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 	return "", "", false
 }
 
-// unknownBound is the fence bound in seconds that is assumed for a node that registered none.
-// Within the fence bound after the end of the lease, the fencer has stopped the workloads.
+// unknownBound is the fence bound in seconds that is assumed for a node that registered none. The
+// fence bound is the longest time from the end of the lease until the node's fencer has stopped the
+// workloads that must stop then.
 const unknownBound = 60
 
 // stopsUntil returns the time by which the fencer of a lost node must have stopped a workload: one fence
@@ -301,7 +303,7 @@ func (x *nodeIndex) overfull(s int32) bool {
 	return slices.ContainsFunc(x.pools[s], func(p pool) bool { return p.total > 0 && p.used > p.total })
 }
 
-// usage adds up the demands of the workloads that stay on one node.
+// usage is the sum of the demands of the workloads that stay on one node.
 type usage struct {
 	cpu, mem, cpuTotal, memTotal int64
 	pools                        []pool

@@ -24,6 +24,7 @@ type Explanation struct {
 // Count is the number of nodes that were rejected for one reason.
 type Count struct {
 	Filter string // name of the filter, e.g. "CPU" or "taints"
+	Field  string // field of the workload file that would have to change, e.g. "resources.cpu"; empty if no change of the file helps
 	Reason string // reason without figures, e.g. "taint dedicated=gpu"
 	Nodes  int
 }
@@ -40,7 +41,7 @@ type Verdict struct {
 }
 
 // Explain answers `persysctl why` and `why-not`. It evaluates every node for a workload, as if the workload
-// were placed now. The resources that a placed workload uses count as free.
+// were placed now. If w has a node, the resources that it reserves there are treated as free.
 func Explain(v fsm.View, w *fsm.Workload, t Tuning) Explanation {
 	t = t.withDefaults()
 	p := planning(v, t)
@@ -135,7 +136,8 @@ func Explain(v fsm.View, w *fsm.Workload, t Tuning) Explanation {
 	return e
 }
 
-// planning returns a planner for questions about a view, such as Explain. It proposes no commands.
+// planning returns a planner with which functions such as Explain answer questions about a view.
+// Nothing that it decides is proposed.
 func planning(v fsm.View, t Tuning) *planner {
 	p := &planner{World: World{State: v, Now: v.Info().Clock, Tuning: t.withDefaults()}, c: NodesOf(v, t).c}
 	v.Residuals("", func(r *fsm.Residual) bool {
@@ -221,9 +223,10 @@ func PlanDrain(v fsm.View, node NodeID, discard bool, t Tuning) []Move {
 	return moves
 }
 
-// PlanPlace returns where the workloads would be placed now, in the order of the list. Each placement takes
-// the earlier ones into account. A workload with a node stays there if it may and there is room, or if it is
-// held there (moves.go). No command is proposed.
+// PlanPlace returns where the workloads would be placed now, in the order of the list. Each
+// placement takes the earlier ones into account. A workload that has a node stays on it if the node
+// may still run it and has room for it, or if the workload is held on the node (moves.go). No
+// command is proposed.
 func PlanPlace(v fsm.View, workloads []*fsm.Workload, t Tuning) []Move {
 	p := planning(v, t)
 	moves := make([]Move, 0, len(workloads))
@@ -281,8 +284,8 @@ func (p *planner) move(w *fsm.Workload) Move {
 	return m
 }
 
-// stays reports whether a workload with a changed demand may stay on its node. If the workload may
-// stay, the node arrays then count its new demand. Otherwise misfit is the reason.
+// stays reports whether a workload with a changed demand may stay on its node. If it may stay, its
+// new demand is added to what its node has reserved in this plan. Otherwise misfit is the reason.
 func (p *planner) stays(w *fsm.Workload) (misfit string, stays bool) {
 	x := p.c.nodes
 	s, known := x.slotOf[w.Node]

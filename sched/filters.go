@@ -52,11 +52,20 @@ var filterNames = [...]string{
 	"affinity", "spread", "affinity", "anti-affinity", "anti-affinity",
 }
 
-// rejection is the reason why a node was rejected for a demand, without figures. It is comparable, so that
-// summaries can count equal reasons.
+// rejection is the reason why a node was rejected for a demand, without the amounts that are missing. It
+// is comparable, so that summaries can count equal reasons.
 type rejection struct {
 	filter     filter
 	key, value string
+}
+
+// filterFields holds for each filter the field of a workload file that a user would change so that the filter lets more
+// nodes pass; "" if only a change of the node or of another object helps.
+var filterFields = [...]string{
+	wrongType: "type", noDriver: "managed_volumes", noLabel: "labels", constraint: "constraints", taint: "tolerations",
+	shortCPU: "resources.cpu", shortMemory: "resources.memory", shortDisk: "resources.disk", noPool: "resources.disk", shortDevice: "resources.devices",
+	portTaken: "ports", noFencer: "on_lost_lease", noMemory: "secrets, configs", networkGone: "networks", smallMTU: "networks", noSlice: "networks",
+	noNetworks: "networks", wrongNode: "affinity", unevenSpread: "spread", notNear: "affinity", tooNear: "anti_affinity", repelled: "",
 }
 
 // short returns a rejection as text for summaries. It has no figures, because these change from step to step.
@@ -320,7 +329,8 @@ func (x *nodeIndex) room(d *fsm.Demand, s int32) filter {
 	return passes
 }
 
-// joined is a network of the present demand.
+// joined is a network that the workload to be placed uses, with what the filters need to know about
+// it.
 type joined struct {
 	name string
 	of   *fsm.Network // nil if it does not exist

@@ -17,8 +17,8 @@ func labels(kv ...string) []*commandv1.Label {
 	return out
 }
 
-// TestFiltersRejectNodes evaluates one node for one workload. In a case without a reason, the node
-// must fit.
+// TestFiltersRejectNodes: each case has one node and one workload, and the reason why the planner
+// must reject the node. If the case has no reason, the node must be accepted.
 func TestFiltersRejectNodes(t *testing.T) {
 	type nodeSet = func(*commandv1.RegisterNode)
 	type demandSet = func(*commandv1.Demand)
@@ -176,7 +176,7 @@ func port(n uint32, protocol string) func(*commandv1.Demand) {
 	return func(d *commandv1.Demand) { d.HostPorts = []*commandv1.Port{{Port: n, Protocol: protocol}} }
 }
 
-// fill reserves the given CPU, memory and disk on the node.
+// fill reserves the given CPU, memory and disk on the node under test.
 func (w *world) fill(cpu, mem, disk int64) {
 	w.apply("filler", demand(func(d *commandv1.Demand) { d.CpuMillicores, d.MemoryMib, d.DiskGb = cpu, mem, disk }))
 	w.settle()
@@ -306,5 +306,19 @@ func TestPlanPlaceOnALostNode(t *testing.T) {
 	moves := PlanPlace(w.state, []*fsm.Workload{w.get("stops"), w.get("kept")}, w.tuning)
 	if want := []Move{{Workload: "stops", To: "b"}, {Workload: "kept", To: "a"}}; !reflect.DeepEqual(moves, want) {
 		t.Errorf("PlanPlace returns %+v, want %+v", moves, want)
+	}
+}
+
+// `persysctl why` names the field of the workload file that would have to change, for each filter that such a change can
+// satisfy.
+func TestFiltersNameTheirField(t *testing.T) {
+	if len(filterFields) != len(filterNames) {
+		t.Fatalf("there are %d fields for %d filters", len(filterFields), len(filterNames))
+	}
+	without := map[filter]bool{passes: true, notUp: true, draining: true, cordoned: true, stopping: true, failedThere: true, barred: true, repelled: true, outsidePool: true}
+	for f := range filterNames {
+		if (filterFields[f] == "") != without[filter(f)] {
+			t.Errorf("filter %q has the field %q", filterNames[f], filterFields[f])
+		}
 	}
 }

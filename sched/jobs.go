@@ -45,8 +45,8 @@ func (p *planner) endJobs() {
 	}
 }
 
-// endOf returns the end of a job; nil if the job goes on or has finished. A result that the node reported comes
-// before the deadline.
+// endOf returns the end of a job; nil if the job goes on or has finished. If the node has reported
+// a result, this result is used even if the deadline has passed.
 func (p *planner) endOf(w *fsm.Workload) *commandv1.JobEnd {
 	switch {
 	case w.Finished():
@@ -101,8 +101,8 @@ func (p *planner) expires(w *fsm.Workload) bool {
 	return at != 0 && at <= p.Now
 }
 
-// nextOfJob returns the time at which a job must be evaluated again: its deadline, or the end of its TTL; 0 if
-// there is none.
+// nextOfJob returns the time at which the planner must look at a job again: its deadline, or the end of its
+// TTL; 0 if there is none.
 func nextOfJob(w *fsm.Workload) int64 {
 	return cmp.Or(w.ExpiresAt(), deadlineOfJob(w))
 }
@@ -120,8 +120,8 @@ func (p *planner) awaitsTurn(w *fsm.Workload) string {
 	return fmt.Sprintf("waits for its turn: job %s runs at most %d at the same time", w.Demand.Group, j.Parallelism)
 }
 
-// turnOf returns the job group whose parallelism a workload uses up: an unfinished job that has a node uses one
-// place of its group. "" means that the workload uses none.
+// turnOf returns the group whose parallelism w uses: of a job group, at most parallelism unfinished members
+// have a node at a time. It returns "" if w is not such a member.
 func turnOf(w *fsm.Workload) string {
 	if w.Node == "" || w.Demand.Job == nil || !w.Active() {
 		return ""

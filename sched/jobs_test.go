@@ -31,8 +31,8 @@ func (w *world) exits(id string, code int32) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{r}}}})
 }
 
-// TestATurnIsFreeWhenAMemberLeavesTheGroup: a job that waits for its turn is placed as soon as a member leaves the
-// group, even if that member stays on its node.
+// TestATurnIsFreeWhenAMemberLeavesTheGroup: a job that waits because its group already runs as many members as its
+// parallelism allows is placed as soon as a member leaves the group, even if that member stays on its node.
 func TestATurnIsFreeWhenAMemberLeavesTheGroup(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")

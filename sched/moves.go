@@ -16,8 +16,8 @@ import (
 // holds reports whether the reason code means that a workload is held on its node.
 func holds(code string) bool { return code == fsm.CodeHoldsData || code == fsm.CodeCannotMove }
 
-// runs reports whether the node last reported an instance that runs or may run. A stack of which one service
-// has failed counts too, because its other services may run.
+// runs reports whether the node last reported an instance that runs or may run. It also returns true for a
+// stack of which one service has failed, because its other services may run.
 func runs(w *fsm.Workload) bool {
 	switch w.Actual.State {
 	case fsm.ActualRunning, fsm.ActualPending, fsm.ActualUnknown:
@@ -31,9 +31,9 @@ func runs(w *fsm.Workload) bool {
 // reserve reserves resources on nodes in this step, before any other placement:
 //
 //   - for workloads that left a node for another one and wait until the previous node has stopped them, so that
-//     workloads that leave later do not count on the same resources;
-//   - for held workloads with a priority, so that the workloads that were evicted for them do not take the
-//     resources back.
+//     the planner does not use the same resources for workloads that leave later;
+//   - for workloads with a priority that stay on a node they should leave (held), so that the workloads
+//     that were evicted for them do not get the resources back.
 func (p *planner) reserve() {
 	p.reserveLeft()
 	for _, id := range p.c.workloads.sorted() {
@@ -143,7 +143,8 @@ func leftByChoice(code string) bool {
 	return false
 }
 
-// keepRoom reserves the resources and host ports of a demand on a node, in this step only.
+// keepRoom reserves the resources and host ports of a demand on a node for the rest of this step,
+// so that no later placement of the step takes them.
 func (p *planner) keepRoom(d *fsm.Demand, s int32) {
 	room := amounts(d)
 	room.Ports = d.Ports
@@ -179,8 +180,9 @@ func (p *planner) keep(w *fsm.Workload, n *fsm.Node, code, message string) kept 
 	return kept{fsm.CodeCannotMove, message + "; it runs on unchanged, because no other node takes it: " + r.summary + prefixed("; ", r.waits)}
 }
 
-// hold keeps a workload on its node and records the reason. It reports whether it proposed a
-// command. With unchanged, the workload gets no new order, so that it runs as before.
+// hold keeps a workload on the node that it should leave, and records the reason. It reports
+// whether it proposed a command. With unchanged, the workload gets no new order, so that it runs as
+// before.
 func (p *planner) hold(w *fsm.Workload, code, message string, unchanged bool) bool {
 	if unchanged {
 		p.rest(w)
@@ -204,7 +206,7 @@ func (p *planner) say(w *fsm.Workload, code, message string) bool {
 	return said
 }
 
-// rest keeps a workload from getting an order in this step.
+// rest makes this step give no order for workload w.
 func (p *planner) rest(w *fsm.Workload) {
 	if p.held == nil {
 		p.held = map[string]bool{}

@@ -30,7 +30,8 @@ func (w *world) drainDiscarding(id string) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: id, On: true, DiscardData: true}}})
 }
 
-// held checks that a workload is on a node, held there for a reason, and that the reason contains words.
+// held checks that a workload which should leave a node still runs there, that its record has the reason
+// code, and that the message of the reason contains the given words.
 func (w *world) held(t *testing.T, id, node, code string, words ...string) {
 	t.Helper()
 	x := w.get(id)
@@ -51,8 +52,8 @@ func (w *world) on(t *testing.T, id, node string) {
 	}
 }
 
-// makesRoom runs the workload high on node a and the workload low on node b. Then node a no longer runs
-// workloads of the type of high, and low must be evicted from node b to make room.
+// makesRoom runs workload high on node a and workload low, of lower priority, on node b. Then node a
+// stops supporting the type of high, which must move to b, and low must be evicted from b to make room.
 func (w *world) makesRoom(t *testing.T, high, low func(*commandv1.WorkloadPut)) {
 	t.Helper()
 	vm := demand(func(d *commandv1.Demand) { d.Type = "vm" })

@@ -5,8 +5,9 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// releaseSlices takes back the slices of networks whose nodes had no member for a day. When the rest of a slice that
-// was taken back ends, it has the waiting workloads evaluated again.
+// releaseSlices takes back the slices of networks whose nodes had no member for a day. A slice that was taken
+// back rests for a while; when its rest ends, nodes that can answer at ports in ingress mode get it, and the waiting
+// workloads are evaluated again.
 func (p *planner) releaseSlices() {
 	c := p.c
 	if !c.slicesKnown {
@@ -15,9 +16,15 @@ func (p *planner) releaseSlices() {
 	if c.sliceDue != 0 && c.sliceDue <= p.Now {
 		p.State.Networks(func(n *fsm.Network) bool {
 			for _, s := range n.Slices {
-				if s.Idle(p.Now) && p.spend() {
+				if n.Idle(s, p.Now) && p.spend() {
 					p.idle = append(p.idle, &commandv1.IdleSlice{Network: n.ID, Node: s.Node})
 					p.note("ReleaseSlice", "", s.Node, "network "+n.Name)
+				}
+			}
+			for _, node := range lacking(p.State, n, p.Now) {
+				if p.spend() {
+					p.idle = append(p.idle, &commandv1.IdleSlice{Network: n.ID, Node: node, Give: true})
+					p.note("GiveSlice", "", node, "network "+n.Name)
 				}
 			}
 			return true
@@ -28,12 +35,39 @@ func (p *planner) releaseSlices() {
 	p.wake(c.sliceDue)
 }
 
-// nextSlice returns the earliest time at which a slice may be taken back, or at which the rest of a slice ends; 0 = none.
+// lacking returns the nodes that can answer at the ports in ingress mode of a network and have no slice of it: as many as
+// there are free slices.
+func lacking(v fsm.View, n *fsm.Network, at int64) (out []string) {
+	room := 0
+	if n.Ingress {
+		room = n.Room(at)
+	}
+	if room == 0 {
+		return nil
+	}
+	has := map[string]bool{}
+	for _, s := range n.Slices {
+		has[s.Node] = true
+	}
+	v.Nodes("", func(node *fsm.Node) bool {
+		if !has[node.ID] && n.Wants(node) {
+			out = append(out, node.ID)
+		}
+		return len(out) < room
+	})
+	return out
+}
+
+// nextSlice returns the earliest time at which a slice may be taken back, or at which the rest of a slice ends; 0 = none. It
+// is now if a free slice waits for a node.
 func (p *planner) nextSlice() (due int64) {
 	p.State.Networks(func(n *fsm.Network) bool {
+		if len(lacking(p.State, n, p.Now)) > 0 {
+			due = p.Now
+		}
 		for _, s := range n.Slices {
 			switch {
-			case s.Node != "" && s.EmptySince != 0:
+			case s.Node != "" && s.EmptySince != 0 && !n.Ingress:
 				due = earlier(due, s.EmptySince+fsm.SliceIdle)
 			case s.Node == "" && s.FreeAt > p.Now:
 				due = earlier(due, s.FreeAt)

@@ -21,8 +21,8 @@ func networked(address string) func(*commandv1.RegisterNode) {
 	}
 }
 
-// TestNetworks: nodes a and b can take part in networks, node old cannot. Network back has one slice only, and
-// network wide needs a larger MTU than the nodes allow.
+// TestNetworks: nodes a and b can take part in networks, node old cannot. Network back has addresses for one
+// node only (one slice), and network wide needs a larger MTU than the nodes allow.
 func TestNetworks(t *testing.T) {
 	joins := func(names ...string) func(*commandv1.WorkloadPut) {
 		return demand(func(d *commandv1.Demand) { d.Networks = names })
@@ -137,6 +137,35 @@ func TestNetworks(t *testing.T) {
 			w.now = n.Slices[0].FreeAt // nothing else happens until then
 			w.settle()
 			w.on(t, "w2", "b")
+		}},
+		{"a slice that becomes free goes to a node that answers at ports in mode ingress", func(t *testing.T, w *world) {
+			for id, address := range map[string]string{"a": "10.0.0.1", "b": "10.0.0.2"} {
+				w.node(id, networked(address), func(n *commandv1.RegisterNode) { n.Networking.Ingress = true })
+			}
+			w.apply("w1", joins("back"), demand(func(d *commandv1.Demand) {
+				d.Ingress = []*commandv1.IngressPort{{Port: 80, Protocol: "tcp", Target: 80}}
+			}))
+			w.settle()
+			w.desire("w1", "Stopped") // it is not placed again
+			w.settle()
+			owner := func() string {
+				n, _ := w.state.Network("", "back")
+				return n.Slices[0].Node
+			}
+			if owner() != "a" {
+				t.Fatalf("the slice belongs to %q, want a", owner())
+			}
+			w.do(&commandv1.Command{Body: &commandv1.Command_RemoveNode{RemoveNode: &commandv1.RemoveNode{Id: "a", Force: true}}})
+			w.settle()
+			n, _ := w.state.Network("", "back")
+			if at := w.plan().WakeAt; owner() != "" || at == 0 || at > n.Slices[0].FreeAt {
+				t.Errorf("the slice belongs to %q, and the planner wakes at %d, want nobody and %d or before", owner(), at, n.Slices[0].FreeAt)
+			}
+			w.now = n.Slices[0].FreeAt
+			w.settle()
+			if owner() != "b" {
+				t.Errorf("the slice belongs to %q, want b", owner())
+			}
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -116,6 +116,8 @@ type planner struct {
 	members  []*commandv1.MemberChange
 	idle     []*commandv1.IdleSlice
 
+	emptyPools map[string]bool // results of the method emptyPool, by namespace
+
 	failed   map[string]bool // keys of demands that fit on no node, as found at version failedAt of the cache
 	failedAt uint64
 	tallies  map[string]string
@@ -123,7 +125,8 @@ type planner struct {
 	key      []byte
 }
 
-// spend counts one item against the limit of the step. It returns false if the limit is reached.
+// spend counts one command item or order of this step. It returns false if the limit of the step is
+// reached.
 func (p *planner) spend() bool {
 	if p.left == 0 {
 		p.more = true
@@ -138,6 +141,12 @@ func (p *planner) mark(id string) {
 		p.done = map[string]bool{}
 	}
 	p.done[id] = true
+	if p.c.due.at[id] != 0 {
+		// The workload changes, so the time for which it waited is out of date. If the change is lost or refused, the
+		// next step evaluates the workload again.
+		p.c.due.set(id, 0)
+		p.c.workloads.add(id)
+	}
 }
 
 func (p *planner) note(action, workload, node, detail string) {
@@ -203,8 +212,8 @@ func (p *planner) finish() Step {
 	return p.step
 }
 
-// chunked splits items into commands of limited size, as few as possible. A single item is small: its longest
-// fields are messages of agents, whose length the API limits.
+// chunked splits items into commands of limited size, as few as possible. No single item is too large for a
+// command: its longest fields are messages of agents, whose length the API limits.
 func chunked[T interface{ SizeVT() int }](p *planner, items []T, body func(*commandv1.Command, []T)) {
 	for len(items) > 0 {
 		n, size := 0, 0

@@ -119,8 +119,8 @@ func TestALostNodesWorkloadsMove(t *testing.T) {
 	}
 }
 
-// A workload that a fencer stops when the lease ends is placed again once the fence bound is over by the
-// clock of the present leader, and never before.
+// If a fencer stops a workload when the lease of its node ends, the workload is placed on another node only after the
+// fence bound, which is the longest time that the fencer may take, has passed on the clock of the present leader.
 func TestWorkloadMovesAfterTheFenceBound(t *testing.T) {
 	stop := demand(func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, "stop" })
 	fencing := func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 15 }
@@ -168,8 +168,8 @@ func TestWorkloadMovesAfterTheFenceBound(t *testing.T) {
 	if at := w.plan().WakeAt; at == 0 || at > w.now+15*second {
 		t.Errorf("the next step is at %d, want it within 15 s of %d", at, w.now)
 	}
-	// When the leader's clock offset becomes smaller, DownSince becomes smaller too. The cache must not keep
-	// the old deadline.
+	// The leader's clock offset (the lead of the planner's clock over the wall clock) has become smaller,
+	// and so has DownSince, which includes it. The cache must not keep the deadline that it computed before.
 	w.now += 6 * second
 	w.plan()
 	w.downSince["b"] -= second / 10
@@ -178,8 +178,8 @@ func TestWorkloadMovesAfterTheFenceBound(t *testing.T) {
 	}
 }
 
-// A step with a cache must have the same WakeAt as a step without a cache. The deadlines of orders
-// on a lost node count in neither.
+// A step with a cache must have the same WakeAt as a step without a cache. In both, WakeAt must
+// ignore the deadlines of orders on a lost node.
 func TestLostNodeHasNoOrderDeadlines(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		w := newWorld(t)
@@ -202,8 +202,8 @@ func residualsOf(w *world, id string) (n int) {
 	return n
 }
 
-// If the desired state changes to Stopped, the workload counts as stopping only once its node has accepted
-// the order.
+// If the desired state of a running workload changes to Stopped, the planner must not take it for stopping
+// before its node has accepted that order.
 func TestAChangeToStopCountsOnceItIsAccepted(t *testing.T) {
 	fencing := func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 15 }
 	w := newWorld(t)
@@ -627,8 +627,9 @@ func TestHigherPriorityIsPlacedFirst(t *testing.T) {
 	}
 }
 
-// TestAnUnplacedWorkloadIsRetriedForLessDemandOrANewNode: a change of the specification alone is no reason to
-// try to place an unplaced workload again. A lower demand or a new node is a reason.
+// TestAnUnplacedWorkloadIsRetriedForLessDemandOrANewNode: a workload fits on no node. After a change of its
+// specification with the same demand, the planner must not search again. It must search again after a change
+// that lowers the demand, and when a node joins.
 func TestAnUnplacedWorkloadIsRetriedForLessDemandOrANewNode(t *testing.T) {
 	w := newWorld(t)
 	w.node("small")
@@ -701,8 +702,8 @@ func TestAnExclusiveWorkloadWhoseDrainingNodeIsLostAwaitsTheFence(t *testing.T) 
 	}
 }
 
-// While a residual holds a port, a conflict between other workloads about that port is hidden. The planner
-// must find the conflict once the residual is gone.
+// While an instance that its node must still remove (a residual) holds a port, a conflict between other
+// workloads about that port is hidden. The planner must find the conflict once the instance is gone.
 func TestAPortConflictBehindAResidualIsSeen(t *testing.T) {
 	w := newWorld(t)
 	for _, n := range []string{"a", "b", "c"} {
@@ -717,8 +718,8 @@ func TestAPortConflictBehindAResidualIsSeen(t *testing.T) {
 	w.apply("second", on("a"))
 	w.apply("third", on("a"))
 	w.settle()
-	// The workload named first moves from node a to b, and its residual on a holds the port. Then two other
-	// workloads demand the port.
+	// The workload named first moves from node a to b, and a must still stop its former instance, which
+	// holds the port. Then two other workloads demand the port.
 	w.apply("first", on("b"), demand(port(80, "tcp")))
 	w.step()
 	w.apply("second", demand(port(80, "tcp")))

@@ -81,7 +81,7 @@ type pool struct {
 	total, used int64 // GB
 }
 
-// devices are the counted devices of one kind on a node, or in use there.
+// devices is the number of devices of one kind that a node has, or that are in use on it.
 type devices struct {
 	name        string
 	total, used int64
@@ -130,7 +130,8 @@ const (
 	noPools = -2
 )
 
-// size is a size class of nodes: the totals of CPU, memory and disk, rounded down by roundDown.
+// size is a size class of nodes: nodes whose totals of CPU, memory and disk are equal after
+// roundDown belong to one class.
 type size struct{ cpu, mem, disk int64 }
 
 // shape holds, sorted by load, the schedulable nodes that have the same size class, workload types, storage
@@ -238,7 +239,7 @@ func (x *nodeIndex) setFacts(s int32, r *fsm.Node) {
 	x.hot[s].shape = x.shapeOf(s)
 }
 
-// setPolicies copies the policies that are bound to a node into the arrays.
+// setPolicies copies into the arrays which policies apply to a node, by its labels.
 func (x *nodeIndex) setPolicies(v fsm.View, s int32) {
 	x.policies[s] = v.NodePolicies(x.recs[s])
 	for _, p := range x.policies[s] {
@@ -267,7 +268,8 @@ func fewLabels(recs []*fsm.Node) []string {
 	return slices.DeleteFunc(keys, func(k string) bool { return len(values[k]) > fewValues })
 }
 
-// pooledNamespaces returns the namespaces that require labels of their nodes.
+// pooledNamespaces returns, by name, the namespaces whose workloads may run only on nodes with
+// certain labels.
 func pooledNamespaces(v fsm.View) map[string]*fsm.Namespace {
 	out := map[string]*fsm.Namespace{}
 	v.Namespaces(func(n *fsm.Namespace) bool {
@@ -352,7 +354,8 @@ func (x *nodeIndex) setAlloc(s int32, a fsm.Alloc) {
 	x.weigh(s)
 }
 
-// weigh computes the fields in hot of a node from its totals and its reserved resources.
+// weigh computes the fields in hot of a node, such as its load and its free CPU, from its totals
+// and its reserved resources.
 func (x *nodeIndex) weigh(s int32) {
 	h := &x.hot[s]
 	h.freeCPU, h.freeMem = x.cpu[s]-x.usedCPU[s], x.mem[s]-x.usedMem[s]
@@ -395,7 +398,7 @@ func (x *nodeIndex) loadOf(s int32) uint32 {
 	return uint32(sum/n + int64(x.workloads[s])*perWorkload)
 }
 
-// list adds a node to those that may get new workloads. unlist removes it.
+// list adds a node to the sorted lists of nodes that may get new workloads. unlist removes it.
 func (x *nodeIndex) list(s int32) {
 	x.ready.set(s)
 	x.listings++
@@ -518,8 +521,8 @@ func anyAddress(p fsm.HostPort) fsm.HostPort {
 	return p
 }
 
-// portUse returns the slots on whose engine a host port is taken. For a port that no demand has named before,
-// it reads the use on every engine.
+// portUse returns the slots of the nodes on whose engine host port p is taken. For a port that no demand has
+// named before, it reads the use on every engine.
 func (x *nodeIndex) portUse(v fsm.View, p fsm.HostPort) bitset {
 	b, ok := x.ports[p]
 	if !ok {
@@ -594,7 +597,7 @@ func (x *nodeIndex) appendClassKey(b []byte, in *fsm.Namespace, d *fsm.Demand) [
 	str(d.Type)
 	if in != nil {
 		b = append(b, 7)
-		str(in.Name) // messages name it
+		str(in.Name) // rejection messages name the namespace, so two namespaces do not share a class
 		for _, l := range in.NodeLabels {
 			str(l.Key)
 			str(l.Value)

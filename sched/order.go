@@ -40,7 +40,7 @@ func (o *order) seek(key uint64) (int, int) {
 	return c, i
 }
 
-// ends updates the fields low and high of a chunk after a change.
+// ends updates the lowest and the highest key of each chunk (fields low and high) after a change.
 func (o *order) ends() {
 	if n := len(o.chunks); n > 0 {
 		last := o.chunks[n-1].keys
@@ -107,7 +107,7 @@ func (o *order) remove(x *nodeIndex, s int32) {
 	}
 }
 
-// tighten computes the upper bounds of a chunk again from its nodes.
+// tighten computes the upper bounds of the free CPU and memory of a chunk again from its nodes.
 func (c *chunk) tighten(x *nodeIndex) {
 	c.freeCPU, c.freeMem = 0, 0
 	for _, k := range c.keys {

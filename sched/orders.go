@@ -6,9 +6,9 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// order is the pass that gives nodes the orders that they have not acknowledged: an apply order for the
-// present generation of a workload, a delete order for a residual (a previous instance). Outstanding orders are
-// not given again, and nodes that are down get no orders.
+// order is the pass that gives nodes the orders that they have not acknowledged: an apply order for the present
+// generation of a workload, and a delete order for a residual (a previous instance that the node must remove).
+// Orders that are still being delivered are not issued again, and nodes that are down get no orders.
 func (p *planner) order() {
 	left := p.Tuning.MaxCommands
 	give := func(o Order) bool {
@@ -62,7 +62,7 @@ func (p *planner) overdue(node string) {
 			p.wake(at)
 			return true
 		}
-		state, next := "has not let it go", "if it is gone for good: persysctl node remove "+node+" --force"
+		state, next := "has not removed it", "if it is gone for good: persysctl node remove "+node+" --force"
 		if !p.reachable(node) {
 			state = "cannot be reached"
 		}

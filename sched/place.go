@@ -11,14 +11,15 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Candidates are the nodes from which a placement chooses, with the demands that Take has reserved on them.
+// Candidates are the nodes from which Place chooses, with the demands that Take has reserved on them.
 type Candidates struct {
 	c    *Cache
 	view fsm.View
 	who  subject
 }
 
-// NodesOf returns the nodes of a view as candidates. It reads all of them once.
+// NodesOf returns the nodes of a view as candidates. It copies what the filters need, so its cost
+// grows with the number of nodes.
 func NodesOf(v fsm.View, t Tuning) Candidates {
 	c := &Cache{groups: map[string]*group{}, memberOf: map[string]membership{}, sets: map[string]*group{}, setsOf: map[string]member{}}
 	c.nodes = newNodeIndex(v, t.withDefaults())
@@ -80,8 +81,8 @@ func (c *Cache) findExcept(v fsm.View, who subject, d *fsm.Demand, nodes []strin
 	return q
 }
 
-// prepare prepares the search for a demand: its ports, the members of its group on each node, and its rules. The
-// caller must call release afterwards.
+// prepare prepares the search for a demand: its ports, the members of its group on each node, and its placement
+// rules. The caller must call release afterwards.
 func (c *Cache) prepare(v fsm.View, who subject, d *fsm.Demand) query {
 	q := c.nodes.query(v, who, d)
 	c.countMembers(v, who.id, d)
@@ -89,8 +90,8 @@ func (c *Cache) prepare(v fsm.View, who subject, d *fsm.Demand) query {
 	return q
 }
 
-// countMembers counts the other members of the demand's group on each node in hot.members, and lists the nodes
-// that have any.
+// countMembers stores in hot.members of each node how many other members of the demand's group it has, and
+// lists the nodes that have any.
 func (c *Cache) countMembers(v fsm.View, id string, d *fsm.Demand) {
 	x := c.nodes
 	x.slots = x.slots[:0]
@@ -140,9 +141,9 @@ func (c *Cache) promise(v fsm.View, who subject, d *fsm.Demand, s int32) {
 // place places the pending workloads, highest priority first. Each placement takes the earlier ones into
 // account.
 //
-// As long as the nodes are unchanged, an unplaced workload still fits on no node, and only the open workloads
-// are evaluated: workloads that changed, or whose explanation is not recorded yet. If one of them would be
-// placed or would preempt, all pending workloads are evaluated.
+// As long as no node changes, a workload that fitted on no node still fits on none. Then only the open
+// workloads are evaluated: those that changed, or for which the state has no explanation yet. If one of them
+// would be placed or would preempt, all pending workloads are evaluated.
 func (p *planner) place() {
 	c := p.c
 	p.retryPreemptions()
@@ -212,8 +213,8 @@ func (p *planner) wouldMove(w *fsm.Workload) bool {
 	return !p.hopeless(w) && p.c.find(p.State, p.subject(w), w.Demand).best >= 0
 }
 
-// settled reports whether a pending workload need not be evaluated again before the workload or a node
-// changes.
+// settled reports whether the planner already knows that pending workload w fits on no node, so that w
+// need not be evaluated again before w or a node changes.
 func (c *Cache) settled(w *fsm.Workload) bool {
 	v := c.verdicts[w.ID]
 	return v.of(w, c.version) && v.said
@@ -231,8 +232,9 @@ func (p *planner) placeOne(w *fsm.Workload) {
 		return // this step ends the job, or deletes the member of a system workload
 	}
 	if wait := p.awaitsTurn(w); wait != "" {
-		// A member of a job group that waits for its turn need not be evaluated: the version
-		// of the cache changes when another member leaves its node.
+		// A member of a job group that waits for the group's limit of parallel members need not be
+		// evaluated in each step: when another member leaves its node, the version of the cache
+		// changes, and this result is no longer valid.
 		c.verdicts[w.ID] = verdict{modified: w.ModifyIndex, version: c.version, said: !p.explain(w, fsm.CodeAwaitTurn, wait)}
 		return
 	}
@@ -271,13 +273,13 @@ func (p *planner) placeOne(w *fsm.Workload) {
 		said = false
 	}
 	if w.Demand.Priority > 0 && len(p.done) > 0 {
-		said = false // this step moves workloads that could then not be preempted; a move may be refused, so evaluate again in the next step
+		said = false // workloads that this step moves could not be preempted; a move may be refused, so evaluate again in the next step
 	}
 	c.verdicts[w.ID] = verdict{modified: w.ModifyIndex, version: c.version, said: said}
 }
 
-// hopeless reports whether an equal demand fitted on no node at the present version of the cache.
-// It leaves the key of the demand in p.key.
+// hopeless reports whether the planner has found, since nodes last changed, that an equal demand
+// fits on no node. It leaves the key of the demand in p.key.
 func (p *planner) hopeless(w *fsm.Workload) bool {
 	if p.failed == nil || p.failedAt != p.c.version {
 		p.failed, p.failedAt = map[string]bool{}, p.c.version
@@ -309,9 +311,9 @@ func (c *Cache) appendDemandKey(b []byte, who subject, d *fsm.Demand) []byte {
 	return c.nodes.appendClassKey(c.appendSubject(append(b, 2), who, d), c.nodes.pooled[who.namespace], d)
 }
 
-// former finds the nodes that may still run a workload. It returns the node on which the workload may be
-// placed again, or the reason why the workload has to wait. Only an exclusive workload waits for nodes that
-// are down.
+// former looks at the nodes that may still run an instance of w (its residuals). It returns the node (at,
+// from) on which w may be placed again without a restart, or the reason (code, wait) why w has to wait.
+// Only an exclusive workload waits for nodes that are down.
 func (p *planner) former(w *fsm.Workload) (at int32, from *fsm.Residual, code, wait string) {
 	live := 0
 	p.State.ResidualsOf(w.ID, func(r *fsm.Residual) bool {
@@ -335,8 +337,9 @@ func (p *planner) former(w *fsm.Workload) (at int32, from *fsm.Residual, code, w
 	return -1, from, fsm.CodeAwaitStop, "waits until node " + n.ID + " has stopped it" + bracketed(from.Reason)
 }
 
-// forgotten reports whether residual r belongs to an earlier workload with the same id as w, which a person
-// deleted with --force. The node may still run that workload, but this does not delay the placement of w.
+// forgotten reports whether residual r (a record that a node may still run an instance) belongs to an
+// earlier workload with the same id as w, which a person deleted with --force. The node may still run that
+// workload, but this does not delay the placement of w.
 func forgotten(w *fsm.Workload, r *fsm.Residual) bool {
 	return r.Reason == fsm.CodeDeleting && w.CreatedAt > r.Since
 }
@@ -363,8 +366,8 @@ func (p *planner) mayReturn(w *fsm.Workload, r *fsm.Residual) bool {
 	if !ok || w.Demand.Exclusive || !x.ready.has(s) {
 		return false
 	}
-	// Only a workload that left a lost, draining or tainted node may be placed there again while it still runs
-	// there. A workload that was preempted or did not fit must first be stopped.
+	// A workload that still runs on its former node may be placed there again only if it had to leave because the node
+	// was lost, draining or tainted. If it was preempted or did not fit, it must first be stopped on that node.
 	if r.Reason != fsm.CodeNodeLost && !leavesNode(r.Reason) {
 		return false
 	}
@@ -460,7 +463,8 @@ func (p *planner) summary(w *fsm.Workload) string {
 	return m
 }
 
-// tally counts rejected nodes by the first filter that rejects them.
+// tally holds, for each reason, how many nodes are rejected; only the first filter that rejects a
+// node is counted.
 type tally struct {
 	total, fit int
 	by         []tallied
@@ -557,7 +561,7 @@ const maxReasons = 8
 func (t *tally) counts() []Count {
 	out := make([]Count, len(t.by))
 	for i, e := range t.by {
-		out[i] = Count{Filter: filterNames[e.r.filter], Reason: e.r.short(), Nodes: e.n}
+		out[i] = Count{Filter: filterNames[e.r.filter], Field: filterFields[e.r.filter], Reason: e.r.short(), Nodes: e.n}
 	}
 	return out
 }

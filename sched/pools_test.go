@@ -21,8 +21,8 @@ func (w *world) pool(name string, labels ...string) {
 	}
 }
 
-// TestNodePools: a namespace with a node pool gets only nodes of that pool. Namespace shop requires the label
-// pool=shop, which node b has and node a has not.
+// TestNodePools: workloads of a namespace with a node pool are placed only on nodes of that pool.
+// Namespace shop requires the label pool=shop, which node b has and node a has not.
 func TestNodePools(t *testing.T) {
 	in := func(p *commandv1.WorkloadPut) { p.Namespace = "shop" }
 	for _, c := range []struct {
@@ -112,6 +112,17 @@ func TestNodePools(t *testing.T) {
 			if w.get("w1").Node == "" {
 				t.Errorf("w1 must be placed, but is not: %s", w.get("w1").Reason.Message)
 			}
+		}},
+		{"the members of a system workload stay when the pool has no node", func(t *testing.T, w *world) {
+			w.apply("sys", in, system)
+			w.has("sys", "sys-b@b")
+			w.say("sys-b", "Running")
+			w.pool("shop", "pool=shpo")
+			w.settle()
+			w.has("sys", "sys-b@b")
+			w.label("a", "pool", "shpo")
+			w.pass(emptyPoolAgain + second)
+			w.has("sys", "sys-a@a")
 		}},
 		{"a member of a system workload with local data stays when its node leaves the pool", func(t *testing.T, w *world) {
 			w.apply("sys", in, system, withData)

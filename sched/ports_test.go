@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// TestHostPortsAreWaitedFor: no order is given while another workload may still bind its
-// host port.
+// TestHostPortsAreWaitedFor: the planner gives no order for a workload whose host port another
+// workload may still use.
 func TestHostPortsAreWaitedFor(t *testing.T) {
 	tcp := func(n uint32) func(*commandv1.WorkloadPut) { return demand(port(n, "tcp")) }
 	waits := func(t *testing.T, w *world, id, by string) {

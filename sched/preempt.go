@@ -23,6 +23,7 @@ func (p *planner) preempt(w *fsm.Workload) string {
 	best, ok := p.clearance(w, p.State.RankOf(w))
 	if !ok {
 		waits := p.limitText(w)
+		p.c.limits = p.c.limits || waits != ""
 		p.wake(p.preemptions.again)
 		return waits
 	}
@@ -143,8 +144,9 @@ func (p *planner) makeRoom(w *fsm.Workload) (node NodeID, evicted []string) {
 	return p.c.nodes.recs[best.slot].ID, ids(best.victims)
 }
 
-// awaited returns the best node on which enough workloads are already leaving, and until when a workload
-// waits for it.
+// awaited returns the best node that will have room for demand d once the workloads that are already
+// leaving it are gone, and the time until which to wait for that. at is the hash that decides between
+// equal nodes.
 func (p *planner) awaited(d *fsm.Demand, at uint64) (best plan, until int64) {
 	best.slot = -1
 	var newest int64 // time of the latest eviction on a node where workloads are leaving
@@ -191,8 +193,9 @@ type plan struct {
 	dist    uint64
 }
 
-// improve replaces plan b by plan c if c is better: c evicts lower priorities, or fewer workloads,
-// or its node is nearer on the ring.
+// improve replaces plan b by plan c if c is better: c evicts lower priorities; if these are equal,
+// fewer workloads; if that is equal too, its node comes first in the order that decides between
+// equal nodes.
 func (b *plan) improve(c plan) {
 	if b.slot < 0 || cmp.Or(
 		cmp.Compare(c.worst(), b.worst()),
@@ -203,7 +206,8 @@ func (b *plan) improve(c plan) {
 	}
 }
 
-// worst returns the highest priority among the workloads that a plan evicts.
+// worst returns the highest priority among the workloads that a plan evicts: plans with a lower one
+// are better.
 func (b *plan) worst() int64 {
 	worst := int64(-1) << 32
 	for _, v := range b.victims {
@@ -214,7 +218,7 @@ func (b *plan) worst() int64 {
 
 // clear returns the smallest set of workloads of lower rank to evict from a node, so that the demand fits
 // once these workloads and those that are already leaving are gone. With evict false, the set must be empty.
-// With evict true, workloads that have been leaving for longer than roomPatience do not count as gone.
+// With evict true, workloads that have been leaving for longer than roomPatience are assumed to stay.
 func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan, bool) {
 	x := p.c.nodes
 	n := x.recs[s]
@@ -296,7 +300,8 @@ func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan
 			cmp.Compare(b.Generation.Sequence, a.Generation.Sequence),
 			cmp.Compare(a.ID, b.ID))
 	})
-	// A required affinity must still hold once the victims are gone, or the demand would not fit even then.
+	// The demand may require to be near certain workloads (affinity). Do not evict the last of
+	// these, because the demand would not fit without it.
 	needs := x.rules.needs(s)
 	spare := func(v *fsm.Workload, sign int32) bool {
 		sets := p.c.setsOf[v.ID].sets
@@ -339,7 +344,8 @@ func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan
 	if !enough() {
 		return plan{}, false
 	}
-	// Evicting a workload that was chosen early may be unnecessary because of workloads that were chosen later.
+	// Workloads that were chosen later may release enough, so that one chosen earlier need not be evicted.
+	// Remove such workloads from the list.
 	for i := len(victims) - 1; i >= 0; i-- {
 		v := victims[i]
 		if free(v.Demand, -1); !must(v) && enough() {

@@ -93,7 +93,7 @@ func (w *world) namespace(name string, maxPriority int32) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: &commandv1.PutNamespace{Name: name, MaxPriority: maxPriority}}})
 }
 
-// of returns a put option that sets namespace, priority and CPU demand of a workload.
+// of returns an option that sets namespace, priority and CPU demand of a workload.
 func of(namespace string, priority int32, cpu int64) func(*commandv1.WorkloadPut) {
 	return func(p *commandv1.WorkloadPut) {
 		p.Namespace = namespace
@@ -101,8 +101,8 @@ func of(namespace string, priority int32, cpu int64) func(*commandv1.WorkloadPut
 	}
 }
 
-// TestPreemptionAcrossNamespaces: a priority counts in other namespaces only up to the maximum priority of
-// its own namespace.
+// TestPreemptionAcrossNamespaces: a workload preempts workloads of other namespaces as if its priority
+// were at most the maximum priority of its own namespace.
 func TestPreemptionAcrossNamespaces(t *testing.T) {
 	begin := func(t *testing.T) *world {
 		w := newWorld(t)
@@ -186,7 +186,8 @@ func TestPreemptionAcrossNamespaces(t *testing.T) {
 	})
 }
 
-// TestPlansNameVictims: a plan names each workload that an apply or a drain would evict exactly once.
+// TestPlansNameVictims: the plan (dry run) of an apply or of a drain lists the workloads that would
+// be evicted, each of them exactly once.
 func TestPlansNameVictims(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
@@ -217,7 +218,8 @@ func TestPlansNameVictims(t *testing.T) {
 	w.on(t, "high", "a")
 }
 
-// stuck lets time pass until done returns true. No agent carries out a delete meanwhile.
+// stuck lets the given number of seconds pass, or until done returns true. Meanwhile no agent
+// carries out a delete.
 func (w *world) stuck(seconds int64, done func(after int64) bool) {
 	for after := range seconds {
 		w.step()
@@ -259,7 +261,8 @@ func TestNodesThatDoNotDeleteDelayNoWorkload(t *testing.T) {
 	}
 }
 
-// If the only suitable node has residuals, other workloads can still be evicted from it.
+// If the only suitable node must still remove instances that left it (residuals), other workloads
+// can be evicted from it all the same.
 func TestResidualsDoNotPreventAnEviction(t *testing.T) {
 	w := newWorld(t)
 	half := demand(func(d *commandv1.Demand) { d.CpuMillicores = 2000 })

@@ -10,7 +10,7 @@ import (
 // within Tuning.PreemptionCooldown, and within that time at most Tuning.PreemptionBudget workloads are preempted. The
 // state has the time of each workload's last preemption, so the limits also hold under a new leader.
 
-// preemptions keeps what the limits need in one step.
+// preemptions holds what one planning step needs to enforce the two limits.
 type preemptions struct {
 	read  bool
 	times []int64 // times of the preemptions within the cool-down, earliest first
@@ -18,10 +18,11 @@ type preemptions struct {
 
 	free  bool  // the limits are ignored, see limitText
 	again int64 // when a limit that the present search met ends; 0 = it met none
-	most  int   // the budget is too small for the smallest set of workloads to evict that has this size; 0 = no such set
+	most  int   // size of the smallest set of workloads whose eviction would make room, if the budget is too small for it; 0 = no such set
 }
 
-// meets records that a limit on preemptions restricted the present search, and when that limit ends.
+// meets records that one of the two limits kept the present search from evicting a workload, and
+// when that limit ends.
 func (l *preemptions) meets(until int64) { l.again = earlier(l.again, until) }
 
 // cooling reports whether a workload was preempted too recently to be preempted again.
@@ -34,7 +35,8 @@ func (p *planner) cooling(v *fsm.Workload) bool {
 	return true
 }
 
-// allows reports whether the budget allows n more preemptions.
+// allows reports whether the budget (the limit of preemptions within the cool-down) allows n more
+// preemptions.
 func (p *planner) allows(n int) bool {
 	l := &p.preemptions
 	if l.free || n == 0 {

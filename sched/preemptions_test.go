@@ -135,8 +135,9 @@ func TestLimitsOfPreemption(t *testing.T) {
 	}
 }
 
-// TestPreemptionEnds: with random priorities and nodes that come and go, the planner comes to rest, no workload is
-// preempted twice within the cool-down, and the preemptions within any cool-down stay within the budget.
+// TestPreemptionEnds: with random priorities and nodes that come and go, the planner in the end proposes nothing
+// more, no workload is preempted twice within the cool-down, and the preemptions within any cool-down stay within
+// the budget.
 func TestPreemptionEnds(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newWorld(r)

@@ -196,7 +196,7 @@ func sameStep(a, b Step) string {
 }
 
 // TestRandomWorlds disturbs a world and checks the promises of the package at every step. After the
-// disturbances end, the world must settle.
+// disturbances end, the planner must soon propose nothing more.
 func TestRandomWorlds(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newWorld(r)
@@ -304,8 +304,8 @@ func badReason(w *world, x *fsm.Workload) string {
 	if _, ok := w.state.Node(room); waits && !ok {
 		return "it waits for room on a node that does not exist"
 	}
-	// The message was made before room was reserved for the workload, so its counts may differ from those of
-	// Explain. A step also reserves room for workloads that wait to move, and Explain does not.
+	// The message in the record is older than reservations of room for x, so its counts may differ from
+	// those of Explain. Besides, a step reserves room for workloads that wait to move, and Explain does not.
 	e := Explain(w.state, x, w.tuning)
 	now, _, _ := strings.Cut(e.Message, "; it left node ")
 	now, _, _ = strings.Cut(now, "; waits for room on node ")
@@ -344,7 +344,8 @@ func roomIsKept(w *world, x *fsm.Workload) (kept bool) {
 	return kept
 }
 
-// roomIsPromised reports whether a workload waits for room on a node, so that a step may reserve it.
+// roomIsPromised reports whether any workload waits for room on a node. A step of the planner may then reserve room for
+// that workload.
 func roomIsPromised(w *world) (promised bool) {
 	w.state.Workloads("", func(o *fsm.Workload) bool {
 		promised = o.WantsPlace() || o.Reason.Code == fsm.CodeCannotMove

@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// Placement looks only at workloads without a node, so a node that joins gets nothing as long as nothing new is
-// applied. Rebalancing moves workloads that run. Two conditions must hold for a move (ADR 62):
+// Placement looks only at workloads without a node, so a node that joins the cluster gets no workload until a
+// user applies a new one. Rebalancing moves workloads that run. Two conditions must hold for a move (ADR 62):
 //
 //   - Gain: the placement score of the new node is better than that of the present node by at least a
 //     threshold. Both scores are computed as if the workload were on neither node.
@@ -23,21 +23,24 @@ import (
 // The new node is always the one that placement chooses, because a workload that has left its node is placed by
 // the same search.
 
-// BalanceLimits are the limits of a rebalancing.
+// BalanceLimits are the limits of one rebalancing: one search for moves of workloads that even out
+// the load of the nodes.
 type BalanceLimits struct {
 	Moves   int   // maximum number of moves
 	MinGain int64 // smallest gain of a move, in millionths of a node; at least 1
-	// OneOfGroup allows one move for each group, so that all moves can be made at the same time.
+	// OneOfGroup allows at most one move for each group, so that all moves can be made at the same
+	// time without a second unavailable member.
 	OneOfGroup bool
-	// Now is the present time in Unix nanoseconds. The clock of the state counts if it is ahead of Now.
+	// Now is the present time in Unix nanoseconds. If the clock of the state is ahead of Now, the
+	// planner uses that clock.
 	Now int64
 	// MinAge excludes workloads that were placed less than this time ago, in nanoseconds.
 	MinAge int64
-	// Evaluations is the maximum number of workloads for which another node is searched; 0 = 200,000. More moves may
-	// be found by another search.
+	// Evaluations is the maximum number of workloads for which Rebalance searches another node; 0 means the default,
+	// 200,000. If the limit ends the search, a later search may find more moves.
 	Evaluations int
-	// Stop is called between two searches and ends the rebalancing when it returns true; it may be nil. Then the
-	// result has the moves that were found before.
+	// Stop is called between two searches and ends the rebalancing when it returns true; it may be nil. In that
+	// case the result has the moves that were found until then.
 	Stop func() bool
 }
 
@@ -64,7 +67,7 @@ type BalanceMove struct {
 }
 
 // MoveCommand returns the command that carries out moves of one rebalancing with OneOfGroup, at most
-// fsm.MaxBalanceMoves of them. It has no head.
+// fsm.MaxBalanceMoves of them. The caller must add the head of the command.
 func MoveCommand(moves []BalanceMove) fsm.Command {
 	b := &commandv1.MoveWorkloads{}
 	for _, m := range moves {
@@ -92,15 +95,15 @@ type Balance struct {
 	Unmovable     []Unmovable
 }
 
-// Unmovable is the number of running workloads that may not move for one reason.
+// Unmovable says how many running workloads may not move for one reason.
 type Unmovable struct {
 	Reason    string
 	Workloads int
 }
 
-// Rebalance returns moves that even out the load of the nodes, and that satisfy preferred rules which placement could
-// not satisfy before. Each move takes the earlier ones into account. A workload has at most one move. Nothing is
-// proposed.
+// Rebalance returns moves that even out the load of the nodes, or after which preferred placement rules hold that
+// placement could not satisfy before. Each move takes the earlier ones into account. A workload has at most one move.
+// Nothing is proposed.
 func Rebalance(v fsm.View, l BalanceLimits, t Tuning) Balance {
 	p := planning(v, t)
 	p.Now = max(p.Now, l.Now)
@@ -145,7 +148,8 @@ type nodeWork struct {
 	spread, bin []*fsm.Workload
 }
 
-// candidates returns the workloads that may move, by node, and counts the others.
+// candidates returns the workloads that may move, by node, and counts the others by the reason why
+// they may not.
 func (b *balancing) candidates(out *Balance) (byNode []*nodeWork) {
 	p, x := b.p, b.p.c.nodes
 	reasons := map[string]int{}
@@ -200,7 +204,7 @@ type balancing struct {
 	groups      map[string]string // result of fsm.GroupWaits, by group
 	moved       map[string]int32  // slots of the workloads that this rebalancing has moved
 	movedOf     map[string]bool   // groups of these workloads
-	unsettled   map[int32]bool    // nodes whose load does not show yet what leaves and comes
+	unsettled   map[int32]bool    // nodes whose load does not yet reflect workloads that leave or arrive
 	evaluations int
 	stopped     bool
 }
@@ -211,7 +215,8 @@ func (b *balancing) ends() bool {
 	return b.stopped
 }
 
-// near is one affinity of a placed workload to other workloads.
+// near is one affinity of a placed workload to other workloads, which a move of these may break or
+// satisfy.
 type near struct {
 	w *fsm.Workload
 	a *fsm.Affinity
@@ -247,9 +252,9 @@ func (p *planner) newBalancing(l BalanceLimits) *balancing {
 	return b
 }
 
-// settleLoads reserves room for the workloads that have left a node and wait until it has stopped them, and finds the
-// nodes whose load is not what it will be: those that still run such workloads, and those that such workloads will
-// probably get. Nothing leaves these nodes, because their load may be lower than it seems.
+// settleLoads reserves room for the workloads that have left a node and wait until it has stopped them, and
+// finds the nodes whose load is about to change: those that still run such workloads, and those that such
+// workloads will probably get. Nothing leaves these nodes, because their load may be lower than it seems.
 func (b *balancing) settleLoads() {
 	p, x := b.p, b.p.c.nodes
 	before := make([]uint32, len(x.recs))
@@ -286,13 +291,13 @@ func (x *nodeIndex) weights() []int64 {
 	return sum
 }
 
-// share returns the load that a demand adds to a node.
+// share returns by how much a demand raises the load of the node with slot s.
 func (x *nodeIndex) share(d *fsm.Demand, s int32) int64 {
 	z := size{x.cpu[s], x.mem[s], x.disk[s]}
 	return z.added(d) + perWorkload
 }
 
-// imbalance returns how unevenly the nodes that may get new workloads are loaded.
+// imbalance returns figures about how unevenly the nodes that may get new workloads are loaded.
 func (x *nodeIndex) imbalance() (out Imbalance) {
 	weights := x.weights()
 	var all, mean, square float64
@@ -315,7 +320,7 @@ func (x *nodeIndex) imbalance() (out Imbalance) {
 	return out
 }
 
-// stays returns why a workload may not move now; "" if it may.
+// stays returns why workload w, on the node with slot s, may not be moved now; "" if it may.
 func (b *balancing) stays(w *fsm.Workload, s int32) string {
 	p := b.p
 	if why := fsm.Immovable(p.State, w, p.Now); why != "" {
@@ -328,7 +333,7 @@ func (b *balancing) stays(w *fsm.Workload, s int32) string {
 		return why
 	}
 	if b.unsettled[s] {
-		return "its node still stops other workloads, or expects some"
+		return "its node still stops other workloads, or is about to get some"
 	}
 	if b.limits.MinAge > 0 && w.AssignedAt+b.limits.MinAge > p.Now {
 		return "it was placed only a short time ago"
@@ -362,7 +367,7 @@ func boundToHost(d *fsm.Demand) string {
 	return ""
 }
 
-// weighed is one possible move, with what it is worth.
+// weighed is one possible move with its effect on the cost of the cluster and on the placement score.
 type weighed struct {
 	w        *fsm.Workload
 	from, to int32
@@ -391,8 +396,8 @@ func (b *balancing) bestOf(list []*fsm.Workload) (best weighed, at int) {
 	return best, at
 }
 
-// weigh evaluates the move of a workload to the node that placement would choose. It returns false if the move is not
-// worth it.
+// weigh evaluates the move of a workload to the node that placement would choose. It returns false if the move gains
+// less than the minimum or does not lower the cost of the cluster.
 func (b *balancing) weigh(w *fsm.Workload) (weighed, bool) {
 	p, c, x := b.p, b.p.c, b.p.c.nodes
 	m := weighed{w: w, from: x.slotOf[w.Node]}
@@ -426,8 +431,8 @@ func (b *balancing) weigh(w *fsm.Workload) (weighed, bool) {
 	return m, m.cost < 0
 }
 
-// hopeless reports whether no node can reach the minimum gain for a workload. It judges only workloads without
-// rules, for which only the load counts; for others it returns false.
+// hopeless reports whether no move of w can reach the minimum gain. It is used only for workloads without
+// placement rules, whose score depends on the load alone; for others it returns false.
 func (b *balancing) hopeless(w *fsm.Workload, from int32) bool {
 	x, d := b.p.c.nodes, w.Demand
 	b.p.c.loadRepelling(b.p.State)
@@ -443,7 +448,8 @@ func (b *balancing) hopeless(w *fsm.Workload, from int32) bool {
 			low = min(low, o.low)
 		}
 	}
-	// Size classes are rounded, so that a demand may seem to add up to a quarter more than it does.
+	// share uses rounded node sizes, so it may be wrong by up to a quarter. Add this quarter, so
+	// that no possible gain is taken for too small.
 	return int64(x.hot[from].load)+x.share(d, from)/4-low < b.limits.MinGain
 }
 
@@ -481,7 +487,8 @@ func (b *balancing) loadCost(w *fsm.Workload, from, to int32) int64 {
 	return cost
 }
 
-// spreadCost returns how the cost changes by the spread rules of the group. The rules of its first member count.
+// spreadCost returns how the cost changes by the spread rules of the group. The rules of the group's first
+// member apply to the whole group.
 func (b *balancing) spreadCost(w *fsm.Workload, from, to int32) (cost int64) {
 	p, x := b.p, b.p.c.nodes
 	if w.Demand.Group == "" {
@@ -519,11 +526,12 @@ func (b *balancing) spreadCost(w *fsm.Workload, from, to int32) (cost int64) {
 	return cost
 }
 
-// maxSpread is the cost of a member on a node without the label of a spread rule: more than the square of any number
-// of members.
+// maxSpread is what a member costs in cost if its node lacks the label of a spread rule. It is larger than the cost
+// of any uneven distribution.
 const maxSpread = 2000 * perExcess
 
-// othersCost returns how the cost changes by the affinities of other workloads that name w.
+// othersCost returns by how much a move of w between two nodes changes the part of the cluster's cost that comes from
+// other workloads with an affinity to w.
 func (b *balancing) othersCost(w *fsm.Workload, from, to int32) (cost int64) {
 	if len(b.holders) == 0 {
 		return 0
@@ -560,7 +568,8 @@ func (b *balancing) othersCost(w *fsm.Workload, from, to int32) (cost int64) {
 	return cost
 }
 
-// slotOf returns the slot of a placed workload after the moves of this rebalancing.
+// slotOf returns the slot (index in the arrays of nodes) of the node of w, as it is after the moves
+// that this rebalancing has already chosen.
 func (b *balancing) slotOf(w *fsm.Workload) int32 {
 	if s, ok := b.moved[w.ID]; ok {
 		return s
@@ -573,7 +582,7 @@ func (e *term) together(a, b int32) bool {
 	return e.t == nil && a == b || e.t != nil && e.t.of[a] == e.t.of[b] && e.t.of[a] != 0
 }
 
-// lenient returns the cost of a node by all rules, with required rules counted as if they were preferred.
+// lenient returns the cost of a node by all rules, as if all required rules were preferred ones.
 func (r *rules) lenient(s int32) (sum int64) {
 	for i := range r.terms {
 		sum += r.terms[i].lenient(s)
@@ -584,7 +593,8 @@ func (r *rules) lenient(s int32) (sum int64) {
 	return sum
 }
 
-// own returns the part of lenient that comes from the affinities of the workload itself.
+// own returns the part of the result of lenient that comes from affinities in the specification of
+// the workload itself, not from rules of others.
 func (r *rules) own(s int32) (sum int64) {
 	for i := range r.terms {
 		if e := &r.terms[i]; e.kind == notNear || e.kind == tooNear {

@@ -22,7 +22,8 @@ func lines(moves []BalanceMove) string {
 	return strings.Join(out, ", ")
 }
 
-// relocate carries out one move, as the planner and the agents would together.
+// relocate carries out one move completely: the workload leaves its node, is placed on the new node
+// and runs there.
 func (w *world) relocate(m BalanceMove) {
 	w.t.Helper()
 	x := w.get(m.Workload)
@@ -46,7 +47,8 @@ func grouped(group string) func(*commandv1.WorkloadPut) {
 	return demand(func(d *commandv1.Demand) { d.Group = group })
 }
 
-// asks returns a change of a put that adds what a workload asks of its host.
+// asks returns an option by which a workload requests a privilege on its host, such as a host path
+// (an entry of Demand.Asks).
 func asks(rule, value string) func(*commandv1.WorkloadPut) {
 	return func(p *commandv1.WorkloadPut) {
 		p.Demand.Asks = append(p.Demand.Asks, &commandv1.Ask{Rule: rule, Value: value, Field: "container"})
@@ -209,8 +211,10 @@ func TestRebalanceHeedsItsLimits(t *testing.T) {
 	}
 }
 
-// TestRebalanceCountsItsMovesInRules proves that a rule which is counted for the first time after a move sees the move:
-// one of two workloads that another one needs beside it leaves the node, and the other one stays.
+// TestRebalanceCountsItsMovesInRules: the cache counts the workloads that a rule names when the
+// rule is first evaluated. If that happens after rebalancing has chosen a move of such a workload,
+// the count must include the move. A workload needs one of two other workloads on its node, so
+// exactly one of the two leaves the node.
 func TestRebalanceCountsItsMovesInRules(t *testing.T) {
 	near := func(value string, weight uint32) func(*commandv1.WorkloadPut) {
 		return demand(func(d *commandv1.Demand) {
@@ -245,7 +249,8 @@ func TestRebalanceCountsItsMovesInRules(t *testing.T) {
 	}
 }
 
-// clusterCost is the cost as the comment in rebalance.go defines it, computed from the whole state.
+// clusterCost returns the cost of the cluster, which each move of a rebalancing must lower. It
+// computes the cost from the whole state, by the definition at the function cost in rebalance.go.
 func clusterCost(v fsm.View, t Tuning) (sum int64) {
 	x := newNodeIndex(v, t.withDefaults())
 	b := &balancing{p: &planner{c: &Cache{nodes: x}}, weight: x.weights()}
@@ -329,8 +334,8 @@ func clusterCost(v fsm.View, t Tuning) (sum int64) {
 	return sum
 }
 
-// TestRebalanceEnds proves for random worlds that rebalancing ends: each move lowers the cost of the cluster, moves
-// only workloads that may move, and after a bounded number of moves there is none left.
+// TestRebalanceEnds proves for random worlds that rebalancing ends: each move lowers the cost of the cluster and
+// concerns a workload that may move, and after a bounded number of moves no further move is found.
 func TestRebalanceEnds(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newWorld(r)

@@ -24,8 +24,9 @@ func permanent(code string) (advice string, ok bool) {
 	return "", false
 }
 
-// passing reports whether the cause of failures with this code lies outside of the workload and may
-// end by itself. A workload that fails for such a cause is retried without a limit.
+// passing reports whether failures with this code have a cause outside of the workload that may end
+// by itself, such as a registry that cannot be reached. A workload that fails for such a cause is
+// retried without a limit.
 func passing(code string) bool {
 	switch code {
 	case "IMAGE_PULL_TIMEOUT", "IMAGE_PULL_AUTH_FAILED", "NETWORK_TIMEOUT", "NETWORK_UNREACHABLE", "DNS_RESOLUTION_FAILED",
@@ -62,8 +63,8 @@ func (p *planner) agentRetries(w *fsm.Workload) bool {
 // TestReconcileTable):
 //
 //   - A workload that should run and is Failed or Stopped is applied again.
-//   - A Missing workload is applied again after MissingGrace, so that its agent may repair
-//     it first.
+//   - A Missing workload is applied again only after MissingGrace, because its agent may repair it
+//     before.
 //   - An accepted workload that does not run within the apply timeout has failed.
 //   - An Unknown workload has failed at once if its agent reports a cause that no retry
 //     ends. A Pending workload gets the apply timeout, because its agent may be working on
@@ -71,7 +72,7 @@ func (p *planner) agentRetries(w *fsm.Workload) bool {
 //   - A Pending workload has no time limit while its agent works on it, or retries it because the cause of the
 //     failure may end by itself.
 //   - A completed workload is not started again.
-//   - Reports about an earlier generation do not count.
+//   - Reports about an earlier generation are ignored.
 func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {
 	if w.Desired == fsm.DesiredStopped {
 		return p.stop(w)
@@ -195,7 +196,8 @@ func (p *planner) forgive(w *fsm.Workload) (acted bool, due int64) {
 	return true, 0
 }
 
-// maxDoublings is the largest exponent of the backoff, for workloads that are retried without end.
+// maxDoublings limits how often the backoff doubles, because some workloads are retried without
+// end.
 const maxDoublings = 16
 
 // backoff counts one failure and chooses the wait before the next attempt: a pseudo-random time below a bound

@@ -6,8 +6,8 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// rollOut proposes the next step of each update that runs or waits for its promotion. Its cost grows with the number of members of the
-// groups that are being updated. Workloads that this step already moves count as unavailable members.
+// rollOut proposes the next step of each update that runs or waits for its promotion. Its cost grows with the number
+// of members of the groups that are being updated. Members that this step already moves are treated as unavailable.
 func (p *planner) rollOut() {
 	p.State.Rolling(func(r *rollout.Rollout) bool {
 		d := r.Next(p.lookAt, p.Now)
@@ -36,14 +36,15 @@ func (p *planner) heldByRollout(w *fsm.Workload) bool {
 	return ok && r.Holds(p.lookAt, w.ID)
 }
 
-// lookAt returns the state of a member for a rollout. A member that this step moves counts as unavailable.
+// lookAt returns the state of a member for a rollout. A member that this step moves is reported as
+// unavailable.
 func (p *planner) lookAt(id string) rollout.Seen {
 	s := p.State.Seen(id)
 	s.Available = s.Available && !p.done[id]
 	return s
 }
 
-// moves reports whether this step already moves a member of a rollout to another node.
+// moves reports whether this step already takes a member of the group of rollout r off its node.
 func (p *planner) moves(r *rollout.Rollout) bool {
 	for i := range r.Members {
 		if p.done[r.Members[i].ID] {

@@ -22,8 +22,8 @@ type groupWorld struct {
 	leaving map[string]bool
 }
 
-// newGroupWorld returns a world with the named groups, whose members run in version 1. "web 3" stands for
-// web-0 to web-2.
+// newGroupWorld returns a world with the named groups, whose members run with version 1 of their
+// specification. "web 3" stands for a group web with the members web-0 to web-2.
 func newGroupWorld(t *testing.T, groups ...string) *groupWorld {
 	w := &groupWorld{t: t, state: fsm.New(), now: testStart, leaving: map[string]bool{}}
 	w.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
@@ -55,7 +55,8 @@ func (w *groupWorld) do(c *commandv1.Command) {
 	w.state = s
 }
 
-// group puts a group with count members in one version.
+// group stores a group with count members, whose specifications differ from those of other
+// versions.
 func (w *groupWorld) group(name, count string, version int, update *commandv1.UpdatePolicy) {
 	w.t.Helper()
 	n := 0
@@ -184,7 +185,8 @@ func (w *groupWorld) next() (steps []fsm.Command, wake int64) {
 	return p.rollouts, p.at
 }
 
-// line returns a plan as text: the next step of each group, and the time of the next wake-up.
+// line returns, as text, what the planner proposes: the next step of each group, and the time of
+// the next wake-up.
 func (w *groupWorld) line() string {
 	steps, wake := w.next()
 	var out []string
@@ -306,7 +308,8 @@ func TestRolloutSteps(t *testing.T) {
 }
 
 // TestRolloutStepsAreFenced: the command for a step of a rollout names the leadership term and the
-// rollout. So neither a deposed leader nor a plan for a superseded rollout changes a member.
+// rollout. So neither the command of a deposed leader nor a command for a rollout that another one
+// has replaced changes a member.
 func TestRolloutStepsAreFenced(t *testing.T) {
 	w := newGroupWorld(t, "web 2")
 	w.play("update web 2 to 2 by 1")
@@ -403,7 +406,8 @@ func version(x *fsm.Workload) int {
 	return int(x.Content[len(x.Content)-1] - '0')
 }
 
-// versions returns the versions of the members that remain, and the phase of the rollout.
+// versions returns, as text, the version of the specification of each remaining member, and the
+// phase of the rollout.
 func (w *groupWorld) versions(group string) (out string) {
 	w.state.Group(group, func(x *fsm.Workload) bool {
 		if x.Desired != fsm.DesiredDeleted {

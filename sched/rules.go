@@ -11,8 +11,8 @@ import (
 )
 
 // Weights of rules in a score, in parts (millionths of a node). A preferred affinity of weight 100 that a node
-// does not satisfy counts like a whole node of load. Each member beyond the allowed difference of a preferred
-// spread counts like half a node.
+// does not satisfy costs as much as the load of a fully reserved node. Each member beyond the allowed
+// difference of a preferred spread costs half as much.
 const (
 	perWeight = whole / 100
 	perExcess = whole / 2
@@ -54,7 +54,8 @@ func (x *nodeIndex) topologyOf(key string) *topology {
 	return t
 }
 
-// eligible counts the nodes on which a spread rule may place a workload: the ready nodes of a class.
+// eligible holds, for each value of a label, how many nodes a spread rule may use: the ready nodes
+// that pass the static filters of a class.
 type eligible struct {
 	listings uint64  // nodeIndex.listings at which they were counted
 	n        []int32 // for each value of the topology
@@ -101,7 +102,8 @@ func (x *nodeIndex) eligibleIn(q *query, t *topology) eligible {
 	return e
 }
 
-// A term is one rule of the present demand about other workloads, with the counts that it needs.
+// A term is one rule of the present demand about other workloads, with the numbers of these
+// workloads in each topology domain.
 type term struct {
 	kind  filter         // unevenSpread, notNear, tooNear or repelled
 	rules *fsm.Placement // the rules of which this is one; nil for repelled
@@ -117,7 +119,7 @@ type term struct {
 	by    string // repelled: the label of the rule
 }
 
-// field names the rule as the specification does.
+// field returns the name of the rule's field in the specification, such as spread[0].
 func (e *term) field() string {
 	switch {
 	case e.rules == nil:
@@ -130,8 +132,8 @@ func (e *term) field() string {
 
 func (e *term) target() string { return targetText(&e.rules.Affinities[e.index]) }
 
-// at returns how many members of the term's set, other than the workload itself, are in the topology domain of
-// the node with slot s.
+// at returns how many workloads to which the term's rule applies, other than the workload itself, are in the
+// topology domain of the node with slot s.
 func (e *term) at(s int32) (n int32) {
 	if e.set == nil {
 		return 0
@@ -156,8 +158,9 @@ func (e *term) atValue(v int32, counts []int32) int32 {
 	return counts[v] - 1
 }
 
-// judge returns the cost of a topology domain that has n members of the set; -1 means that the domain is
-// rejected. labelled is false if the node does not have the label of the term.
+// judge returns what a rule adds to the score of nodes in a topology domain with n of the workloads to
+// which it applies; -1 means that it rejects these nodes. labelled is false if the node does not have
+// the label of the term.
 func (e *term) judge(n int32, labelled bool) int64 {
 	var cost int64
 	switch e.kind {
@@ -182,7 +185,8 @@ func (e *term) judge(n int32, labelled bool) int64 {
 	return min(cost, maxCost)
 }
 
-// on returns the cost of a node by this rule; -1 means that the node is rejected.
+// on returns what this rule adds to the score of the node with slot s; -1 means that the rule
+// rejects the node.
 func (e *term) on(s int32) int64 { return e.judge(e.at(s), e.t == nil || e.t.of[s] != 0) }
 
 // rules holds the rules of the present demand about other workloads. It is empty for most demands.
@@ -195,8 +199,8 @@ type rules struct {
 	differ     bool    // unlisted nodes that are not rejected may differ in cost
 }
 
-// dim sums up all terms of the rules that use one label. cost has an entry for each value of the label: the cost
-// of a node with that value, or -1 if the terms reject the node.
+// dim is the sum of all rules (terms) about one label. cost has an entry for each value of the label: what the
+// rules add to the score of a node with that value, or -1 if they reject the node.
 type dim struct {
 	t    *topology
 	cost []int64
@@ -215,13 +219,15 @@ func (r *rules) needs(s int32) (out []need) {
 	return out
 }
 
-// need is the number of members that a required affinity finds in the topology domain of a node.
+// need is a required affinity that holds on a node, with the number of workloads in the node's
+// topology domain to which it refers.
 type need struct {
 	set *group
 	n   int32
 }
 
-// byLabel returns the cost of a node by the terms with a label and by preferred node affinities; -1 = rejected.
+// byLabel returns what the rules about node labels add to the score of the node with slot s, including
+// preferred affinities to nodes; -1 means that a rule rejects the node.
 func (r *rules) byLabel(s int32) (sum int64) {
 	for i := range r.dims {
 		d := &r.dims[i]
@@ -237,7 +243,8 @@ func (r *rules) byLabel(s int32) (sum int64) {
 	return sum
 }
 
-// verdict returns the cost of a node by all rules; -1 = rejected.
+// verdict returns what all rules together add to the score of the node with slot s; -1 means that a
+// rule rejects the node.
 func (r *rules) verdict(s int32) int64 {
 	if len(r.terms) == 0 && r.soft == nil {
 		return 0
@@ -249,7 +256,8 @@ func (r *rules) verdict(s int32) int64 {
 	return label + host
 }
 
-// byHost returns the cost of a node by the terms with topology "host"; -1 = rejected.
+// byHost returns what the rules with topology "host" (each node is a domain of its own) add to the
+// score of the node with slot s; -1 means that a rule rejects the node.
 func (r *rules) byHost(s int32) (sum int64) {
 	for i := range r.terms {
 		e := &r.terms[i]
@@ -268,8 +276,8 @@ func (r *rules) byHost(s int32) (sum int64) {
 func (r *rules) rejects(s int32) bool { return r.verdict(s) < 0 }
 func (r *rules) cost(s int32) int64   { return max(0, r.verdict(s)) }
 
-// apply prepares the rules of a demand. It lists the nodes with workloads that a rule with topology "host"
-// names.
+// apply prepares the placement rules of a demand for a search. It also lists the nodes with workloads that
+// a rule with topology "host" names, because the search judges these nodes one by one.
 func (c *Cache) apply(v fsm.View, who subject, q *query) {
 	x, d, r := c.nodes, q.d, &c.nodes.rules
 	c.loadRepelling(v)
@@ -298,7 +306,7 @@ func (c *Cache) apply(v fsm.View, who subject, q *query) {
 		for i := range p.Affinities {
 			a := &p.Affinities[i]
 			if a.By == "" {
-				continue // the static filters and class.soft have it
+				continue // an affinity to nodes: the static filters and class.soft judge it
 			}
 			e := term{
 				kind: notNear, rules: p, index: i, must: a.Must, cost: int64(a.Weight) * perWeight,
@@ -317,7 +325,7 @@ func (c *Cache) apply(v fsm.View, who subject, q *query) {
 		c.eachTarget(who, d, func(key []byte) {
 			for _, k := range c.repelled[string(key)] {
 				if k.inside && d.Placement.Repels() && c.avoidsToo(d, who.namespace, key, k.by) {
-					continue // its own rule is stricter, because it counts all that the target names
+					continue // the workload's own rule is stricter, because it counts all workloads of the target
 				}
 				add(term{kind: repelled, must: true, cost: 1, t: x.topologyOf(k.by), set: k.set, by: k.by})
 			}
@@ -330,7 +338,8 @@ func (c *Cache) apply(v fsm.View, who subject, q *query) {
 	r.compile(x)
 }
 
-// bind sets those fields of a term that depend on where the workload itself is counted.
+// bind sets those fields of a term that exclude the workload itself from the counts; own says on
+// which node and in which sets it is counted.
 func (e *term) bind(x *nodeIndex, q *query, own member) {
 	e.own = -1
 	if e.set != nil && slices.Contains(own.sets, e.set) {
@@ -351,8 +360,8 @@ func (e *term) bind(x *nodeIndex, q *query, own member) {
 	}
 }
 
-// avoidsToo reports whether demand d has itself a required anti-affinity, by this label, to the target with
-// this key.
+// avoidsToo reports whether demand d has a required anti-affinity, too, to the workloads that key identifies in the
+// namespace. by is the node label that both rules use: nodes with the same value of the label count as one place.
 func (c *Cache) avoidsToo(d *fsm.Demand, namespace string, key []byte, by string) bool {
 	for i := range d.Placement.Affinities {
 		if a := &d.Placement.Affinities[i]; a.Anti && a.Must && a.By == by {
@@ -391,7 +400,8 @@ func targetText(a *fsm.Affinity) string {
 	return "tag " + a.Tag.Key + "=" + a.Tag.Value
 }
 
-// lowest returns the lowest number of members at a value of the label that has an eligible node.
+// lowest returns, for a spread rule, the lowest number of members in a topology domain. It looks
+// only at domains with at least one node on which the workload could be placed.
 func (x *nodeIndex) lowest(q *query, e *term) int32 {
 	el := x.eligibleIn(q, e.t)
 	low := int32(math.MaxInt32)
@@ -429,7 +439,8 @@ func (x *nodeIndex) lowest(q *query, e *term) int32 {
 	return low
 }
 
-// allows reports whether a node passes the static filters.
+// allows reports whether the node with slot s passes the static filters (those that read only the
+// facts of a node) for the demand.
 func (q *query) allows(s int32) bool {
 	if q.in == nil {
 		return q.x.static(q.x.in, q.d, s).filter == passes
@@ -437,7 +448,8 @@ func (q *query) allows(s int32) bool {
 	return q.in.allowed.has(s)
 }
 
-// compile turns the terms into verdicts by value and by listed node, so that a search judges a node fast.
+// compile computes in advance what the terms cost for each value of a label and for each listed node, so
+// that a search judges a node fast.
 func (r *rules) compile(x *nodeIndex) {
 	near := false
 	for i := range r.terms {
@@ -565,7 +577,7 @@ func (x *nodeIndex) ruleSentence(s int32, r rejection) string {
 	return r.short()
 }
 
-// text describes how a node stands with a rule.
+// text describes whether a node satisfies a rule, with the counts that decide it.
 func (e *term) text(x *nodeIndex, s int32) string {
 	place := "this node"
 	if e.t != nil {
@@ -577,7 +589,7 @@ func (e *term) text(x *nodeIndex, s int32) string {
 	n := e.at(s)
 	switch e.kind {
 	case unevenSpread:
-		return fmt.Sprintf("%s: %s has %d members of the group, the lowest place has %d, and max_skew is %d", e.field(), place, n, e.low, e.skew)
+		return fmt.Sprintf("%s: %s has %d members of the group, the place with the fewest has %d, and max_skew is %d", e.field(), place, n, e.low, e.skew)
 	case notNear:
 		return fmt.Sprintf("%s: %s is not at %s", e.field(), e.target(), place)
 	case repelled:
@@ -707,7 +719,8 @@ func (c *Cache) appendSubject(b []byte, who subject, d *fsm.Demand) []byte {
 	return b
 }
 
-// The filters of rules name the field of the specification that would have to change.
+// ruleShort returns a rejection by a placement rule as text for summaries. The text names the field of the
+// specification that would have to change.
 func ruleShort(r rejection) string {
 	switch r.filter {
 	case wrongNode:

@@ -37,7 +37,8 @@ func nodeInZone(zone string) func(*commandv1.RegisterNode) {
 	return func(n *commandv1.RegisterNode) { n.Labels = []*commandv1.Label{{Key: "zone", Value: zone}} }
 }
 
-// broken judges by definition whether a placement breaks a required rule. It reads only the records.
+// broken returns which required rule the placement of w on a node would break; "" if none. To check
+// the planner, it uses only the records and the definition of the rules.
 func broken(v fsm.View, w *fsm.Workload, node string, ready func(*fsm.Node) bool) string {
 	here, _ := v.Node(node)
 	same := func(n *fsm.Node, by string) bool {
@@ -274,7 +275,7 @@ func TestRules(t *testing.T) {
 			puts{"web": {affine(must(&commandv1.Affinity{Workload: "db", By: "zone"}))}}, map[string]string{"web": "@db"}, ""},
 		{"an affinity to a missing workload rejects every node", []string{"web"},
 			puts{"web": {affine(must(&commandv1.Affinity{Workload: "db", By: "host"}))}}, map[string]string{"web": ""}, "6 affinity[0] by host"},
-		{"the first of a group that wants to be together may go anywhere", []string{"a-0", "a-1"},
+		{"the first member of a group with an affinity to itself may go anywhere", []string{"a-0", "a-1"},
 			puts{"": {inGroup("a"), affine(must(&commandv1.Affinity{Group: "a", By: "host"}))}}, map[string]string{"a-0": "*", "a-1": "@a-0"}, ""},
 		{"a required anti-affinity also keeps away workloads that come later", []string{"db", "batch-0", "batch-1", "batch-2", "batch-3", "batch-4", "batch-5"},
 			puts{"db": {affine(must(&commandv1.Affinity{Anti: true, Tag: &commandv1.Label{Key: "tier", Value: "batch"}, By: "zone"}))},
@@ -321,7 +322,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestRulesStayInTheirNamespace: a rule sees no workload of another namespace.
+// TestRulesStayInTheirNamespace: a rule ignores workloads of other namespaces.
 func TestRulesStayInTheirNamespace(t *testing.T) {
 	w := newWorld(t)
 	w.node("n1", nodeInZone("z1"))
@@ -334,7 +335,9 @@ func TestRulesStayInTheirNamespace(t *testing.T) {
 	}
 }
 
-// TestSpreadIgnoresZonesWithoutReadyNodes: a zone that is down does not keep new members from the other zones.
+// TestSpreadIgnoresZonesWithoutReadyNodes: a spread rule limits how far the numbers of members in the zones
+// may differ. A zone whose nodes are all down must not count as a zone with 0 members; new members go to the
+// other zones.
 func TestSpreadIgnoresZonesWithoutReadyNodes(t *testing.T) {
 	w := newWorld(t)
 	w.node("n1", nodeInZone("z1"))
@@ -355,8 +358,9 @@ func TestSpreadIgnoresZonesWithoutReadyNodes(t *testing.T) {
 	}
 }
 
-// TestARuleAboutTheSameTargetHidesNoOther: web and db have the same required anti-affinity to group web, of
-// which only web is a member. The rule of db keeps web away from its zone, although web has an equal rule.
+// TestARuleAboutTheSameTargetHidesNoOther: web and db have the same required anti-affinity to group
+// web, of which only web is a member. The rule of db keeps web out of the zone of db, although web
+// has an equal rule.
 func TestARuleAboutTheSameTargetHidesNoOther(t *testing.T) {
 	w := newWorld(t)
 	w.node("n1", nodeInZone("z"))
@@ -370,8 +374,8 @@ func TestARuleAboutTheSameTargetHidesNoOther(t *testing.T) {
 	}
 }
 
-// TestNoPreemptionOfTheNeededNeighbour: a workload with a required affinity to another one does not preempt
-// that workload.
+// TestNoPreemptionOfTheNeededNeighbour: a workload that must run near another one (required affinity) must
+// not preempt that workload.
 func TestNoPreemptionOfTheNeededNeighbour(t *testing.T) {
 	w := newWorld(t)
 	w.node("n1")
@@ -391,8 +395,9 @@ func TestNoPreemptionOfTheNeededNeighbour(t *testing.T) {
 	}
 }
 
-// TestAWorkloadIsNotItsOwnNeighbour: when a workload that leaves its node is placed, its rules do not count the
-// workload itself, whether or not the cache has counted the targets of these rules before.
+// TestAWorkloadIsNotItsOwnNeighbour: when a workload that leaves its node is placed, its rules must not count
+// the workload itself. This must hold whether or not an earlier search has already cached the numbers of the
+// workloads that the rules name.
 func TestAWorkloadIsNotItsOwnNeighbour(t *testing.T) {
 	for name, rules := range map[string][]func(*commandv1.WorkloadPut){
 		"affinity":      {affine(&commandv1.Affinity{Group: "g", By: "host", Must: true}), affine(&commandv1.Affinity{Group: "h", By: "host", Weight: 7})},

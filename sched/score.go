@@ -9,7 +9,7 @@ import (
 )
 
 // The weights of group members and taints in a score, in parts (millionths of a node). One member of the same
-// group on a node counts like half a node of load, so only a large difference in load outweighs it.
+// group on a node costs as much as half a node of load, so only a large difference in load outweighs it.
 const (
 	perMember = whole / 2
 	perAvoid  = whole / 2
@@ -80,7 +80,8 @@ func (z *size) added(d *fsm.Demand) int64 {
 	return sum / n
 }
 
-// packs reports whether a demand prefers full nodes: by its own policy or that of the cluster.
+// packs reports whether a demand is to be placed by bin-packing (on full nodes), as its own
+// placement policy or else that of the cluster says.
 func (x *nodeIndex) packs(d *fsm.Demand) bool {
 	if d.Placement != nil && d.Placement.Policy != "" {
 		return Policy(d.Placement.Policy) == BinPack
@@ -113,7 +114,8 @@ func (x *nodeIndex) scoreOf(d *fsm.Demand, s int32) Score {
 	return sc
 }
 
-// offer makes a node the best so far if its score is lower than that of the best so far.
+// offer makes a node the result of the search so far, if its score is lower than that of the
+// present result.
 func (q *query) offer(s int32, score int64) {
 	dist := q.x.ring[s] - q.at
 	if score < q.score || score == q.score && (dist < q.dist || dist == q.dist && s < q.best) {
@@ -169,8 +171,8 @@ func (q *query) plainScore(s int32) int64 {
 	return base(q.bin, int64(h.load)+q.x.added[q.x.shapes[h.shape].size])
 }
 
-// pinned returns the nodes that a demand names by the label node.id. Such a demand gets no class, because no
-// other demand would share it.
+// pinned returns the nodes that a demand names by the label node.id. For such a demand the results of the
+// filters are not kept in a class, because no other demand would use them.
 func pinned(d *fsm.Demand) ([]string, bool) {
 	for i := range d.Constraints {
 		if c := &d.Constraints[i]; c.Key == fsm.NodeIDLabel && (c.Op == "=" || c.Op == "in") {
@@ -181,7 +183,8 @@ func pinned(d *fsm.Demand) ([]string, bool) {
 }
 
 // among searches the unlisted nodes that are in the set mask but not in the set except. count is the number of
-// these nodes, inShape their number in each shape.
+// these nodes, inShape their number in each shape (nodes with equal properties), and extra is added to each
+// score.
 func (q *query) among(mask, except bitset, count int, inShape []int32, extra int64) {
 	x := q.x
 	if count > smallClass {

@@ -46,7 +46,8 @@ func appendRuleTarget(b []byte, namespace string, a *fsm.Affinity) []byte {
 	return appendTarget(b, namespace, byTag, a.Tag.Key, a.Tag.Value)
 }
 
-// eachTarget calls fn for every target of a rule that matches a workload. fn must not keep the key.
+// eachTarget calls fn with the key of everything by which a rule can name a workload: its id, its
+// group and its tags. fn must not keep the key.
 func (c *Cache) eachTarget(who subject, d *fsm.Demand, fn func(key []byte)) {
 	b := c.target[:0]
 	if who.id != "" {
@@ -64,7 +65,8 @@ func (c *Cache) eachTarget(who subject, d *fsm.Demand, fn func(key []byte)) {
 	c.target = b
 }
 
-// names reports whether a rule names the workload itself, with others.
+// names reports whether affinity a of a workload with demand d applies to this workload itself, for
+// example because it names the workload's own group.
 func names(a *fsm.Affinity, d *fsm.Demand) bool {
 	return a.Group != "" && a.Group == d.Group || a.Tag.Key != "" && slices.Contains(d.Tags, a.Tag)
 }
@@ -75,15 +77,15 @@ type member struct {
 	sets []*group
 }
 
-// promised is a workload that this step has placed: the state does not have the placement yet.
+// promised is a workload that this step has placed; the state does not have the placement yet.
 type promised struct {
 	who  subject
 	d    *fsm.Demand
 	slot int32
 }
 
-// setOf returns the set of the placed workloads that a target names. It is counted when it is used for the first
-// time.
+// setOf returns the set of the placed workloads that affinity a names, with their number on each node. At the
+// first use of a set, the workloads are counted; later the set follows all changes.
 func (c *Cache) setOf(v fsm.View, namespace string, a *fsm.Affinity) *group {
 	c.target = appendRuleTarget(c.target[:0], namespace, a)
 	if g, ok := c.sets[string(c.target)]; ok {
@@ -97,7 +99,8 @@ func (c *Cache) setOf(v fsm.View, namespace string, a *fsm.Affinity) *group {
 		switch m, counted := c.setsOf[w.ID]; {
 		case w.In() != namespace || w.Node == "":
 		case counted:
-			// It stays on the slot on which it is counted: rebalancing may have moved it since the view.
+			// Do not use the node in the view: rebalancing may have moved the workload since then. Use the
+			// slot on which the other sets have it.
 			if c.enter(subjectOf(w), w.Demand, m.slot) {
 				c.version++
 			}
@@ -124,8 +127,9 @@ func (c *Cache) setOf(v fsm.View, namespace string, a *fsm.Affinity) *group {
 	return g
 }
 
-// indexPromised enters the workloads that this step has placed into c.untracked, under each rule target that
-// they match and that has no set yet.
+// indexPromised stores in c.untracked the workloads that this step has placed, under each target of rules
+// (id, group or tag) that they match and for which the cache has no set yet. A set that is counted later
+// must include them.
 func (c *Cache) indexPromised() {
 	if c.untracked == nil {
 		c.untracked = map[string][]int{}
@@ -140,16 +144,16 @@ func (c *Cache) indexPromised() {
 	}
 }
 
-// repelling is one required anti-affinity of placed workloads: by label by, they must not share a topology
-// domain with a certain target.
+// repelling is one required anti-affinity of placed workloads: they must not be in the same topology
+// domain as certain other workloads. by is the label whose values are the domains.
 type repelling struct {
 	by     string
 	inside bool   // the workloads in set are themselves part of the target
 	set    *group // workloads that have the rule
 }
 
-// loadRepelling counts, once, the placed workloads that have a required anti-affinity. It is called for every
-// placement, because such a rule also keeps away workloads that have no rules themselves.
+// loadRepelling counts the placed workloads that have a required anti-affinity, only at the first call. It is
+// called for every placement, because such a rule also keeps away workloads that have no rules themselves.
 func (c *Cache) loadRepelling(v fsm.View) {
 	if c.repelled != nil {
 		return
@@ -163,8 +167,9 @@ func (c *Cache) loadRepelling(v fsm.View) {
 	})
 }
 
-// holders returns the set of the workloads that have this required anti-affinity to a target. Workloads that
-// are themselves part of the target (inside) have a set of their own.
+// holders returns the set of the workloads that have this required anti-affinity a. Of these, the ones to
+// which the rule itself applies (inside), for example as members of the group that they name, have a set of
+// their own.
 func (c *Cache) holders(namespace string, a *fsm.Affinity, inside bool) *group {
 	c.target = appendRuleTarget(c.target[:0], namespace, a)
 	for _, r := range c.repelled[string(c.target)] {
@@ -177,8 +182,8 @@ func (c *Cache) holders(namespace string, a *fsm.Affinity, inside bool) *group {
 	return g
 }
 
-// enter counts a workload on a slot in every set that has it. A slot of -1 removes the workload from its sets.
-// It reports whether the sets changed.
+// enter records in every set to which a workload belongs that it is on the node with this slot. A slot of -1
+// removes the workload from its sets. It reports whether the sets changed.
 func (c *Cache) enter(who subject, d *fsm.Demand, slot int32) bool {
 	was, counted := c.setsOf[who.id]
 	var sets []*group
@@ -215,7 +220,7 @@ func (c *Cache) enter(who subject, d *fsm.Demand, slot int32) bool {
 	return true
 }
 
-// recountSets counts a workload again in the sets, on its node in the view.
+// recountSets updates the sets to which a workload belongs to its node in the view.
 func (c *Cache) recountSets(v fsm.View, id string) {
 	w, ok := v.Workload(id)
 	if len(c.sets) == 0 && len(c.setsOf) == 0 && (!ok || c.repelled == nil || !w.Demand.Placement.Repels()) {

@@ -8,10 +8,11 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// The leader evens out the load by itself if its settings say so. The records of the workloads have the times of their
-// moves, so the limits also hold under a new leader. See ADR 62.
+// The leader moves workloads to even out the load of the nodes without a request by a person, if its settings say so.
+// The records of the workloads have the times of their moves, so the limits also hold under a new leader. See ADR 62.
 
-// BalancePolicy holds the settings of the leader's own rebalancing.
+// BalancePolicy holds the settings of the rebalancing that the leader does without a request by a
+// person.
 type BalancePolicy struct {
 	PerHour int   // maximum number of moves within an hour (SCHEDULER_REBALANCE_PER_HOUR); 0 = the leader moves nothing by itself
 	AtOnce  int   // maximum number of moves that have not ended (SCHEDULER_REBALANCE_AT_ONCE)
@@ -27,8 +28,9 @@ const (
 	balanceHour     = 3600 * second
 )
 
-// StandingMoves returns the moves that the leader makes by itself now; it may be asked every BalanceEvery. stop is
-// called between two searches and ends them when it returns true.
+// StandingMoves returns the moves that the leader makes now to even out the load, without a request
+// by a person; it may be called once per BalanceEvery. stop is called between two evaluations of
+// workloads and ends the search when it returns true.
 func StandingMoves(v fsm.View, t Tuning, now int64, stop func() bool) []BalanceMove {
 	l, waits := StandingBalance(v, t, now)
 	if waits != "" {
@@ -95,7 +97,8 @@ func stillMoves(v fsm.View, w *fsm.Workload) bool {
 	return left
 }
 
-// unrest returns why the cluster is not calm enough for the leader to move workloads by itself; "" if it is.
+// unrest returns why the leader must not move workloads to even out the load now, such as a running update
+// or a draining node; "" if it may.
 func unrest(v fsm.View) (why string) {
 	if mode := v.Info().Mode; mode.Frozen() {
 		return "waits for the end of mode " + string(mode)

@@ -23,7 +23,8 @@ func unbalanced(t *testing.T) *world {
 	return w
 }
 
-// moveNow carries out moves as the state machine does, and returns how many it accepted.
+// moveNow applies the command for the given moves, and returns how many of them the state machine
+// accepted.
 func (w *world) moveNow(moves []BalanceMove) (n int) {
 	w.t.Helper()
 	if len(moves) == 0 {
@@ -39,7 +40,8 @@ func (w *world) moveNow(moves []BalanceMove) (n int) {
 	return n
 }
 
-// found returns the moves that the leader would make by itself now, and why it makes none.
+// found returns the moves that the leader would make now to even out the load, or the reason why it
+// makes none.
 func (w *world) found() ([]BalanceMove, string) {
 	_, waits := StandingBalance(w.state, w.tuning, w.now)
 	return StandingMoves(w.state, w.tuning, w.now, nil), waits
@@ -91,8 +93,9 @@ func TestStandingBalanceWaits(t *testing.T) {
 	}
 }
 
-// TestStandingBalanceKeepsItsLimits: the leader has AtOnce moves under way, makes PerHour moves within an hour, moves no
-// workload that was just placed, and a move that does not end counts for ten minutes.
+// TestStandingBalanceKeepsItsLimits: the leader has at most AtOnce moves in progress and makes at
+// most PerHour moves within an hour. It moves no workload that was just placed. A move that does
+// not end is treated as in progress for ten minutes only.
 func TestStandingBalanceKeepsItsLimits(t *testing.T) {
 	w := unbalanced(t)
 	w.apply("young")
@@ -139,7 +142,8 @@ func TestStandingBalanceKeepsItsLimits(t *testing.T) {
 	}
 }
 
-// TestWhyTellsTheMove: the explanation of a workload names its last move.
+// TestWhyTellsTheMove: `persysctl why` shows the last move by which the leader evened out the load
+// with a workload.
 func TestWhyTellsTheMove(t *testing.T) {
 	w := unbalanced(t)
 	moves, _ := w.found()
@@ -151,8 +155,8 @@ func TestWhyTellsTheMove(t *testing.T) {
 	}
 }
 
-// BenchmarkRebalance is one search of the leader in a cluster of 5,000 nodes with 50,000 workloads, of which a tenth of
-// the nodes have just joined.
+// BenchmarkRebalance measures one search of the leader in a cluster of 50,000 workloads and 5,000
+// nodes, of which a tenth have just joined.
 func BenchmarkRebalance(b *testing.B) {
 	w := newWorld(b)
 	w.tuning.Balance = BalancePolicy{PerHour: 1000, AtOnce: 50, MinGain: whole / 10}

@@ -12,14 +12,15 @@ import (
 // not proposed again.
 const refusedAgain = 30 * second
 
-// systems keeps what the pass over system workloads must evaluate.
+// systems holds the work queues of the pass over system workloads.
 type systems struct {
 	known     []string  // ids of all system workloads, sorted
 	templates workQueue // system workloads to evaluate on every node
 	nodes     workQueue // nodes to evaluate for every system workload
 }
 
-// changed queues what a change of a workload may affect.
+// changed is called when record w of workload id replaces record old. It queues the system
+// workloads whose members the change may affect, and the nodes of these members.
 func (s *systems) changed(id string, x *nodeIndex, old, w *fsm.Workload) {
 	if old != nil && old.IsSystem() || w != nil && w.IsSystem() {
 		if w == nil {
@@ -60,8 +61,9 @@ func (s *systems) left(x *nodeIndex, node string) {
 	}
 }
 
-// placeMembers creates the missing members of system workloads, and deletes the members of nodes that were removed,
-// that no longer match, or that are draining and have no other workload left. A member of a lost node stays.
+// placeMembers creates the missing members of system workloads, and deletes the members of nodes
+// that were removed, that no longer pass the filters, or that are draining and have no other
+// workload left. A member of a lost node stays.
 func (p *planner) placeMembers() {
 	s := &p.c.systems
 	if len(s.known) == 0 {
@@ -93,8 +95,8 @@ func (p *planner) placeMembers() {
 	}
 }
 
-// placeMember proposes to create or to delete the member of one node. The node stays in the queue until the state
-// has the change.
+// placeMember proposes to create or to delete the member that a system workload (template) has on one node. The
+// node stays in the queue until the state shows the change.
 func (p *planner) placeMember(template, node string) {
 	of, ok := p.State.Workload(template)
 	if !ok || !of.IsSystem() || of.Desired == fsm.DesiredDeleted || p.lost[node] || p.back[node] {
@@ -165,11 +167,39 @@ func (p *planner) memberLeaves(of, m *fsm.Workload, n *fsm.Node) (why string, at
 		return fmt.Sprintf("the node no longer matches: %s", r.short()), 0
 	}
 	// If only the node pool of the namespace has changed, a member with local data stays: its owner did not ask
-	// for the loss of that data.
-	if r := fits(p.c.nodes.pooled[of.In()], of.Demand, n); r.filter != passes && len(m.DataOn(n)) == 0 {
-		return fmt.Sprintf("the node no longer matches: %s", r.short()), 0
+	// for the loss of that data. All members stay if the pool has no node: its labels are probably misspelt.
+	pool := p.c.nodes.pooled[of.In()]
+	r := fits(pool, of.Demand, n)
+	switch {
+	case r.filter == passes || len(m.DataOn(n)) > 0:
+		return "", 0
+	case p.emptyPool(pool):
+		return "", p.Now + emptyPoolAgain
 	}
-	return "", 0
+	return fmt.Sprintf("the node no longer matches: %s", r.short()), 0
+}
+
+// emptyPoolAgain is after how long the members outside of a node pool without nodes are evaluated again.
+const emptyPoolAgain = 30 * second
+
+// emptyPool reports whether no node carries the labels that a namespace requires.
+func (p *planner) emptyPool(of *fsm.Namespace) bool {
+	if of == nil {
+		return false
+	}
+	empty, known := p.emptyPools[of.Name]
+	if !known {
+		empty = true
+		p.State.Nodes("", func(n *fsm.Node) bool {
+			_, empty = n.MissesLabel(of.NodeLabels)
+			return empty
+		})
+		if p.emptyPools == nil {
+			p.emptyPools = map[string]bool{}
+		}
+		p.emptyPools[of.Name] = empty
+	}
+	return empty
 }
 
 // stillOn returns a workload that a draining node has, or is stopping, and that is not a member of a system
@@ -193,7 +223,8 @@ func (p *planner) stillOn(node string) (other string) {
 	return other
 }
 
-// leavesLast reports whether w is a member whose draining node has other workloads left.
+// leavesLast reports whether w stays on its draining node until all ordinary workloads have left,
+// because w is a member of a system workload.
 func leavesLast(w *fsm.Workload, n *fsm.Node) bool { return w.IsMember() && n.Up && n.Draining }
 
 // MembersText returns a text such as "one member on each of 3 of 5 nodes": how many nodes have a member of the given

@@ -10,7 +10,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// system makes a put one of a system workload.
+// system is an option that makes a workload a system workload (one member on each suitable node).
 func system(p *commandv1.WorkloadPut) {
 	p.Demand.Template = &commandv1.Template{Kind: fsm.TemplateSystem}
 }

@@ -21,7 +21,8 @@ func (w *world) report(r *commandv1.WorkloadReport) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{r}}}})
 }
 
-// does runs the planner up to a given time and returns its first order. The agents do not answer.
+// does runs the planner until the time until, and returns its first order as text. The agents do
+// not answer.
 func (w *world) does(until int64) string {
 	w.t.Helper()
 	for range 1000 {
@@ -62,8 +63,8 @@ func TestReconcileTable(t *testing.T) {
 		stop  = "apply Stopped"
 		del   = "delete"
 	)
-	// Times after which an order is due: one backoff; the grace of Missing and a backoff; the apply limit and
-	// a backoff.
+	// Times after which an order must have been given: one backoff; the grace period for missing workloads
+	// plus a backoff; the apply limit plus a backoff.
 	backoff, grace, limit := 5*second, 20*second, 50*second
 	for _, row := range []struct {
 		desired string
@@ -223,7 +224,7 @@ func TestReconcilePass(t *testing.T) {
 				t.Fatalf("the workload is on %q, reason %+v, want node a and the reason AwaitFailover with the fence command", x.Node, x.Reason)
 			}
 		}},
-		{"6 not for Deleted", func(t *testing.T) {
+		{"6 the node is unavailable: a deleted workload is not reassigned", func(t *testing.T) {
 			w := running(t)
 			w.desire("web", "Deleted")
 			w.node("b")
@@ -404,8 +405,8 @@ func TestStopsConverge(t *testing.T) {
 	})
 }
 
-// TestStopOnALostNodeIsNotDone: a workload that is to be stopped on a lost node counts as stopped only once
-// the node has reported the stop or is fenced.
+// TestStopOnALostNodeIsNotDone: a workload that is to be stopped on a lost node gets the status Stopped
+// only once the node has reported the stop, or an operator has confirmed that the node is off (fence).
 func TestStopOnALostNodeIsNotDone(t *testing.T) {
 	lost := func(t *testing.T) *world {
 		w := newWorld(t)

@@ -30,8 +30,8 @@ func tolerates(key string) func(*commandv1.WorkloadPut) {
 	return demand(func(d *commandv1.Demand) { d.Tolerations = []*commandv1.Taint{{Key: key}} })
 }
 
-// TestTaintsOfPeople: what happens to the workloads on node a, and to new ones, when a person taints or labels
-// the node.
+// TestTaintsOfPeople: a person taints or labels node a. Each case says what must then happen to the workloads
+// on a, and to new ones.
 func TestTaintsOfPeople(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -172,7 +172,8 @@ func TestTaintsOfPeople(t *testing.T) {
 	}
 }
 
-// TestTaintDuringAnUpdate: members leave a tainted node only as far as max_parallel allows.
+// TestTaintDuringAnUpdate: during a rolling update, a node gets a NoExecute taint. Members of the
+// group must leave it only as long as at most max_parallel members are unavailable.
 func TestTaintDuringAnUpdate(t *testing.T) {
 	w := newGroupWorld(t, "web 3")
 	for _, word := range []string{"update web 3 to 2 by 1", "step"} {

@@ -1,6 +1,7 @@
 package sched
 
 import (
+	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 )
 
@@ -112,7 +113,7 @@ type Inquiry struct {
 	Workload string
 }
 
-// Note describes one decision of the planner, for logs, metrics and `persysctl why`.
+// Note describes one decision of a planning step, for logs, metrics and `persysctl why`.
 type Note struct {
 	Workload string
 	Node     NodeID
@@ -130,6 +131,7 @@ type Heartbeat struct {
 	PoolsUsed   map[string]int64 // GB in use in each storage pool, by name; nil = as in the last report
 	Reports     []Reported
 	Usage       []WorkloadUsage
+	Volumes     *commandv1.ReportVolumes // volumes that the node holds; nil = not reported
 	Sequence    uint64
 	ForwardedBy string
 }
@@ -139,8 +141,8 @@ type Heartbeat struct {
 type NodeUsage struct {
 	CPU, Memory, Disk    int64 // millicores, MiB, GB
 	NetReceived, NetSent int64 // bytes since the machine started
-	// NamesAge is for how many seconds no scheduler has confirmed the names of networks that the node's resolver has; 0
-	// if they are current.
+	// NamesAge is the number of seconds since a scheduler last confirmed the DNS names of networks in the
+	// node's resolver; 0 if they are current.
 	NamesAge uint32
 }
 

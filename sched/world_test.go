@@ -28,7 +28,7 @@ type world struct {
 
 const testStart = int64(1_700_000_000) * second
 
-// failer is a test, a benchmark or one run of a property test.
+// failer is the common part of a test, a benchmark and one run of a property test.
 type failer interface {
 	Helper()
 	Fatalf(string, ...any)
@@ -145,7 +145,8 @@ func (w *world) plain() Step {
 	return Next(World{State: w.state, Live: w, Now: w.now, Epoch: fsm.Epoch{Incarnation: 1, Term: 1}, Tuning: w.tuning}, nil)
 }
 
-// step plans one step and applies its commands. It reports whether anything was planned.
+// step runs one planning step and applies its commands. It reports whether the step had any command
+// or order.
 func (w *world) step() bool {
 	w.t.Helper()
 	s := w.plan()
@@ -195,7 +196,8 @@ func (w *world) answer() {
 	}
 }
 
-// say applies a report of a workload's node that the workload, at its present generation, has a certain state.
+// say applies a report by the node of workload id: the workload, at its present generation, is in
+// the given state.
 func (w *world) say(id, state string) {
 	w.t.Helper()
 	x := w.get(id)
@@ -212,8 +214,9 @@ func sortedOrders(m map[Order]bool) []Order {
 	return out
 }
 
-// settle runs steps until the planner proposes nothing, and fails after too many steps. If the planner waits
-// for a time, time passes, by at most a minute per step.
+// settle runs steps until the planner proposes nothing, and fails after too many steps. If the planner has
+// requested its next step for a later time, the clock of the test moves towards it, by at most a minute per
+// step.
 func (w *world) settle() {
 	w.t.Helper()
 	for i := range 400 {

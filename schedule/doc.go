@@ -1,14 +1,14 @@
 // Package schedule computes the times of cron schedules. It is pure: the caller passes the time in.
 //
-// An expression has five fields (minute, hour, day of month, month, day of week) or is one of @hourly, @daily,
-// @midnight, @weekly, @monthly, @yearly and @annually. If day of month and day of week are both restricted, a
-// day that matches either of them counts, as in every cron.
+// An expression has five fields (minute, hour, day of month, month, day of week) or is one of @hourly,
+// @daily, @midnight, @weekly, @monthly, @yearly and @annually. If day of month and day of week are both
+// restricted, the schedule fires on each day that matches either of them, as in every cron.
 //
-// Daylight saving time. A schedule that fires in every hour follows the passage of time: it fires in the
-// repeated hour too, and an hour that is left out has no times. Any other schedule follows the clock on the
-// wall, and each of its times counts once:
+// Daylight saving time. When clocks are set forward, an hour is skipped; when they are set back, an hour is
+// repeated. A schedule that fires in every hour follows elapsed time: it also fires in the repeated hour, and
+// has no times in the skipped hour. Any other schedule follows local time, and each of its times fires once:
 //
-//   - A time that the clock leaves out fires when the clock has moved on: 02:30 fires at 03:00. If several
-//     times are left out, or the schedule also has 03:00, there is still one run at 03:00.
-//   - A time that the clock shows twice fires the first time.
+//   - A time in the skipped hour fires at its end: 02:30 fires at 03:00. If several
+//     times are skipped, or the schedule also has 03:00, there is still one run at 03:00.
+//   - A time in the repeated hour fires only when the clock shows it for the first time.
 package schedule

@@ -5,14 +5,14 @@ import (
 	"fmt"
 	"strings"
 	"time"
-	_ "time/tzdata" // machines without a time zone database know every zone too
+	_ "time/tzdata" // so that time zones also work on machines without a time zone database
 
 	"github.com/robfig/cron/v3"
 )
 
 // Schedule is a parsed expression with its time zone. It never changes.
 type Schedule struct {
-	times     cron.Schedule // evaluated on the clock on the wall, written as UTC
+	times     cron.Schedule // times in local time, represented as UTC
 	zone      *time.Location
 	everyHour bool
 }
@@ -58,7 +58,7 @@ func Parse(expression string, zone *time.Location) (*Schedule, error) {
 }
 
 // Next returns the first time of the schedule after a time, both in Unix nanoseconds; 0 if there is none within
-// the next years.
+// the next five years.
 func (s *Schedule) Next(after int64) int64 {
 	at := s.next(time.Unix(0, after).In(s.zone))
 	if at.IsZero() {
@@ -81,8 +81,9 @@ func (s *Schedule) next(after time.Time) time.Time {
 	}
 }
 
-// elapsed returns the first time after the given one for a schedule that fires in every hour. It goes from one
-// change of the UTC offset to the next, because wall time and real time advance alike between them.
+// elapsed returns the first time of a schedule that fires in every hour, after the time after. It searches
+// each period with a constant UTC offset (between two changes of the clock) separately, because local time
+// and elapsed time advance equally in such a period.
 func (s *Schedule) elapsed(after time.Time) time.Time {
 	for {
 		offset := offsetOf(after)
@@ -95,7 +96,7 @@ func (s *Schedule) elapsed(after time.Time) time.Time {
 		if end.IsZero() || at.Before(end) {
 			return at
 		}
-		// The first second with the new offset counts too.
+		// The first second with the new offset belongs to this period too.
 		if at := s.times.Next(onWall(end).Add(-time.Nanosecond)); !at.IsZero() && at.Equal(onWall(end)) {
 			return end.In(s.zone)
 		}
@@ -103,16 +104,16 @@ func (s *Schedule) elapsed(after time.Time) time.Time {
 	}
 }
 
-// instant returns when the clock on the wall first shows a time, or passes it.
+// instant returns the moment at which the local clock first shows or passes the given local time.
 func (s *Schedule) instant(wall time.Time) time.Time {
-	at := wall.Add(-36 * time.Hour).In(s.zone) // more than the largest offset and the longest change of a clock
+	at := wall.Add(-36 * time.Hour).In(s.zone) // further back than the largest UTC offset plus the largest clock change
 	for {
 		_, end := at.ZoneBounds()
 		candidate := wall.Add(-offsetOf(at)).In(s.zone)
 		if end.IsZero() || candidate.Before(end) {
 			start, _ := at.ZoneBounds()
 			if candidate.Before(start) {
-				return start.In(s.zone) // the clock left the time out
+				return start.In(s.zone) // the local time was skipped
 			}
 			return candidate
 		}
@@ -120,7 +121,7 @@ func (s *Schedule) instant(wall time.Time) time.Time {
 	}
 }
 
-// onWall returns what the clock on the wall shows, written as UTC.
+// onWall returns the local time of a moment, represented as UTC.
 func onWall(t time.Time) time.Time { return t.UTC().Add(offsetOf(t)) }
 
 func offsetOf(t time.Time) time.Duration {

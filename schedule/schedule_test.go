@@ -6,24 +6,24 @@ import (
 	"time"
 )
 
-// TestTimes: Next returns the expected times after a moment, also when the clock is set forward or back for
-// daylight saving time.
+// TestTimes: Next returns the expected times after a moment, in particular when the clock is set forward or
+// back for daylight saving time.
 func TestTimes(t *testing.T) {
 	for _, c := range []struct {
 		name, expression, zone, after string
 		want                          string
 	}{
 		{"each minute", "* * * * *", "", "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z 2026-01-01T00:02:00Z"},
-		{"between two minutes", "* * * * *", "", "2026-01-01T00:00:30.5Z", "2026-01-01T00:01:00Z"},
+		{"from a moment between two minutes", "* * * * *", "", "2026-01-01T00:00:30.5Z", "2026-01-01T00:01:00Z"},
 		{"daily in a zone", "@daily", "Europe/Berlin", "2026-01-01T00:00:00Z", "2026-01-02T00:00:00+01:00 2026-01-03T00:00:00+01:00"},
 		{"leap day", "0 0 29 2 *", "", "2026-01-01T00:00:00Z", "2028-02-29T00:00:00Z 2032-02-29T00:00:00Z"},
 		{"day of month or of week", "0 0 13 * 5", "", "2026-02-01T00:00:00Z", "2026-02-06T00:00:00Z 2026-02-13T00:00:00Z"},
 
 		{"spring: the time before the gap", "30 1 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T01:30:00+01:00 2026-03-30T01:30:00+02:00"},
-		{"spring: a time in the gap fires after it", "30 2 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T03:00:00+02:00 2026-03-30T02:30:00+02:00"},
-		{"spring: two times in the gap fire once", "0,30 2 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T03:00:00+02:00 2026-03-30T02:00:00+02:00 2026-03-30T02:30:00+02:00"},
-		{"spring: a time in the gap and its end fire once", "0 2,3 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T03:00:00+02:00 2026-03-30T02:00:00+02:00"},
-		{"spring: each half hour has no gap", "*/30 * * * *", "Europe/Berlin", "2026-03-29T01:15:00+01:00", "2026-03-29T01:30:00+01:00 2026-03-29T03:00:00+02:00 2026-03-29T03:30:00+02:00"},
+		{"spring: a time in the skipped hour fires at its end", "30 2 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T03:00:00+02:00 2026-03-30T02:30:00+02:00"},
+		{"spring: two times in the skipped hour fire once", "0,30 2 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T03:00:00+02:00 2026-03-30T02:00:00+02:00 2026-03-30T02:30:00+02:00"},
+		{"spring: a time in the skipped hour and its end fire once", "0 2,3 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T03:00:00+02:00 2026-03-30T02:00:00+02:00"},
+		{"spring: each half hour fires half an hour after the last one", "*/30 * * * *", "Europe/Berlin", "2026-03-29T01:15:00+01:00", "2026-03-29T01:30:00+01:00 2026-03-29T03:00:00+02:00 2026-03-29T03:30:00+02:00"},
 		{"spring: each quarter past", "15 * * * *", "Europe/Berlin", "2026-03-29T01:10:00+01:00", "2026-03-29T01:15:00+01:00 2026-03-29T03:15:00+02:00"},
 		{"spring: midnight does not exist", "@daily", "America/Havana", "2026-03-07T12:00:00Z", "2026-03-08T01:00:00-04:00 2026-03-09T00:00:00-04:00"},
 
@@ -53,8 +53,8 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// TestTimesOnlyAdvance: from any moment around a change of the clock, the next time is later, and no time lies
-// between a moment and its next time.
+// TestTimesOnlyAdvance: around a change of the clock, Next always returns a later time, and no time of the
+// schedule lies between a moment and the result of Next.
 func TestTimesOnlyAdvance(t *testing.T) {
 	for _, zone := range []string{"", "Europe/Berlin", "Australia/Lord_Howe", "America/Havana", "Pacific/Apia"} {
 		for _, expression := range []string{"* * * * *", "*/30 * * * *", "30 2 * * *", "0 0-6 * * *", "@hourly", "@daily"} {
@@ -69,7 +69,7 @@ func TestTimesOnlyAdvance(t *testing.T) {
 					now := at.Add(time.Duration(i) * 10 * time.Minute).UnixNano()
 					next := s.Next(now)
 					if next <= now || next < last || last > now && next != last {
-						t.Fatalf("%q in %q: after %s comes %s, before it %s", expression, zone, time.Unix(0, now).UTC(), time.Unix(0, next).UTC(), time.Unix(0, last).UTC())
+						t.Fatalf("%q in zone %q: Next after %s is %s, but the time before was %s", expression, zone, time.Unix(0, now).UTC(), time.Unix(0, next).UTC(), time.Unix(0, last).UTC())
 					}
 					last = next
 				}
@@ -97,7 +97,7 @@ func TestBadExpressions(t *testing.T) {
 	}
 	for _, zone := range []string{"Europe/Nowhere", "Local", "../etc/passwd"} {
 		if _, err := Zone(zone); err == nil {
-			t.Errorf("zone %q is accepted", zone)
+			t.Errorf("Zone accepted %q, want an error", zone)
 		}
 	}
 }

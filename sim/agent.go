@@ -123,8 +123,8 @@ func (d *disk) saved() core.Saved {
 	return out
 }
 
-// keeps reports whether the disk proves that the agent accepted an order: it has the order, a newer
-// order, or the tombstone of one of these.
+// keeps reports whether the disk proves that the agent accepted the order with generation g: it has
+// this order, a newer one, or the record that the workload of one of these was deleted (tombstone).
 func (d *disk) keeps(id string, g driver.Generation) bool {
 	in, t := d.intents[id], d.tombs[id]
 	return in != nil && !in.Generation.Less(g) || t != nil && !t.Generation.Less(g)
@@ -306,8 +306,8 @@ func (m *machine) list() {
 	m.do(l)
 }
 
-// sender returns the sender of an order. In a run that sabotages the epoch check, it changes the sender so
-// that the order passes the check.
+// sender returns the sender of an order. In a run in which the epoch check is switched off on purpose
+// (Sabotage), it changes the sender so that the order passes the check.
 func (m *machine) sender(s core.Sender) core.Sender {
 	if known := m.core.Meta.Epoch; m.w.cfg.Sabotage == NoEpochFence && s.Epoch != nil && s.Epoch.Less(known) {
 		s.Epoch = &known
@@ -318,8 +318,8 @@ func (m *machine) sender(s core.Sender) core.Sender {
 	return s
 }
 
-// generation returns the generation of an order. In a run that sabotages the generation check, it raises the
-// generation so that the order passes the check.
+// generation returns the generation of an order. In a run in which the generation check is switched off on
+// purpose (Sabotage), it raises the generation so that the order passes the check.
 func (m *machine) generation(id string, g driver.Generation) driver.Generation {
 	s, in, t := m.w.cfg.Sabotage, m.core.Intent(id), m.core.Tombstone(id)
 	if in != nil && s == NoGenerationFence && g.Less(in.Generation) {
@@ -372,7 +372,8 @@ func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) sched.Ack {
 	return sched.Ack{Accepted: true, State: fsm.ActualPending, Message: answer.Message}
 }
 
-// fumble simulates an agent that refuses a stop, or that accepts it and forgets it.
+// fumble lets an agent refuse an order to stop, or accept it and forget it (fault StopTrouble);
+// false if it does neither.
 func (m *machine) fumble(o core.Order) (sched.Ack, bool) {
 	w := m.w
 	if !w.has(StopTrouble) || w.calm || o.Running {

@@ -7,12 +7,13 @@ import (
 	"github.com/persys/compute/sched/control"
 )
 
-// balancePolicy returns the settings of the leader's own rebalancing in a run with the fault Rebalancing.
+// balancePolicy draws the settings of rebalancing for a run with the fault Rebalancing.
 func (w *world) balancePolicy() sched.BalancePolicy {
 	return sched.BalancePolicy{PerHour: pick(&w.clock, []int{4, 20}), AtOnce: pick(&w.clock, []int{1, 3}), MinGain: sched.WholeNode / 10}
 }
 
-// balance carries out the effect Balance. With the sabotage StaleMoves the search sees the state of the last search.
+// balance carries out the effect Balance, a search for moves. With the sabotage StaleMoves the search uses the state
+// that the previous search used, as if it were outdated.
 func (l *leadership) balance(e control.Balance) {
 	w := l.w
 	view := e.View
@@ -26,7 +27,8 @@ func (l *leadership) balance(e control.Balance) {
 	l.after(w.between(1, 300)*ms, func() { l.step(control.Balanced{ID: e.ID, Moves: moves}) })
 }
 
-// refresh makes moves that were found in an old state look as if they were found in the present one.
+// refresh changes moves that were found in an old state so that the checks of the state machine take
+// them for new ones.
 func (w *world) refresh(b *commandv1.MoveWorkloads) {
 	for _, m := range b.GetMoves() {
 		from, to := w.truth.Alloc(m.GetFrom()), w.truth.Alloc(m.GetTo())
@@ -37,8 +39,8 @@ func (w *world) refresh(b *commandv1.MoveWorkloads) {
 	}
 }
 
-// moved is the last move of a workload that evened out the load. Another record of the same id has another create
-// index.
+// moved is the last move of a workload that evened out the load. Its create index distinguishes the
+// workload from a later one with the same id.
 type moved struct {
 	create uint64
 	at     int64
@@ -49,9 +51,9 @@ const hour = 3600 * sec
 // rebalanced checks the promises of rebalancing for each move that a command makes:
 //
 //   - Exclusive workloads, jobs and workloads with local data never move, and no workload moves twice within an hour.
-//   - At most one member of a group is away.
-//   - With the policy spread, the cost of the loads of the nodes falls. Groups are left out, because a member also moves
-//     away from other members.
+//   - At most one member of a group is moving at a time.
+//   - With the placement policy spread, each move makes the loads of the nodes more even (lowers their cost).
+//     Members of groups are not checked, because a member may also move to get away from other members.
 func (w *world) rebalanced(before, after fsm.State, b *commandv1.MoveWorkloads, res fsm.Result) {
 	at := after.Info().Clock
 	left, came := map[string]float64{}, map[string]float64{}
@@ -95,18 +97,18 @@ func (w *world) rebalanced(before, after fsm.State, b *commandv1.MoveWorkloads, 
 	}
 }
 
-// share returns the part of a node that a demand takes.
+// share returns which part of the capacity of a node a demand takes, from 0 to 1.
 func share(n *fsm.Node, d *fsm.Demand) float64 {
 	return (float64(d.CPU)/float64(n.Facts.CPU) + float64(d.Memory)/float64(n.Facts.Memory)) / 2
 }
 
-// load returns the reserved part of a node.
+// load returns which part of the capacity of a node is reserved.
 func load(s fsm.State, n *fsm.Node) float64 {
 	a := s.Alloc(n.ID)
 	return share(n, &fsm.Demand{CPU: a.CPU, Memory: a.Memory})
 }
 
-// sizeOf returns the size of a node, relative to the mean of all nodes.
+// sizeOf returns the size of a node divided by the mean size of all nodes.
 func sizeOf(s fsm.State, n *fsm.Node) float64 {
 	var cpu, mem, nodes float64
 	s.Nodes("", func(n *fsm.Node) bool {

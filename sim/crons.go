@@ -17,10 +17,11 @@ const (
 	jumpMost = 200 // seconds by which a clock that jumps may be off; it must stay below the time for which receipts are kept
 )
 
-// concurrencies are the crons of a run with the fault Crons: one cron for each concurrency, which fires each minute.
+// concurrencies holds the crons of a run with the fault Crons: for each value of concurrency one cron, which fires
+// each minute.
 var concurrencies = map[string]string{"c0": fsm.ConcurrencyAllow, "c1": fsm.ConcurrencyForbid, "c2": fsm.ConcurrencyReplace}
 
-// createCrons makes users create the crons. Nobody changes them until suspendCrons.
+// createCrons makes users create the crons. Nobody changes them before suspendCrons.
 func (w *world) createCrons() {
 	for _, id := range keys(concurrencies) {
 		w.users.version++
@@ -58,7 +59,7 @@ func (w *world) jump() {
 	w.tracef("", "", "the clock of replica %d is set to %+ds", r.idx, r.skew/sec)
 }
 
-// endsJob ends the instance of a run by itself after some time: most with success.
+// endsJob makes the instance of a run end by itself after some time, in most cases with success.
 func (e *engine) endsJob(i *instance) {
 	w, run, began := e.m.w, i.runtimeID, i.started
 	code := 0
@@ -115,8 +116,8 @@ func (w *world) runChanged(after fsm.State, c fsm.Command, old, x *fsm.Workload)
 	})
 }
 
-// suspendCrons waits, after the faults, until each time that has come has its run. Then users suspend the crons, so
-// that the cluster can come to rest.
+// suspendCrons waits, after the faults, until each start time that has passed has its run. Then
+// users suspend the crons, so that the cluster can come to rest.
 func (w *world) suspendCrons(bound int64) {
 	for {
 		until := w.now + sec
@@ -139,7 +140,8 @@ func (w *world) suspendCrons(bound int64) {
 	}
 }
 
-// overdue returns a cron with a time that has come and is not handled yet, and the reason; "" if there is none.
+// overdue returns a cron with a start time that has passed and that the leader has not handled yet,
+// and the reason; "" if there is none.
 func (w *world) overdue() (id, why string) {
 	l := w.log.leader
 	if l < 0 || w.replicas[l].leads == nil {
@@ -161,7 +163,7 @@ func (w *world) overdue() (id, why string) {
 }
 
 // dropLateRuns removes from the planner's commands the runs whose time passed more than 3 s ago. So it imitates
-// a planner that does not start the runs whose times passed while no leader planned.
+// a planner that never creates a run if its start time passed while no leader was planning.
 func dropLateRuns(now int64, cmds []fsm.Command) {
 	for _, c := range cmds {
 		for _, s := range c.GetCreateRuns().GetSteps() {

@@ -13,7 +13,8 @@ type hangingDisk struct {
 
 func (r *replica) hangs() bool { return r.disk.until > r.w.now }
 
-// appends is called at every append of a replica to its log. It starts a hang if a fault has armed one.
+// appends is called at every append of a replica to its log. If a fault has requested that the disk
+// hangs, the hang begins with this append.
 func (r *replica) appends() {
 	w, d := r.w, &r.disk
 	if d.armed == 0 {
@@ -92,13 +93,14 @@ func (r *replica) unaware() bool {
 	return r.hangs() && !r.disk.stalled && r.alive && !r.cut && r.paused <= r.w.now
 }
 
-// oneHangs reports whether the disk of any replica hangs or will hang at its next append.
+// oneHangs reports whether the disk of any replica hangs, or will hang at its next append because a
+// fault has requested that.
 func (w *world) oneHangs() bool {
 	return slices.ContainsFunc(w.replicas, func(r *replica) bool { return r.hangs() || r.disk.armed > 0 })
 }
 
 // lapsed is called when the lease of a node has ended. If hanging disks are the only fault of the
-// run, that breaks a promise.
+// run, no lease may end, so this breaks a promise.
 func (w *world) lapsed(m *machine) {
 	if w.cfg.Faults&^(DiskStalls|Fencers) == 0 && len(w.replicas) > 2 {
 		w.violate("lease", "", m.id, "the lease ended, although the only fault was one hanging disk at a time")

@@ -32,8 +32,8 @@
 // (State.Check) and of the leader (Term.Check), that all replicas have the same digest, and that the
 // planner makes the same plan with and without the cache. For every order that is sent (leader.go) it
 // checks that a Confirm is recent, that one order per workload is in flight, and that the limits of orders
-// in flight hold. After the faults the cluster must come to rest: every workload as desired, no residual,
-// no new entries.
+// in flight hold. After the faults the cluster must come to rest: every workload is as desired, no node
+// has an instance left to remove (residual), and no entries are added to the log.
 //
 // Some kinds of faults are not in AllFaults, so that they do not change the random choices of committed
 // seeds: Drift (drift.go), StopTrouble, Fencers, Rollouts (rollouts.go), DiskStalls (disk.go), Crons (crons.go),

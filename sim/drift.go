@@ -49,7 +49,7 @@ type injected struct {
 }
 
 // drift makes nodes differ from the state, and waits until each difference was recorded and all are closed.
-// It also deletes orphans that earlier faults have left.
+// It also deletes orphans (instances without a record) that earlier faults have left.
 func (w *world) drift() {
 	w.tracef("", "", "nodes begin to differ from the state")
 	from := w.truth.Info().EventSeq
@@ -95,7 +95,8 @@ func duration(ns int64) string { return fmt.Sprintf("%.1fs", float64(ns)/float64
 
 func orphanID(m *machine) string { return "orphan-" + m.id }
 
-// inject makes three differences: an orphan, a missing instance and an instance of another revision.
+// inject makes three differences: an orphan (an instance without a record), a missing instance and
+// an instance of another revision.
 func (w *world) inject() (out []injected) {
 	o := w.machines[0]
 	o.engine.count++
@@ -134,7 +135,8 @@ func (w *world) inject() (out []injected) {
 	return out
 }
 
-// decide makes an operator delete the orphans that drift detection found.
+// decide makes an operator delete the orphans (instances without a record) that drift detection
+// found.
 func (w *world) decide() {
 	w.truth.Drifts("", func(d *fsm.Drift) bool {
 		if d.Type == fsm.DriftOrphan && d.Action == fsm.ActionInvestigate && !w.users.decided[d.Node+"/"+d.Workload] {

@@ -35,7 +35,8 @@ type engine struct {
 	count int
 }
 
-// list returns all instances, as a driver does.
+// list returns all instances of the simulated engine, in the form in which a real driver lists
+// them.
 func (e *engine) list() map[string]*driver.Observed {
 	out := map[string]*driver.Observed{}
 	for id, i := range e.has {
@@ -246,7 +247,8 @@ func (e *engine) start(i *instance) {
 	}
 }
 
-// end ends the run of an instance. The engine may send the agent an event about that.
+// end ends the run of an instance. In most cases the agent learns of the end by an event and lists
+// the instances.
 func (e *engine) end(i *instance, state driver.State, code int, why string) {
 	w, m := e.m.w, e.m
 	i.state, i.finished, i.exit = state, w.now, code

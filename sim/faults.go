@@ -172,7 +172,8 @@ func (w *world) heal() {
 	w.after(70*sec, nil, w.tidy) // a cordon or drain that was sent earlier may arrive only after the call that undid it
 }
 
-// tidy makes operators end all cordons, drains and frozen modes.
+// tidy makes operators undo what they have done during the faults: cordons, drains and frozen
+// modes.
 func (w *world) tidy() {
 	for _, m := range w.machines {
 		w.ask("uncordon "+m.id, cordon(m.id, false), nil)

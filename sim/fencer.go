@@ -28,7 +28,8 @@ func (m *machine) bound() uint32 {
 	return uint32(lease.Bound(time.Duration(fencerGrace)) / time.Second)
 }
 
-// meetFencer makes a new agent process ask the fencer which workloads the previous agent process ran.
+// meetFencer is called when an agent process starts: it asks the fencer which workloads the previous
+// agent process ran.
 func (m *machine) meetFencer() {
 	if !m.w.has(Fencers) {
 		return
@@ -58,7 +59,8 @@ func (m *machine) tellFencer(d int64) {
 	}
 }
 
-// renewLease makes one exchange between the agent and the fencer, which tells the fencer when the lease ends.
+// renewLease makes one exchange between the agent and the fencer, in which the agent says when the lease
+// ends.
 func (m *machine) renewLease() {
 	m.do(core.FencerDue{})
 	sent := m.renewal
@@ -77,7 +79,8 @@ func newFencers() fencers {
 // process returns the identity by which the fencer knows the agent's process.
 func (m *machine) process() lease.Process { return lease.Process{PID: 1, Start: uint64(m.proc.life)} }
 
-// fence passes one input to the fencer and carries out what it decides.
+// fence passes one input to the fencer (the process that stops exclusive workloads when the lease
+// ends) and carries out what it decides.
 func (m *machine) fence(in lease.Input) (answer lease.Status) {
 	w, g := m.w, &m.fencers
 	var effects []lease.Effect

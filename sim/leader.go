@@ -196,8 +196,8 @@ func (l *leadership) fed(changes []fsm.Change) {
 	l.step(control.Updates{View: l.r.state, Changes: changes})
 }
 
-// blind is a View that hides the residuals of workloads, so that the planner does not know which nodes still
-// run a workload.
+// blind is a View without residuals (records of instances that a node must still remove), so that the
+// planner does not know which nodes still run a workload.
 type blind struct{ fsm.View }
 
 func (blind) ResidualsOf(string, func(*fsm.Residual) bool) {}
@@ -280,7 +280,9 @@ func differ(a, b sched.Step) string {
 // provenFor is the time after a successful Confirm within which an order may be sent.
 const provenFor = sec
 
-// deliver checks an order against the promises of package control about orders, and sends it.
+// deliver sends an order. First it checks what package control promises: a recent Confirm (proof of
+// leadership) that began after the order was planned, one order at a time per node and workload,
+// and the limits of orders in flight.
 func (l *leadership) deliver(e control.Deliver) {
 	w, o := l.w, e.Order
 	proven := slices.ContainsFunc(l.proofs, func(p proof) bool {

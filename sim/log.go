@@ -63,7 +63,8 @@ type replica struct {
 // clockNow returns the time on the replica's own clock.
 func (r *replica) clockNow() int64 { return r.w.now + r.skew }
 
-// here reports whether a replica is running and connected, so that it can be part of a majority.
+// here reports whether a replica runs and is connected to the others, so that it can be part of a
+// majority.
 func (r *replica) here() bool {
 	return r.alive && !r.cut && r.paused <= r.w.now && !r.hangs()
 }
@@ -78,7 +79,8 @@ func (w *world) majority() bool {
 	return n > len(w.replicas)/2
 }
 
-// propose puts commands into the log as one entry. It calls done once, unless r dies before.
+// propose puts commands into the log as one entry. It calls done once with the result, unless
+// replica r dies before.
 func (w *world) propose(r *replica, term uint64, cmds []fsm.Command, done func([]fsm.Result, error)) {
 	var framed []byte
 	for _, c := range cmds {
@@ -114,8 +116,8 @@ func (p *proposal) answer(res []fsm.Result, err error) {
 	p.done(res, err)
 }
 
-// commit commits a proposal, and the earlier proposals of the same leader, if that leader still has a
-// majority.
+// commit commits proposal last, and the earlier proposals of the same leader, if that leader still
+// has a majority.
 func (w *world) commit(last *proposal) {
 	if !slices.Contains(w.log.pending, last) || w.log.term != last.term || w.log.leader != last.r.idx ||
 		last.r.life != last.life || !last.r.here() || !w.majority() {
@@ -136,7 +138,8 @@ func (w *world) commit(last *proposal) {
 	}
 }
 
-// append adds an entry to the log and checks the promises about it.
+// append adds an entry with the commands of proposal p to the log, applies it, and checks the
+// promises.
 func (w *world) append(p *proposal) {
 	e := entry{term: p.term, cmds: p.cmds}
 	meta := fsm.Meta{Index: uint64(len(w.log.entries) + 1), Term: p.term}
@@ -229,8 +232,8 @@ func (r *replica) catchUp(n int) {
 	}
 }
 
-// sameResult reports whether two results are equal. With duplicate set, b may be answer a again,
-// marked as a duplicate.
+// sameResult reports whether two results are equal. If duplicate is set, b may also be the stored
+// answer a to a repeated request, which has the mark Duplicate.
 func sameResult(a, b fsm.Result, duplicate bool) bool {
 	return a.Kind == b.Kind && a.Reason == b.Reason && a.Index == b.Index && a.Skipped == b.Skipped &&
 		(duplicate || a.Duplicate == b.Duplicate) && slices.Equal(a.Items, b.Items)
@@ -334,7 +337,7 @@ func (w *world) elect() {
 	w.after(w.between(2, 30)*ms, &next.proc, func() { next.establish(term) })
 }
 
-// notify tells a replica which replica leads, unless it is cut off.
+// notify lets a replica learn after d nanoseconds which replica leads, unless it is cut off.
 func (w *world) notify(r *replica, d int64) {
 	w.after(d, &r.proc, func() {
 		if r.cut {
@@ -403,7 +406,7 @@ func (r *replica) establish(term uint64) {
 
 const clusterID = "sim"
 
-// crash kills a replica. restart starts it again from a snapshot.
+// crash kills a replica. The method restart starts it again from a snapshot of its state.
 func (r *replica) crash() {
 	r.w.tracef("", "", "replica %d crashes", r.idx)
 	r.kill()
@@ -453,7 +456,8 @@ func (r *replica) stop(d int64) {
 	w.tracef("", "", "replica %d is paused for %.1fs", r.idx, float64(d)/float64(sec))
 	r.paused = w.now + d
 	life := r.life
-	// Run this one nanosecond before the pause ends, and so before the events that wait for its end.
+	// The events of the replica wait for the end of the pause. Run this function one nanosecond
+	// earlier, so that it runs before them.
 	w.after(d-1, nil, func() {
 		if r.life != life || !r.alive {
 			return
@@ -463,7 +467,8 @@ func (r *replica) stop(d int64) {
 	})
 }
 
-// isolate cuts a replica off from the other replicas for d nanoseconds.
+// isolate cuts a replica off from the other replicas for d nanoseconds, as a network partition
+// does.
 func (r *replica) isolate(d int64) {
 	w := r.w
 	w.tracef("", "", "replica %d is cut off for %.1fs", r.idx, float64(d)/float64(sec))

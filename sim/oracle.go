@@ -93,7 +93,8 @@ func (w *world) judge(before, after fsm.State, c fsm.Command, res fsm.Result, ch
 	}
 }
 
-// learn updates the oracle's model after a user's command was accepted.
+// learn updates the oracle's model of what users were promised, after a user's command was
+// accepted.
 func (w *world) learn(c fsm.Command, res fsm.Result, after fsm.State) {
 	if res.Kind != fsm.OK && res.Kind != fsm.AlreadyDone {
 		return
@@ -147,7 +148,8 @@ func (w *world) learn(c fsm.Command, res fsm.Result, after fsm.State) {
 	w.kept(after)
 }
 
-// kept checks that the state has what users were promised, according to the oracle's model.
+// kept checks that the state contains every change that was acknowledged to a user, according to
+// the oracle's model.
 func (w *world) kept(s fsm.State) {
 	for _, id := range keys(w.oracle.wanted) {
 		x := w.oracle.wanted[id]
@@ -212,6 +214,9 @@ func (w *world) workloadChanged(before, after fsm.State, c fsm.Command, ch *fsm.
 		delete(w.oracle.moved, x.ID)
 	}
 	for _, e := range c.GetEvict().GetEvictions() {
+		if e.GetCode() == fsm.CodePreempted {
+			w.preemptedAt = w.now
+		}
 		if e.GetWorkload() == x.ID && e.GetCode() == fsm.CodeFailedOnNode {
 			w.movedOn(old, after.Info().Clock)
 		}
@@ -221,8 +226,8 @@ func (w *world) workloadChanged(before, after fsm.State, c fsm.Command, ch *fsm.
 	}
 }
 
-// movedOn checks that a workload which leaves a node that cannot run it is not exclusive, and does not move
-// more often than its limit allows.
+// movedOn checks a workload that leaves its node because the node cannot run it. The workload must not be exclusive, and
+// must not move more often than its limit allows.
 func (w *world) movedOn(x *fsm.Workload, at int64) {
 	w.report.Moves++
 	limit := x.Demand.MoveLimit()
@@ -265,8 +270,8 @@ func saidStopped(x *fsm.Workload) bool {
 		x.Actual.State != fsm.ActualPending && x.Actual.State != fsm.ActualUnknown && x.Actual.State != fsm.ActualNone
 }
 
-// assigned checks that a placement does not exceed the capacity of the node. It computes the reserved
-// resources from all records.
+// assigned checks that a placement does not exceed the capacity of the node. It does not rely on the
+// sums in the state, but adds up the reserved resources from all records.
 func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 	n, ok := after.Node(x.Node)
 	if !ok || !n.Schedulable() {
@@ -279,7 +284,7 @@ func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 		cpu, mem, devices = cpu+d.CPU, mem+d.Memory, devices+fsm.DevicesNamed(d.Devices, device)
 		for _, p := range d.Ports {
 			// A workload that is placed on its previous node again still holds its former ports
-			// there: see fsm.Workload.FormerPorts.
+			// on that node: see fsm.Workload.FormerPorts.
 			holder, on := before.PortHolder(n.Engine(), p)
 			if other, ok := ports[p.Port]; ok && (id == x.ID || other == x.ID) && !(holder == x.ID && on == n.ID) {
 				w.violate("ports", x.ID, x.Node, "placed although port %d is reserved for %s and %s", p.Port, other, id)
@@ -297,8 +302,8 @@ func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 	}
 	before.ResidualsOf(x.ID, func(r *fsm.Residual) bool {
 		// Between the planning of a placement and its commit, a node may come up or report an instance that
-		// should not be there. So only residuals that have been known for some time count here. A workload
-		// that a user deleted by force does not prevent a placement.
+		// should not be there. So this check uses only instances to be removed (residuals) that have been
+		// known for some time. A workload that a user deleted by force does not prevent a placement.
 		forced := r.Reason == fsm.CodeDeleting && x.CreatedAt > r.Since
 		known := max(w.oracle.upSince[r.Node], w.oracle.found[r.Node+"/"+r.Workload])
 		if n, ok := before.Node(r.Node); ok && n.Up && !forced && r.Node != x.Node && w.now-known > 20*sec {
@@ -333,8 +338,8 @@ func (w *world) nodeChanged(c fsm.Command, ch *fsm.Change) {
 	if n.Up || old == nil {
 		return
 	}
-	// A node must not be declared lost while its agent still holds the lease, except for the allowed drift of
-	// its clock.
+	// A node must not be declared lost while its agent still holds the lease. The clock of the machine may be
+	// slower than that of the leader by the allowed drift, so allow that difference.
 	m := w.machine(n.ID)
 	if left := m.session.until - m.local(w.now); m.holds() && m.disk.instance == n.Facts.InstanceID && left > 50*ms {
 		w.violate("early expiry", "", n.ID, "the node is declared lost (%s) while its agent holds a lease for %d ms", n.Reason, left/ms)
@@ -347,7 +352,8 @@ func (w *world) nodeChanged(c fsm.Command, ch *fsm.Change) {
 // one (sched/DESIGN.md).
 const overlapAllowed = 120 * sec
 
-// begun checks, when an instance starts, that no other machine runs an instance of the same workload.
+// begun checks, when instance i starts on machine m, that no other machine runs an instance of the
+// same workload.
 func (w *world) begun(m *machine, i *instance) {
 	for _, o := range w.machines {
 		other := o.engine.has[i.id]
@@ -368,8 +374,8 @@ func (w *world) begun(m *machine, i *instance) {
 	}
 }
 
-// unrest checks a cluster that should be at rest after the faults have ended. It returns the broken
-// rule and a description; rule is "" if nothing is wrong.
+// unrest checks a cluster that should be at rest after the faults have ended. It returns the rule
+// that is broken, why, and the workload and node concerned; rule is "" if nothing is wrong.
 func (w *world) unrest() (rule, why, workload, node string) {
 	s := w.truth
 	bad := func(r, wl, n, format string, args ...any) {
@@ -386,6 +392,9 @@ func (w *world) unrest() (rule, why, workload, node string) {
 	w.kept(s)
 	if w.balancedAt != 0 && w.now-w.balancedAt < 100*sec {
 		bad("rebalance", "", "", "a workload was moved to even out the load %d s ago", (w.now-w.balancedAt)/sec)
+	}
+	if w.preemptedAt != 0 && w.now-w.preemptedAt < 100*sec {
+		bad("preemption", "", "", "a workload made room for another one %d s ago", (w.now-w.preemptedAt)/sec)
 	}
 	s.Rolling(func(r *rollout.Rollout) bool {
 		if r.Phase != rollout.AwaitPromotion { // nobody promotes it
@@ -440,7 +449,7 @@ func (w *world) restless(s fsm.State, x *fsm.Workload) string {
 	fails := flavour[:2] == "ba" || flavour[:2] == "cr" || flavour[:2] == "fl"
 	switch {
 	case x.Desired == fsm.DesiredDeleted:
-		return "it is to be gone"
+		return "it should be gone"
 	case x.Finished() && runs:
 		return "it has ended, but runs"
 	case x.Finished() || x.IsTemplate() && x.Desired == fsm.DesiredStopped:

@@ -10,8 +10,8 @@ import (
 //
 //   - The members of group g are kept on different nodes (anti_affinity), or spread over the zones with a
 //     difference of at most 1, as the seed decides.
-//   - w0 runs in the zone of w1 (affinity).
-//   - w2 does not run on the node of w1 (anti_affinity).
+//   - w0 must run in the zone of w1 (affinity).
+//   - w2 must not run on the node of w1 (anti_affinity).
 //
 // Other workloads have no rules.
 
@@ -88,7 +88,8 @@ func (w *world) checkRules(s fsm.View, step sched.Step) {
 	}
 }
 
-// checkOne checks the rules of one workload that is assigned to a node.
+// checkOne checks that the assignment of one workload to a node satisfies the placement rules of
+// the workload.
 func (w *world) checkOne(s fsm.View, x *fsm.Workload, node string, nodeOf, zoneOf func(string) string) {
 	switch {
 	case x.ID == "w0":
@@ -134,7 +135,8 @@ func (w *world) checkOne(s fsm.View, x *fsm.Workload, node string, nodeOf, zoneO
 	}
 }
 
-// assignsAnywhere changes a planning step: its assignments name any nodes that are up, in turn.
+// assignsAnywhere imitates a planner that ignores placement rules: it changes the assignments of a
+// planning step so that they name the nodes that are up, in turn.
 func assignsAnywhere(view fsm.View, commands []fsm.Command) {
 	var up []string
 	view.Nodes("", func(n *fsm.Node) bool {

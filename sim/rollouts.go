@@ -42,8 +42,8 @@ func (w *world) roll() {
 	}
 }
 
-// surges adds the surge members to the put of a start-first update. They get the specification of the last
-// member in the put.
+// surges adds the surge members (extra members that start before old ones stop) to a command that begins a
+// start-first update. They get the specification of the last member in the command.
 func (w *world) surges(b *commandv1.PutWorkloads) {
 	n := len(b.GetWorkloads())
 	for i := range fsm.SurgeCount(b.GetUpdate(), n) {
@@ -53,8 +53,8 @@ func (w *world) surges(b *commandv1.PutWorkloads) {
 	}
 }
 
-// waits reports whether an accepted put of a member has no effect yet, because the member waits for
-// its turn in a rolling update.
+// waits reports whether the new specification p of a group member was accepted but has no effect
+// yet, because a rolling update changes this member later.
 func (w *world) waits(after fsm.State, p *commandv1.WorkloadPut) bool {
 	x, ok := after.Workload(p.GetId())
 	r, rolls := after.Rollout(p.GetDemand().GetGroup())
@@ -109,8 +109,8 @@ func (w *world) rolled(before, after fsm.State, c fsm.Command) {
 		w.violate("rollout", "", "", "%s: %v are unavailable because of the update; the limit is %d", fsm.ArmName(c), keys(o.missing), w.parallel())
 	}
 	if r, ok := before.Rollout("g"); ok && c.GetEvict() != nil && r.Phase == "Running" {
-		// Members that the same step evicts for other reasons were still available when the planner decided
-		// about the drain.
+		// When the planner decided about the drain, the members that the same step evicts for other reasons
+		// were still available. So they are not included here.
 		out, others := 0, map[string]bool{}
 		for _, e := range c.GetEvict().GetEvictions() {
 			was, known := before.Workload(e.GetWorkload())
@@ -131,8 +131,8 @@ func (w *world) rolled(before, after fsm.State, c fsm.Command) {
 			}
 		}
 	}
-	// Members that this step creates are wanted from now on: surge members, and members that had been deleted
-	// before.
+	// From now on the oracle expects the members that this step creates: surge members (extra
+	// members of a start-first update), and members that had been deleted before.
 	if steps {
 		after.Group("g", func(x *fsm.Workload) bool {
 			if _, ok := o.wanted[x.ID]; !ok {
@@ -143,7 +143,8 @@ func (w *world) rolled(before, after fsm.State, c fsm.Command) {
 	}
 }
 
-// expected reports whether the next step of an update may give this content to a member.
+// expected reports whether the next step of an update may give member id the specification with
+// this content hash.
 func expected(s fsm.State, id, content string) bool {
 	r, ok := s.Rollout("g")
 	if !ok {

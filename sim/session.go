@@ -72,7 +72,7 @@ func (m *machine) later(d int64) {
 	}
 }
 
-// converse registers the node if necessary, and then sends a heartbeat.
+// converse makes the agent register its node if necessary, and then send a heartbeat.
 func (m *machine) converse() {
 	s := &m.session
 	s.busy = true
@@ -157,7 +157,7 @@ func (m *machine) beat(failed func(string)) {
 	})
 }
 
-// extend stores a new lease. It counts from the time when the heartbeat was sent.
+// extend stores a new lease. Its duration begins at the time when the heartbeat was sent.
 func (m *machine) extend(sent int64, l sched.Lease) {
 	s := &m.session
 	s.interval = l.Interval

@@ -29,9 +29,9 @@ const (
 	Reinstall                       // a machine fails and comes back with an empty disk under its old node id
 	StateLoss                       // an agent's state file is lost, and its workloads keep running
 	LinkCut                         // a node and some schedulers cannot reach each other, in one or both directions
-	MessageLoss                     //
+	MessageLoss                     // messages are lost
 	MessageDelay                    // messages arrive only after their deadline
-	MessageDup                      //
+	MessageDup                      // messages arrive twice
 	InstanceCrash                   // a workload ends by itself
 	BadSpec                         // some specifications never start, or fail to start sometimes
 	Operator                        // operators cordon, drain, fence and remove nodes
@@ -63,8 +63,8 @@ const Rollouts Fault = 1 << 28
 // time. It is not in AllFaults, so that it does not change the random choices of committed seeds.
 const DiskStalls Fault = 1 << 27
 
-// Crons adds crons that fire each minute, and clocks of schedulers that jump. It is not in AllFaults, so that it does
-// not change the random choices of committed seeds.
+// Crons adds crons that fire each minute, and makes the clocks of schedulers jump forward and back. It is not in
+// AllFaults, so that it does not change the random choices of committed seeds.
 const Crons Fault = 1 << 26
 
 // NodeTrouble makes each workload fail on one machine, and on other machines for some time, for a cause of the
@@ -75,8 +75,8 @@ const NodeTrouble Fault = 1 << 25
 // not in AllFaults, so that it does not change the random choices of committed seeds.
 const Placement Fault = 1 << 23
 
-// Rebalancing makes the leader even out the load of the nodes by itself. It is not in AllFaults, so that it does not
-// change the random choices of committed seeds.
+// Rebalancing makes the leader move workloads to even out the load of the nodes. It is not in AllFaults, so that it
+// does not change the random choices of committed seeds.
 const Rebalancing Fault = 1 << 24
 
 var faultNames = []string{
@@ -234,6 +234,7 @@ type world struct {
 	users       users
 	lastBalance fsm.View // state of the last search for moves, for StaleMoves
 	balancedAt  int64    // virtual time of the last move that evened out the load
+	preemptedAt int64    // virtual time of the last preemption, which may come when its cool-down has ended
 
 	loss   int // number of lost messages in a thousand
 	delays int

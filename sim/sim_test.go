@@ -18,8 +18,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// seedsAsked returns the seeds that a test runs: as many as SIM_SEEDS says, beginning with SIM_FROM. By
-// default it returns the number short, which keeps the test short, beginning with 1.
+// seedsAsked returns the first seed and the number of seeds that a test runs, as SIM_FROM and
+// SIM_SEEDS say. The defaults are 1 and short.
 func seedsAsked(t *testing.T, short int) (from, count uint64) {
 	t.Helper()
 	read := func(name string, def int) uint64 {
@@ -185,8 +185,9 @@ func TestOracleFindsWorkloadOnTwoNodes(t *testing.T) {
 	}
 }
 
-// TestASabotagedFenceIsFound switches off one safety mechanism at a time and expects a violation. If there
-// were none, clean runs would prove nothing.
+// TestASabotagedFenceIsFound switches off one safety mechanism at a time and expects the simulator to
+// report a broken promise. A simulator that cannot find such faults would prove nothing by a run without a
+// report.
 func TestASabotagedFenceIsFound(t *testing.T) {
 	late := MessageDelay | MessageDup | MessageLoss
 	for _, c := range []struct {
@@ -265,8 +266,9 @@ func TestStopsAreCarriedOutEventually(t *testing.T) {
 	t.Logf("found: %s", bad[0].Violation.Detail)
 }
 
-// TestDriftIsRecordedAndClosed: in a cluster that is at rest after all faults, an orphan, a missing workload
-// and an instance with another revision are recorded as drifts, and closed once they are repaired.
+// TestDriftIsRecordedAndClosed: in a cluster that is at rest after all faults, an orphan (an instance
+// without a record), a missing workload and an instance with another revision are recorded as drifts, and
+// closed once they are repaired.
 func TestDriftIsRecordedAndClosed(t *testing.T) {
 	from, count := seedsAsked(t, 24)
 	var closed atomic.Int64
@@ -401,9 +403,10 @@ func TestWorkloadsLeaveMachinesThatCannotRunThem(t *testing.T) {
 	t.Logf("%d moves; found a planner that moves nothing: seed %d: %s", moved.Load(), bad[0].Config.Seed, bad[0].Violation.Detail)
 }
 
-// TestRebalancingKeepsItsPromises: under faults, the leader's own rebalancing moves no exclusive workload, no workload
-// twice within an hour, at most one member of a group at a time, and never raises the cost of the loads. The test also
-// checks that the simulator would find moves that are not judged again when they are carried out.
+// TestRebalancingKeepsItsPromises: under faults, rebalancing by the leader moves no exclusive workload, no workload
+// twice within an hour, at most one member of a group at a time, and never raises the cost of the loads. The test
+// also checks that the simulator would find a state machine that does not check planned moves again before it makes
+// them.
 func TestRebalancingKeepsItsPromises(t *testing.T) {
 	from, count := seedsAsked(t, 15)
 	var moves atomic.Int64

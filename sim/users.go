@@ -31,7 +31,8 @@ type madeOf struct {
 	ports   []uint32
 }
 
-// flavourOf returns how an engine behaves with a specification, and the ports of the specification.
+// flavourOf returns, for the specification with this content, how a simulated engine behaves with
+// it (for example, that its start fails) and its ports.
 func (u *users) flavourOf(content string) (string, []uint32) {
 	f := u.flavours[content]
 	return f.flavour, f.ports
@@ -159,7 +160,7 @@ func (w *world) want() {
 	}
 }
 
-// operate makes an operator take a random action, such as a drain.
+// operate makes an operator send a random command, such as one that drains a node.
 func (w *world) operate() {
 	m := pick(&w.clock, w.machines)
 	on := w.chance(550)
@@ -175,7 +176,8 @@ func (w *world) operate() {
 	}
 }
 
-// condemn makes an operator fence or remove the node of a machine that is known to be off.
+// condemn makes an operator, who knows that machine m is off, confirm this to the cluster (fence)
+// or remove the node.
 func (w *world) condemn(m *machine) {
 	if m.condemned {
 		return
@@ -187,8 +189,8 @@ func (w *world) condemn(m *machine) {
 	}
 }
 
-// sentence makes an operator fence or remove the node of a machine that is off. The operator repeats the call
-// as long as it is refused because the node's lease has not ended.
+// sentence makes an operator confirm that a machine is off (fence) or remove its node. The operator repeats
+// the call as long as it is refused because the node's lease has not ended.
 func (w *world) sentence(m *machine, what string, body func(*commandv1.Command)) {
 	if m.condemned && m.sentenced {
 		return
@@ -204,8 +206,8 @@ func (w *world) sentence(m *machine, what string, body func(*commandv1.Command))
 }
 
 // obey makes an operator fence the node of a reinstalled machine whose registration was refused, as the error
-// advises. An earlier fence may have been undone by a late registration that the machine sent before it was
-// reinstalled.
+// advises. This may be necessary although the node was fenced before: a late registration, which the machine
+// sent before it was reinstalled, ends the fence.
 func (w *world) obey(m *machine) {
 	if m.fencing {
 		return
@@ -256,8 +258,8 @@ func setMode(mode string) func(*commandv1.Command) {
 	}
 }
 
-// putOf returns the body of an apply of a workload: usually with a new specification, sometimes with the
-// present one.
+// putOf returns the command by which a user applies workload id: usually with a new specification,
+// sometimes with the present one.
 func (w *world) putOf(id string) func(*commandv1.Command) {
 	p := w.put(id, "")
 	return func(c *commandv1.Command) {
@@ -281,7 +283,8 @@ func (w *world) groupOf(n int) func(*commandv1.Command) {
 // device is the name of the counted devices that nodes offer and some workloads reserve.
 const device = "vendor.com/gpu"
 
-// put returns a put of a workload with a new specification, or with one that was used before.
+// put returns what a command stores for workload id: a new specification, or one that was used
+// before.
 func (w *world) put(id, group string) *commandv1.WorkloadPut {
 	if have, ok := w.oracle.puts[id]; ok && w.chance(200) {
 		return proto.Clone(have).(*commandv1.WorkloadPut)
@@ -337,7 +340,8 @@ func (w *world) put(id, group string) *commandv1.WorkloadPut {
 	return p
 }
 
-// mint makes a request id, a UUIDv7, from a clock that is off by at most half a second.
+// mint makes a request id, a UUIDv7, from the clock of a client, which is wrong by at most half a
+// second.
 func (w *world) mint() (id [16]byte) {
 	binary.BigEndian.PutUint64(id[:8], w.rng.Uint64())
 	binary.BigEndian.PutUint64(id[8:], w.rng.Uint64())

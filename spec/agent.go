@@ -29,15 +29,15 @@ func ActualOf(s agentv1.ActualState) fsm.Actual {
 	return fsm.ActualUnknown
 }
 
-// AgentGeneration converts a generation to its message in the agent API.
+// AgentGeneration converts a generation (number of an order for a workload) to its message in the agent API.
 func AgentGeneration(g fsm.Generation) *agentv1.Generation {
 	return &agentv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
 }
 
-// ToAgent translates a workload and its unsealed specification into the agent's API (contract/wire-agent.md).
-// In addition to the fields in the table of that page, it translates: privileged, CPU quota, disks of a VM,
-// Git sources, and metadata without our own entries. The caller adds the epoch and the node id, which belong
-// to the order.
+// ToAgent translates a workload and its unsealed specification into the agent's API (contract/wire-agent.md). In
+// addition to the fields in the table of that page, it translates: privileged, CPU quota, disks of a VM, Git sources,
+// and the metadata without the entries that schedulers and agents add. The epoch (number of the leader) and the node
+// id are not set; they belong to the order and not to the workload.
 func ToAgent(w *fsm.Workload, plain *controlv1.WorkloadSpec) *agentv1.ApplyWorkloadRequest {
 	out := &agentv1.ApplyWorkloadRequest{
 		Id:           w.ID,
@@ -95,6 +95,9 @@ func agentContainer(s *controlv1.WorkloadSpec) *agentv1.ContainerSpec {
 		out.Volumes = append(out.Volumes, &agentv1.VolumeMount{HostPath: v.GetHostPath(), ContainerPath: v.GetContainerPath(), ReadOnly: v.GetReadOnly()})
 	}
 	for _, p := range c.GetPorts() {
+		if portMode(p) == portIngress {
+			continue // the nodes lead it to the address of the container
+		}
 		out.Ports = append(out.Ports, &agentv1.PortMapping{HostPort: p.GetHostPort(), ContainerPort: p.GetContainerPort(), Protocol: protocolOf(p.GetProtocol()), Address: p.GetAddress()})
 	}
 	for k, v := range s.GetMetadata() {

@@ -51,9 +51,9 @@ func (e *Errors) autoscale(id string, s *controlv1.WorkloadSpec) {
 	e.members("autoscale", id, s, int(a.GetMax()))
 }
 
-// sized returns the number of members that an apply gives to a group with an autoscaler. present is the present
-// number of members; nil if the group is new, which then gets initial. A group that a person scaled to 0 keeps
-// 0.
+// sized returns the number of members that a group with an autoscaler has after an apply. present is the present
+// number of members. It is nil for a new group, which gets initial members. A group that a person scaled to 0 keeps 0
+// members.
 func sized(initial int, a *controlv1.Autoscale, present *int) int {
 	if present == nil {
 		return initial
@@ -83,8 +83,9 @@ func autoscaleDemand(s *controlv1.WorkloadSpec) *commandv1.Autoscale {
 	return &commandv1.Autoscale{Min: uint32(a.GetMin()), Max: uint32(a.GetMax()), Cpu: uint32(a.GetCpu())}
 }
 
-// KeepAutoscale adds the settings of a group's autoscaler, which may be nil, to the put of one of its members.
-// Prepare cannot make such a put, because it makes a whole group of a request with these settings.
+// KeepAutoscale adds the settings of a group's autoscaler, which may be nil, to the command that stores one of its
+// members (a put). Prepare cannot do this for a single member: from a request with an autoscaler it makes the command
+// for a whole group.
 func KeepAutoscale(p *commandv1.WorkloadPut, a *fsm.Autoscale) error {
 	if a == nil {
 		return nil

@@ -9,8 +9,8 @@ import (
 
 const autoscaled = "id: web\nautoscale: {min: 2, max: 6, cpu: 70}\nresources: {cpu: 500m}\ncontainer: {image: a}\n"
 
-// TestAutoscaleInFiles: a new group gets the count of the file, or min. An existing group keeps its number within
-// the limits, and a group that was scaled to 0 stays stopped.
+// TestAutoscaleInFiles: a new group gets the count in the file, or min if the file has none. An existing group keeps
+// its number of members within min and max, and a group that was scaled to 0 stays stopped.
 func TestAutoscaleInFiles(t *testing.T) {
 	n := func(n int) *int { return &n }
 	for _, c := range []struct {
@@ -40,18 +40,19 @@ func TestAutoscaleInFiles(t *testing.T) {
 			if c.present != nil {
 				present = *c.present
 			}
-			if put.IfCount == nil || int(put.GetIfCount()) != present {
-				t.Errorf("the condition is %v, want %d", put.IfCount, present)
+			if put.IfMembers == nil || int(put.GetIfMembers()) != present {
+				t.Errorf("the command has the condition %v on the number of members, want %d", put.IfMembers, present)
 			}
 			if a := put.GetWorkloads()[0].GetDemand().GetAutoscale(); a.GetMin() != 2 || a.GetMax() != 6 || a.GetCpu() != 70 {
-				t.Errorf("the demand has %v", a)
+				t.Errorf("the demand has the autoscaler %v, want that of the file", a)
 			}
 		})
 	}
 }
 
-// TestAutoscaleIsNoContent: other limits do not change the content hash, so members are not recreated. The
-// stored specification of a member has the limits, so a copy of it has them too.
+// TestAutoscaleIsNoContent: a user changes only the settings of the autoscaler. The content hash must stay the same,
+// so that no member is recreated. The stored specification of each member must contain the new settings, because later
+// members are copied from it.
 func TestAutoscaleIsNoContent(t *testing.T) {
 	content := func(text string) string {
 		p, err := Prepare(parseOne(t, text), nil)
@@ -61,7 +62,7 @@ func TestAutoscaleIsNoContent(t *testing.T) {
 		return p.Content
 	}
 	if content(autoscaled) != content(strings.Replace(autoscaled, "max: 6", "max: 7", 1)) {
-		t.Error("the limits change the content")
+		t.Error("other limits of the autoscaler change the content")
 	}
 	p, err := Prepare(parseOne(t, autoscaled), nil)
 	if err != nil {
@@ -72,7 +73,7 @@ func TestAutoscaleIsNoContent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d := DemandOf("web-0", stored); d.GetAutoscale().GetMax() != 6 {
-		t.Errorf("the stored specification gives the demand %v", d)
+		t.Errorf("the demand of the stored specification is %v, want one with the limits", d)
 	}
 }
 
@@ -111,7 +112,7 @@ func TestAutoscaleNeedsCPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := PrepareWith(docs[0].Request, nil, Defaults{CPU: 100}); err != nil {
-		t.Errorf("with a default of the policy the error is %v", err)
+		t.Errorf("with a CPU request from the policy's defaults the error is %v, want none", err)
 	}
 	_, err = PrepareWith(docs[0].Request, nil, Defaults{})
 	if err == nil {
@@ -122,14 +123,15 @@ func TestAutoscaleNeedsCPU(t *testing.T) {
 	}
 }
 
-// TestAutoscaleMaxFitsOneCommand: a specification that is too large for max members is refused.
+// TestAutoscaleMaxFitsOneCommand: an autoscaler may grow a group to max members. The specification must be refused if
+// a command with so many members would exceed the size limit.
 func TestAutoscaleMaxFitsOneCommand(t *testing.T) {
 	large := "id: web\nautoscale: {min: 2, max: 6, cpu: 70}\nresources: {cpu: 500m}\ncontainer: {image: a, command: [" + strings.Repeat("a", 100_000) + ", " + strings.Repeat("b", 100_000) + "]}\n"
 	_, err := Prepare(parseOne(t, large), nil)
 	if err == nil || !strings.Contains(err.Error(), "spec.autoscale.max: makes a command of") {
-		t.Errorf("6 members of 200,000 bytes each: %.200v", err)
+		t.Errorf("a max of 6 members of 200,000 bytes each returned %.200v, want an error", err)
 	}
 	if _, err := Prepare(parseOne(t, strings.Replace(large, "max: 6", "max: 4", 1)), nil); err != nil {
-		t.Errorf("4 members: %v", err)
+		t.Errorf("a max of 4 members is refused: %v", err)
 	}
 }

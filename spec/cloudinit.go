@@ -91,15 +91,15 @@ func userDataRule(given string, depth int) string {
 		}
 	case "content-type:", "mime-version:", "from ":
 		if len(text) < len(given) && depth == 0 {
-			return "has white space before its first MIME header, so cloud-init would read no header: take it out"
+			return "has white space before its first MIME header, so cloud-init would read no header: remove it"
 		}
 		return mimeRule(text, depth)
 	}
 	return ""
 }
 
-// userDataHeads returns the first words, in lower case, by which cloud-init recognises user data and vendor
-// data. If one is the beginning of another, the longer one comes first.
+// userDataHeads returns the beginnings, in lower case, by which cloud-init recognises user data and vendor
+// data. If one beginning is a prefix of another, the longer one comes first.
 func userDataHeads() []string {
 	return []string{
 		"#cloud-config-archive", "#cloud-config-jsonp", "#cloud-config", "#!", "#include-once", "#include", "#cloud-boothook",
@@ -135,12 +135,12 @@ func includeRule(text string) string {
 		}
 		u, err := url.Parse(line)
 		if err != nil || !slices.Contains([]string{"http", "https", "ftp", "ftps", "file"}, u.Scheme) && !strings.HasPrefix(line, "/") {
-			return fmt.Sprintf("line %d: %.80q is no URL, and an #include has one on each line", number, line)
+			return fmt.Sprintf("line %d: %.80q is no URL: every line of an #include must be a URL", number, line)
 		}
 		found = true
 	}
 	if !found {
-		return "is an #include without a URL: give one on each line after it"
+		return "is an #include without a URL: write one URL on each line after it"
 	}
 	return ""
 }
@@ -148,8 +148,8 @@ func includeRule(text string) string {
 // maxMIME is the maximum depth to which MIME messages may be nested.
 const maxMIME = 3
 
-// mimeRule returns why cloud-init would ignore a MIME message or one of its parts; "" if it would not.
-// Cloud-init takes a text for MIME only if its first 4 KiB have the header MIME-Version.
+// mimeRule returns why cloud-init would ignore a MIME message or one of its parts; "" if it would not. Cloud-init
+// treats a text as MIME only if its first 4 KiB contain the header MIME-Version.
 func mimeRule(text string, depth int) string {
 	if !strings.Contains(strings.ToLower(text[:min(len(text), 4<<10)]), "mime-version:") {
 		return "is MIME without the header MIME-Version: 1.0, so cloud-init ignores it"
@@ -254,7 +254,7 @@ func decodedUserData(text string) string {
 	return text
 }
 
-// listRule returns why a text is not a list in YAML or JSON; "" if it is one.
+// listRule returns why a text is not a list in YAML or JSON; "" if it is a list.
 func listRule(text string) string {
 	var doc yaml.Node
 	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
@@ -266,7 +266,8 @@ func listRule(text string) string {
 	return ""
 }
 
-// mappingRule returns which rule a text breaks that must be a mapping in YAML or JSON; "" if none.
+// mappingRule returns the rule that a text breaks if it is not a valid mapping in YAML or JSON; "" if it is
+// one.
 func mappingRule(text string) string {
 	var doc yaml.Node
 	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {

@@ -84,8 +84,8 @@ func enabledServices(c *controlv1.ComposeSpec) []*node {
 	return out
 }
 
-// composePorts returns the host ports and port names of the enabled services of an inline Compose file. It
-// skips entries whose port only the engine knows: variables, and ranges of host ports.
+// composePorts returns the host ports and port names of the enabled services of an inline Compose file. It skips
+// entries whose host port is known only when the engine starts the service: variables, and ranges of host ports.
 func composePorts(c *controlv1.ComposeSpec) []*controlv1.Port {
 	var out []*controlv1.Port
 	for _, service := range enabledServices(c) {
@@ -139,8 +139,8 @@ func composePort(n *node) []*controlv1.Port {
 	return ComposePort(published, target, protocol, name, address)
 }
 
-// ComposePort returns the host ports, with their name, that an entry of `ports` in a Compose file claims. It
-// returns none for an entry whose port only the engine knows.
+// ComposePort returns the host ports, with their name, that an entry of `ports` in a Compose file claims. It returns
+// none for an entry whose host port is missing or not a number, such as a variable.
 func ComposePort(published string, target int32, protocol, name, address string) []*controlv1.Port {
 	address = hostAddress(address)
 	low, high, isRange := strings.Cut(published, "-")
@@ -164,8 +164,8 @@ func ComposePort(published string, target int32, protocol, name, address string)
 	return out
 }
 
-// hostAddress returns the canonical form of an address at which a port is published. It returns "" for all
-// addresses, and for an address that only the engine knows.
+// hostAddress returns the canonical form of an address at which a port is published. It returns "" for "all
+// addresses", and for a text that is no IP address, such as a variable.
 func hostAddress(text string) string {
 	a, err := netip.ParseAddr(strings.TrimSpace(text))
 	if err != nil || a.IsUnspecified() {
@@ -246,8 +246,8 @@ func textOf(n *node) string {
 	return n.text
 }
 
-// splitGit cuts the credentials out of a repository URL. The user part is secret if it contains a password,
-// or if the scheme is http(s), where a user without a password is a token. The user of an ssh URL and of
+// splitGit cuts the credentials out of a repository URL. The part before the @ is secret if it contains a password, or
+// if the scheme is http(s), where a user name without a password is a token. The user of an ssh URL and of
 // git@host:path is not secret.
 func splitGit(repo string) (before, secret, after string) {
 	u, err := url.Parse(repo)

@@ -26,22 +26,22 @@ type Sealer interface {
 // ErrNoKey is returned if the specification holds secrets and there is no key to seal them.
 var ErrNoKey = errors.New("the specification holds secrets, and this scheduler has no sealing key")
 
-// contentHeader is the version of the encoding of contents. Contents are stored for years and compared with
-// new ones, so a new encoding needs a new header and a new prefix.
+// contentHeader is the version of the encoding of contents. Content hashes are stored for years and compared
+// with new ones, so a new encoding needs a new header and a new prefix.
 const contentHeader = "persys content 1\n"
 
 // Content identifies what a node runs: "c1:" and 64 hex digits. The package comment lists what it
 // covers. The specification must be plain (unsealed) and normalised. The key may be nil if there
 // are no secrets.
 //
-// The encoding is a sequence of records (path, kind, value, with the lengths of path and value) in
-// a fixed order of fields, with maps sorted by key. A field at its zero value has no record, so a
-// new field does not change existing contents. A secret is recorded as its keyed hash.
+// The encoding is a sequence of records (path, kind, value, with the lengths of path and value) in a fixed
+// order of fields, with maps sorted by key. A field at its zero value has no record, so a new field does
+// not change existing content hashes. A secret is recorded as its keyed hash.
 func Content(s *controlv1.WorkloadSpec, key Sealer) (string, error) {
 	return contentWith(s, key, fullImage(s.GetContainer().GetImage()))
 }
 
-// contentWith is Content for a caller that has the full image reference, image.
+// contentWith is Content for a caller that has parsed the image reference already; image is the full reference.
 func contentWith(s *controlv1.WorkloadSpec, key Sealer, image string) (string, error) {
 	e := encoders.Get().(*encoder)
 	defer e.release()
@@ -78,10 +78,10 @@ func contentWith(s *controlv1.WorkloadSpec, key Sealer, image string) (string, e
 	return string(content[:]), nil
 }
 
-// encoders is a pool of encoders, so that their buffers are used again.
+// encoders is a pool of encoders, so that their buffers are reused.
 var encoders = sync.Pool{New: func() any { return &encoder{buf: make([]byte, 0, 1024)} }}
 
-// maxReused is the size in bytes of the largest buffer that is used again.
+// maxReused is the maximum size in bytes of a buffer that is reused.
 const maxReused = 64 << 10
 
 func (e *encoder) release() {
@@ -191,7 +191,7 @@ func (e *encoder) pairs(path string, m map[string]string, secret bool) {
 
 func (e *encoder) container(s *controlv1.WorkloadSpec, image string) {
 	c := s.GetContainer()
-	// CPU and memory are part of the content, because they become limits of the container.
+	// CPU and memory are part of the content hash, because they become limits of the container.
 	e.number("cpu_millicores", s.GetResources().GetCpuMillicores())
 	e.number("memory_mb", s.GetResources().GetMemoryMb())
 	for _, name := range cdiDevices(s.GetResources()) {
@@ -215,14 +215,14 @@ func (e *encoder) container(s *controlv1.WorkloadSpec, image string) {
 		e.text("volumes.container", v.GetContainerPath())
 		e.flag("volumes.read_only", v.GetReadOnly())
 	}
-	// The engine restarts a container neither with the policy "" nor with "no", so both are recorded as "no".
-	// The flag run_once below tells them apart.
+	// With the policy "" as with "no", the engine does not restart the container, so both are recorded as "no". They
+	// differ for the agent: the flag run_once below is set only for "no".
 	e.text("restart_policy", orElse(c.GetRestartPolicy(), "no"))
 	e.flag("privileged", c.GetPrivileged())
 	e.volumes(c.GetManagedVolumes())
 	// These fields were added in a later version. When they are unset, they add no record, so that the content
-	// hash of older specifications does not change. Defaults of the agents are not part of the content, so a
-	// new default does not recreate a container.
+	// hash of older specifications does not change. Defaults of the agents are not part of the content hash, so
+	// a new default does not recreate a container.
 	e.flag("run_once", c.GetRestartPolicy() == "no")
 	e.text("user", c.GetUser())
 	e.words("cap_add", c.GetCapAdd())
@@ -234,6 +234,9 @@ func (e *encoder) container(s *controlv1.WorkloadSpec, image string) {
 	for i, p := range c.GetPorts() {
 		if p.GetAddress() != "" {
 			e.recordAt("ports.address", strconv.Itoa(i), 't', p.GetAddress())
+		}
+		if p.GetMode() != "" {
+			e.recordAt("ports.mode", strconv.Itoa(i), 't', p.GetMode())
 		}
 	}
 	e.options(c)
@@ -282,8 +285,8 @@ func (e *encoder) compose(c *controlv1.ComposeSpec) {
 	e.objects(refsOf(&controlv1.WorkloadSpec{Workload: &controlv1.WorkloadSpec_Compose{Compose: c}}))
 }
 
-// vm adds records of the VM that the node gets, so that a VM has the same content in the field vm and under the
-// reserved metadata key.
+// vm adds records of the VM that the node gets, so that a VM has the same content hash in the field vm and
+// under the reserved metadata key.
 func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 	v, fromMetadata := vmOf(s)
 	if v == nil {
@@ -291,8 +294,8 @@ func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 	}
 	e.text("name", v.GetName())
 	e.number("vcpus", int64(v.GetVcpus()))
-	// Older schedulers left the quota out of the content. So a VM with a quota that they stored is recreated
-	// when it is applied again.
+	// Older schedulers left the quota out of the content hash. So a VM with a quota that such a scheduler
+	// stored is recreated when it is applied again.
 	e.number("cpu_millicores", vmQuota(s, v))
 	e.number("memory_mb", v.GetMemoryMb())
 	e.text("os_image", v.GetOsImage())

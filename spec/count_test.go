@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestCountOfZero: `count: 0` keeps only the first member, which is stopped. Without a count there is one
-// workload without a group.
+// TestCountOfZero: an apply with `count: 0` must keep only the first member of the group, stopped, so that the
+// specification is not lost. Without a count, the apply must make a single workload without a group.
 func TestCountOfZero(t *testing.T) {
 	for _, c := range []struct{ name, text, id, desired, group string }{
 		{"a count of 0", "id: web\ncount: 0", "web-0", "Stopped", "web"},

@@ -28,7 +28,7 @@ const (
 	InputVariable = "PERSYS_INPUT"
 )
 
-// MaxInput is the largest input of a run, in bytes.
+// MaxInput is the maximum size of the input of a run, in bytes.
 const MaxInput = 16 << 10
 
 var (
@@ -42,7 +42,8 @@ func IsCron(s *controlv1.WorkloadSpec) bool {
 	return isKind(s, KindCron)
 }
 
-// IsTemplate reports whether runs are created from a specification, so that it is not run itself.
+// IsTemplate reports whether a specification is only a template, from which runs are created: a cron or a
+// parameterized job.
 func IsTemplate(s *controlv1.WorkloadSpec) bool {
 	return IsCron(s) || IsJob(s) && s.GetJob().GetParameterized() != nil
 }
@@ -64,8 +65,8 @@ func (d *decoder) cron(n *node, here where) *controlv1.CronSpec {
 	return c
 }
 
-// parameterized reads what a parameterized job takes: `parameterized: {parameters: [{name: file, required: true,
-// default: a}], input: optional}`.
+// parameterized reads the parameters and the input that the runs of a parameterized job take: `parameterized:
+// {parameters: [{name: file, required: true, default: a}], input: optional}`.
 func (d *decoder) parameterized(n *node, here where) *controlv1.ParameterizedSpec {
 	p := &controlv1.ParameterizedSpec{}
 	w := here.wire
@@ -109,7 +110,7 @@ func (e *Errors) template(id string, s *controlv1.WorkloadSpec) {
 		e.addf("workload_id", id, "may have at most %d characters, because the ids of its runs are longer", bounds.MaxTemplateID)
 	}
 	if s.GetJob().GetCompletions() != 0 || s.GetJob().GetParallelism() != 0 {
-		e.add("spec.job", "completions and parallelism are for jobs that are run directly: each run of this one is one workload", "")
+		e.add("spec.job", "completions and parallelism are for jobs that apply runs: each run of a cron or a parameterized job is one workload", "")
 	}
 }
 
@@ -143,7 +144,7 @@ func (e *Errors) parameterized(p *controlv1.ParameterizedSpec) {
 		case !parameterName.MatchString(one.GetName()):
 			e.add(at+".name", "must be 1 to 64 letters, digits and underscores, and not begin with a digit", one.GetName())
 		case seen[name]:
-			e.add(at+".name", "is there twice: upper and lower case give the same variable "+ParameterPrefix+name, one.GetName())
+			e.add(at+".name", "is used twice: upper and lower case give the same variable "+ParameterPrefix+name, one.GetName())
 		default:
 			seen[name] = true
 		}
@@ -181,7 +182,8 @@ func normaliseTemplate(s *controlv1.WorkloadSpec) {
 	}
 }
 
-// templateDemand returns what planner and state machine need to know about a template; nil if s is none.
+// templateDemand returns what the planner and the state machine need to know about a template (a cron or a
+// parameterized job, from which runs are made); nil if s is no template.
 func templateDemand(s *controlv1.WorkloadSpec) *commandv1.Template {
 	switch {
 	case IsCron(s):
@@ -199,8 +201,8 @@ func templateDemand(s *controlv1.WorkloadSpec) *commandv1.Template {
 	return nil
 }
 
-// Dispatched returns the specification of one run of the parameterized job s, which is not changed. It has the
-// parameters and the input as variables. The error lists what is wrong with them.
+// Dispatched returns the specification for one run of the parameterized job s, with the parameters and the input as
+// environment variables. It does not change s. The error lists the invalid parameters and an invalid input.
 func Dispatched(s *controlv1.WorkloadSpec, parameters map[string]string, input string) (*controlv1.WorkloadSpec, error) {
 	var e Errors
 	p := s.GetJob().GetParameterized()
@@ -228,9 +230,9 @@ func Dispatched(s *controlv1.WorkloadSpec, parameters map[string]string, input s
 	}
 	switch {
 	case input == "" && p.GetInput() == "required":
-		e.add("input", "is required by this job", "")
+		e.add("input", "this job requires an input", "")
 	case input != "" && p.GetInput() == "forbidden":
-		e.add("input", "is not taken by this job", "")
+		e.add("input", "this job takes no input", "")
 	case len(input) > MaxInput:
 		e.addf("input", "", "has %d bytes, at most %d", len(input), MaxInput)
 	case !isText(input):
@@ -252,7 +254,7 @@ func Dispatched(s *controlv1.WorkloadSpec, parameters map[string]string, input s
 	return run, nil
 }
 
-// with adds the variables in more to those in have. A variable in both gets the value in more.
+// with returns the union of two sets of environment variables. If both have a variable, the value in more is used.
 func with(have, more map[string]string) map[string]string {
 	if have == nil {
 		return more
@@ -269,7 +271,8 @@ func names(p *controlv1.ParameterizedSpec) string {
 	return orElse(strings.Join(out, ", "), "none")
 }
 
-// templateView returns the state of a template for views; nil if w is none.
+// templateView returns the state of a template (a cron or a parameterized job, from which runs are created) for
+// answers to users; nil if w is no template.
 func templateView(w *fsm.Workload) *controlv1.TemplateView {
 	if !w.IsTemplate() || w.IsSystem() {
 		return nil

@@ -13,14 +13,15 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// localData returns the data that a workload keeps on its node and that no other node can reach, sorted by
-// name. If the specification does not show where the data is, the data counts as local. This is the safer
-// mistake: a workload that should not have moved starts without its data, but a workload that stays without
-// need can be moved by a person.
+// localData returns the data that a workload keeps on its node and that no other node can reach, sorted by name. If
+// the specification does not show where the data is, the data is treated as local, because that mistake is the smaller
+// one: a workload that is kept on its node without need can be moved by a user, but a workload that is moved by
+// mistake starts without its data.
 //
-// Bind mounts of absolute paths do not count. They belong to the machine, and nothing deletes them.
+// Bind mounts of absolute paths are not local data in this sense. They belong to the machine, and nothing deletes
+// them.
 //
-// The text of a Compose file does not tell the volumes of services in other files; SetStackData adds them from the
+// The text of a Compose file does not show the volumes of services in other files; SetStackData adds them from the
 // loaded project.
 func localData(s *controlv1.WorkloadSpec) []*commandv1.LocalData {
 	if c := s.GetCompose(); s.GetType() == TypeCompose && !isGit(c) {
@@ -33,8 +34,9 @@ func localData(s *controlv1.WorkloadSpec) []*commandv1.LocalData {
 	return dataWith(s, nil)
 }
 
-// SetStackData sets the local data of the demand of an inline Compose stack. data has the volumes and folders of its
-// loaded project, such as "volume db". It returns an error if the update policy does not allow local data.
+// SetStackData sets, in the demand of an inline Compose stack (the part that the planner reads), the data that the
+// stack keeps on its node. data lists the volumes and folders of the loaded project, such as "volume db". It returns
+// an error if the update policy does not allow local data.
 func SetStackData(d *commandv1.Demand, s *controlv1.WorkloadSpec, data []string) error {
 	d.LocalData = dataWith(s, data)
 	var faults Errors
@@ -65,7 +67,7 @@ func dataWith(s *controlv1.WorkloadSpec, stack []string) []*commandv1.LocalData 
 		c := s.GetCompose()
 		managed(fromControlVolumes(c.GetManagedVolumes()))
 		if isGit(c) {
-			add("", "volumes of", "the stack, which its Git repository names")
+			add("", "volumes of", "the stack, which only its Git repository lists")
 			break
 		}
 		for _, v := range stack {
@@ -102,7 +104,7 @@ func clipData(name string) string {
 	return name[:end] + "…"
 }
 
-// sharedPath reports whether the path of a disk names storage that other nodes can reach too.
+// sharedPath reports whether the path of a VM's disk is a URL of network storage, which other nodes can reach too.
 func sharedPath(p string) bool {
 	return p != "" && !path.IsAbs(p)
 }
@@ -160,7 +162,7 @@ func OnFileServer(kind string) bool {
 	return strings.HasPrefix(kind, "nfs") || kind == "cifs"
 }
 
-// notStored stands for the source of a mount that stores nothing, such as a tmpfs.
+// notStored is the source of a mount that stores nothing, such as a tmpfs.
 const notStored = "\x00"
 
 // composeMount returns the source and kind of a mount of a service. If a mount has no source, it is an

@@ -31,7 +31,7 @@ func TestLocalData(t *testing.T) {
 		{"a service that extends another one may have volumes", TypeCompose, inline("services: {a: {extends: {file: b.yaml, service: b}}}"), otherFiles},
 		{"an included file may have volumes", TypeCompose, inline("include: [b.yaml]", "services: {a: {image: x, volumes: ['db:/d']}}", "volumes: {db: {}}"), "volume db; " + otherFiles},
 		{"a variable may be a volume", TypeCompose, inline("services: {a: {image: x, volumes: ['${WHERE:-db}:/d']}}"), "volume ${WHERE:-db}"},
-		{"a Git repository may name volumes", TypeCompose, "id: s\ncompose: {git: https://example.com/r.git}\n", "volumes of the stack, which its Git repository names"},
+		{"a Git repository may name volumes", TypeCompose, "id: s\ncompose: {git: https://example.com/r.git}\n", "volumes of the stack, which only its Git repository lists"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := specOf(t, c.text)

@@ -12,32 +12,34 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// DemandOf returns the demand of a plain, normalised specification. The planner sees only the demand
-// (spec/DESIGN.md). Every list is sorted.
+// DemandOf returns the demand of a plain, normalised specification: the part that the planner reads, such as CPU,
+// memory, ports and constraints (spec/DESIGN.md). Every list is sorted.
 //
-// A VM without `resources` reserves the CPU and memory of its guest. It never reserves less memory than the
-// guest has. An inline Compose stack reserves the limits of its services. Labels are requirements on the node
-// (contract/semantics.md section 4). The storage driver local is left out, because every node has it.
+// A VM without `resources` reserves the CPU and memory of its guest. It never reserves less memory than the guest has.
+// An inline Compose stack reserves the limits of its services. Each label of the specification is a required label of
+// the node (contract/semantics.md section 4). The storage driver local is left out, because every node has it.
 func DemandOf(id string, s *controlv1.WorkloadSpec) *commandv1.Demand {
 	r := s.GetResources()
 	d := &commandv1.Demand{
-		Type:          s.GetType(),
-		CpuMillicores: r.GetCpuMillicores(),
-		MemoryMib:     r.GetMemoryMb(),
-		DiskGb:        r.GetDiskGb(),
-		StoragePool:   r.GetStoragePool(),
-		Group:         s.GetGroup(),
-		Exclusive:     s.GetExclusive(),
-		OnLostLease:   orElse(s.GetOnLostLease(), fsm.OnLostLeaseKeep),
-		Priority:      s.GetPriority(),
-		LocalData:     localData(s),
-		Job:           jobDemand(s),
-		Template:      templateDemand(s),
-		Placement:     placementDemand(s),
-		Autoscale:     autoscaleDemand(s),
-		Reschedule:    rescheduleDemand(s),
-		Networks:      networkNames(s),
-		MemoryFiles:   slices.ContainsFunc(refsOf(s), func(r objectRef) bool { return r.file != nil }),
+		Type:           s.GetType(),
+		CpuMillicores:  r.GetCpuMillicores(),
+		MemoryMib:      r.GetMemoryMb(),
+		DiskGb:         r.GetDiskGb(),
+		StoragePool:    r.GetStoragePool(),
+		Group:          s.GetGroup(),
+		Exclusive:      s.GetExclusive(),
+		OnLostLease:    orElse(s.GetOnLostLease(), fsm.OnLostLeaseKeep),
+		Priority:       s.GetPriority(),
+		LocalData:      localData(s),
+		Job:            jobDemand(s),
+		Template:       templateDemand(s),
+		Placement:      placementDemand(s),
+		Autoscale:      autoscaleDemand(s),
+		Reschedule:     rescheduleDemand(s),
+		Networks:       networkNames(s),
+		ServiceAddress: hasServiceAddress(s),
+		Ingress:        ingressDemand(s.GetContainer()),
+		MemoryFiles:    slices.ContainsFunc(refsOf(s), func(r objectRef) bool { return r.file != nil }),
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.GetDevices())) {
 		d.Devices = append(d.Devices, &commandv1.DeviceCount{Name: name, Count: r.GetDevices()[name]})
@@ -74,6 +76,7 @@ func DemandOf(id string, s *controlv1.WorkloadSpec) *commandv1.Demand {
 			}
 		}
 	}
+	d.Volumes = volumeUses(volumes, d.StoragePool)
 	for _, v := range volumes {
 		if v.GetDriver() != "local" {
 			d.StorageDrivers = append(d.StorageDrivers, v.GetDriver())
@@ -99,8 +102,8 @@ func DemandOf(id string, s *controlv1.WorkloadSpec) *commandv1.Demand {
 	return d
 }
 
-// cdiDevices returns the names of the devices that a container gets: those that are CDI kinds, VENDOR/CLASS. It is
-// sorted.
+// cdiDevices returns the sorted names of the devices that a container gets: the names that are CDI kinds
+// (VENDOR/CLASS).
 func cdiDevices(r *controlv1.ResourceRequirements) (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(r.GetDevices())) {
 		if strings.ContainsRune(name, '/') {
@@ -110,14 +113,18 @@ func cdiDevices(r *controlv1.ResourceRequirements) (names []string) {
 	return names
 }
 
-// SetPorts sets the host ports and the names of ports of a demand.
+// SetPorts sets the host ports, and the names of ports, that the planner reads from a workload's demand.
 func SetPorts(d *commandv1.Demand, ports []*controlv1.Port) {
 	d.PortNames, d.HostPorts = nil, nil
 	for _, p := range ports {
 		if bounds.ValidServiceName(p.GetName()) && p.GetContainerPort() > 0 {
-			d.PortNames = append(d.PortNames, &commandv1.PortName{
+			name := &commandv1.PortName{
 				Name: p.GetName(), ContainerPort: uint32(p.GetContainerPort()), Protocol: protocolOf(p.GetProtocol()), HostPort: uint32(p.GetHostPort()),
-			})
+			}
+			if portMode(p) == portIngress {
+				name.HostPort = 0
+			}
+			d.PortNames = append(d.PortNames, name)
 		}
 	}
 	named := func(a, b *commandv1.PortName) int {
@@ -127,7 +134,7 @@ func SetPorts(d *commandv1.Demand, ports []*controlv1.Port) {
 	slices.SortFunc(d.PortNames, named)
 	d.PortNames = slices.CompactFunc(d.PortNames, func(a, b *commandv1.PortName) bool { return named(a, b) == 0 })
 	for _, p := range ports {
-		if p.GetHostPort() > 0 {
+		if p.GetHostPort() > 0 && portMode(p) != portIngress {
 			d.HostPorts = append(d.HostPorts, &commandv1.Port{Port: uint32(p.GetHostPort()), Protocol: protocolOf(p.GetProtocol()), Address: p.GetAddress()})
 		}
 	}

@@ -35,6 +35,58 @@ func TestDemandOfAStack(t *testing.T) {
 	}
 }
 
+// TestServiceAddresses: for each specification, whether its workload gets a service address (one address in a network,
+// behind which all instances of the service are).
+func TestServiceAddresses(t *testing.T) {
+	for _, c := range []struct {
+		name, text string
+		want       bool
+	}{
+		{"a container on a network", "container: {image: a, networks: [back]}", true},
+		{"a container without networks", "container: {image: a}", false},
+		{"vip in capital letters", "container: {image: a, networks: [back], endpoint_mode: VIP}", true},
+		{"dnsrr", "container: {image: a, networks: [back], endpoint_mode: dnsrr}", false},
+		{"a job", "kind: job\ncontainer: {image: a, networks: [back]}", false},
+		{"a system workload", "kind: system\ncontainer: {image: a, networks: [back]}", true},
+	} {
+		s := specOf(t, "id: w\n"+c.text+"\n")
+		Normalise(s)
+		if got := DemandOf("w", s).GetServiceAddress(); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// TestIngressPorts: the planner must not reserve a port in mode ingress as a host port of the workload's node, because
+// every node publishes it, and the agent must not publish it with the container. A container with such a port and
+// without networks joins the network "ingress".
+func TestIngressPorts(t *testing.T) {
+	for _, c := range []struct{ ports, networks, want, host string }{
+		{"['80:8080']", "", "[]", "[80]"},
+		{"[{published: 80, target: 8080, mode: HOST}]", "", "[]", "[80]"},
+		{"[{published: 80, target: 8080, mode: ingress}, {published: 22, target: 22, protocol: udp, mode: Ingress}, '81:81']", "", "[22/udp>22 80/tcp>8080] [ingress]", "[81]"},
+		{"[{published: 80, target: 8080, mode: ingress}]", ", networks: [back, side]", "[80/tcp>8080] [back side]", "[]"},
+	} {
+		s := specOf(t, "id: w\ncontainer: {image: a, ports: "+c.ports+c.networks+"}\n")
+		Normalise(s)
+		d := DemandOf("w", s)
+		var ports, host []string
+		for _, p := range d.GetIngress() {
+			ports = append(ports, fmt.Sprintf("%d/%s>%d", p.GetPort(), p.GetProtocol(), p.GetTarget()))
+		}
+		for _, p := range agentContainer(s).GetPorts() {
+			host = append(host, fmt.Sprint(p.GetHostPort()))
+		}
+		got := fmt.Sprint(ports)
+		if len(ports) > 0 {
+			got += fmt.Sprint(" ", d.GetNetworks())
+		}
+		if got != c.want || fmt.Sprint(host) != c.host || len(d.GetHostPorts()) != len(host) {
+			t.Errorf("%s: ports in ingress mode %s, the agent publishes %v, host ports %v; want %s and %s", c.ports, got, host, d.GetHostPorts(), c.want, c.host)
+		}
+	}
+}
+
 // Port names can be set in the mapping form of a container's ports and in the long form of a port in an
 // inline Compose file. In other forms of a Compose file, names are ignored.
 func TestPortNames(t *testing.T) {
@@ -65,7 +117,8 @@ func TestPortNames(t *testing.T) {
 			t.Errorf("with port name %q Parse returned %v, want an error that names ports[0].name and the name", name, err)
 		}
 	}
-	// A change of a port name must not recreate the container, so the content stays the same.
+	// If only the name of a port changes, the container must not be made anew, so the hash of the container's settings
+	// must stay the same.
 	content := func(name string) string {
 		c, err := Content(parseOne(t, "id: w\ncontainer: {image: x, ports: [{container: 80, name: "+name+"}]}\n").Spec, nil)
 		if err != nil {

@@ -8,8 +8,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// TestDevices: counted devices are part of the demand. Those of a CDI kind are given to the container, so they are part
-// of its content and of the order of the agent.
+// TestDevices: the planner must reserve all devices that a specification counts. Devices whose name is a CDI kind
+// (VENDOR/CLASS) are given to the container, so the content hash and the order for the agent must contain these too.
 func TestDevices(t *testing.T) {
 	parsed := func(devices string) *controlv1.WorkloadSpec {
 		s := specOf(t, "id: w\ncontainer: {image: x}\nresources: {cpu: 1, devices: "+devices+"}\n")

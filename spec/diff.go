@@ -13,8 +13,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// Difference is a field that differs between two specifications. Field is its wire path. Before and After are
-// its texts; "" if the field is not set.
+// Difference is a field that differs between two specifications. Field is its path in the API. Before and
+// After are its texts; "" if the field is not set.
 type Difference struct{ Field, Before, After string }
 
 // Diff compares two specifications field by field and returns the differences sorted by path. nil stands for
@@ -37,7 +37,7 @@ func Diff(before, after *controlv1.WorkloadSpec) []Difference {
 	return out
 }
 
-// flat returns the text of each field that is set, by its path.
+// flat returns a map from the path of each field that is set to the text of its value.
 func flat(s *controlv1.WorkloadSpec) map[string]string {
 	out := map[string]string{}
 	if s == nil {
@@ -68,7 +68,7 @@ func walk(out map[string]string, at string, v any) {
 		for i, below := range x {
 			key := strconv.Itoa(i)
 			if file, ok := below.(map[string]any); ok && strings.HasSuffix(at, "compose.files") {
-				key = fmt.Sprint(file["path"]) // files are named by their path, so that an added file does not change the names of those after it
+				key = fmt.Sprint(file["path"]) // name a file by its path and not by its index, so that an added file does not change the names of the following files
 				delete(file, "path")
 			}
 			walk(out, at+"["+key+"]", below)

@@ -36,6 +36,8 @@
 //	  pids_limit: 100                          # 0: the agents' default; -1: no limit
 //	  stop_grace_period: 1m30s                 # time to stop before it is killed; default 30s, at most 10m
 //	  stop_signal: SIGQUIT                     # default: that of the image, or SIGTERM
+//	  networks: [back]                         # made with persysctl network create
+//	  endpoint_mode: dnsrr                     # names lead to instances; default vip, an address of the service
 //	  hostname: web                            # and the other words of a Compose service that one container
 //	                                           # can have: docs/reference/workload.md
 //	  managed_volumes: [{name: data, driver: local, size: 10Gi, path: /data, retain: Retain}]

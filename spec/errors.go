@@ -8,18 +8,18 @@ import (
 	"unicode/utf8"
 )
 
-// ErrBlankID is the only fault of an apply that is a gRPC InvalidArgument (contract/wire-control.md,
-// "Outcomes per RPC"). All other faults are Errors, which the response contains as INVALID_SPEC.
+// ErrBlankID is the only fault of an apply that is a gRPC InvalidArgument (contract/wire-control.md, "Outcomes per
+// RPC"). All other faults are of type Errors. They are put into the response, with the failure reason INVALID_SPEC.
 var ErrBlankID = errors.New("workload_id: must not be empty")
 
-// FieldError names a field and the rule that it breaks.
+// FieldError is one fault of a specification: a field and the rule that it breaks.
 type FieldError struct {
 	File         string // name of the file; "" if the request came over the wire
 	Line, Column int    // position in File, counted from 1; 0 if unknown
 	Field        string // where the author wrote the field, for instance container.ports[0]
 	Rule         string // the rule that Field breaks, for instance "must be 1 to 65535"
 	Value        string // the value that breaks the rule; empty for secrets and missing fields
-	Suggestion   string // for an unknown field or word: the known one that is most similar
+	Suggestion   string // for an unknown field or word: the most similar known one
 
 	path string // the field's wire path, to find its line
 }
@@ -64,7 +64,7 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// maxErrors is the largest number of faults that are reported.
+// maxErrors is the maximum number of faults that are reported.
 const maxErrors = 100
 
 func (e *Errors) add(path, rule, value string) {

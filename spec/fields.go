@@ -73,8 +73,8 @@ func (d *decoder) document(n *node) *controlv1.ApplyWorkloadRequest {
 	return req
 }
 
-// desired reads a desired state. It accepts only the words of the contract. In an API request any other word
-// means Running; in a file it is an error.
+// desired reads a desired state. It accepts only the words of the contract. A file with any other word is refused. (In
+// an API request, any other word means Running.)
 func (d *decoder) desired(n *node, here where) string {
 	word := strings.ToLower(strings.TrimSpace(d.str(n, here)))
 	for _, w := range desiredWords {
@@ -127,8 +127,8 @@ const (
 	gib = 30
 )
 
-// size reads a quantity with a unit. If the document uses the API's name of the field, a number without a
-// unit is accepted too.
+// size reads a quantity with a unit. Under the API's name of the field, it also accepts a number without a
+// unit.
 func (d *decoder) size(name string, n *node, here where, shift uint, example string) int64 {
 	if strings.HasSuffix(name, "_mb") || strings.HasSuffix(name, "_gb") {
 		return d.integer(n, here, 64)
@@ -275,9 +275,9 @@ func splitWords(s string) ([]string, error) {
 	return out, nil
 }
 
-// highPort returns the first number above 65535 among the ports of a text such as "127.0.0.1:8000-8010:80"; ""
-// if there is none. The numbers in an IP address are never taken for ports above 65535: an IPv4 address has
-// dots, and a part of an IPv6 address has at most four digits.
+// highPort returns the first number above 65535 among the ports of a text such as "127.0.0.1:8000-8010:80";
+// "" if there is none. Numbers in an IP address are ignored: an IPv4 address has dots, and a group of an IPv6
+// address has at most four digits.
 func highPort(text string) string {
 	for _, word := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(":-[]", r) }) {
 		if strings.Trim(word, "0123456789") == "" {
@@ -291,7 +291,8 @@ func highPort(text string) string {
 
 // port reads a port: "8080:80", "53:53/udp", "127.0.0.1:8080:80", "[::1]:8080:80", "80" (the engine chooses the
 // host port), a range such as "8000-8010:8000-8010", or a mapping. Compose-go reads addresses and ranges. Numbers
-// alone are read here, so that one out of bounds is reported as such, together with the other problems of the file.
+// alone are read here, so that a number out of bounds is reported as such, together with the other problems of the
+// file.
 func (d *decoder) port(n *node, here where) []*controlv1.Port {
 	if n.kind == mapping {
 		p := &controlv1.Port{}
@@ -300,6 +301,7 @@ func (d *decoder) port(n *node, here where) []*controlv1.Port {
 			{"container container_port target", here.wire + ".container_port", func(_ string, n *node, at where) { p.ContainerPort = int32(d.integer(n, at, 32)) }},
 			{"protocol", here.wire + ".protocol", func(_ string, n *node, at where) { p.Protocol = d.str(n, at) }},
 			{"name", here.wire + ".name", func(_ string, n *node, at where) { p.Name = d.str(n, at) }},
+			{"mode", here.wire + ".mode", func(_ string, n *node, at where) { p.Mode = d.str(n, at) }},
 			{"address host_ip", here.wire + ".address", func(_ string, n *node, at where) { p.Address = d.str(n, at) }},
 		})
 		return []*controlv1.Port{p}
@@ -320,7 +322,7 @@ func (d *decoder) port(n *node, here where) []*controlv1.Port {
 		return unread
 	}
 	if err != nil || len(parsed) > maxEntriesOf {
-		d.fail(n, here, `must be "host:container" or "container", with "/tcp" or "/udp", ranges of ports of the same length, and "ADDRESS:" before the host port; or a mapping with host, container, protocol, address and name`, text)
+		d.fail(n, here, `must be "host:container" or "container", with "/tcp" or "/udp", ranges of ports of the same length, and "ADDRESS:" before the host port; or a mapping with host, container, protocol, mode, address and name`, text)
 		return unread
 	}
 	var out []*controlv1.Port

@@ -11,12 +11,12 @@ import (
 	"github.com/persys/compute/stack/bundle"
 )
 
-// Files that lie beside a Compose file are sent as an archive in the request (ApplyWorkloadRequest.files).
-// The log stores the archive once, sealed, under a keyed digest of its content; the specification keeps the
+// The files beside a Compose file are sent as an archive in the request (ApplyWorkloadRequest.files). The log
+// stores each archive once, sealed, under a keyed digest of its content. The specification contains this
 // digest and the list of the files.
 
-// filesRule is the error text for a specification that lists files which the request does not contain.
-const filesRule = "lists the files beside the Compose file, and their contents are not here; " +
+// filesRule is the error for a specification that lists files although the request does not contain them.
+const filesRule = "lists the files beside the Compose file, but the request does not contain them; " +
 	"apply the Compose file with persysctl from its folder, or leave files, bundle and main_file out"
 
 // DefaultMainFile is the name that a Compose file gets if its name is not known.

@@ -6,8 +6,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// Values of on_unhealthy. The default is keep: an unhealthy service goes on running, as all services did before
-// this field was added. A stored specification has "" instead of keep.
+// Values of on_unhealthy. The default is keep: an unhealthy service keeps running, as in versions without this field.
+// keep is stored as "".
 const (
 	onUnhealthyKeep    = "keep"
 	onUnhealthyRestart = "restart"
@@ -28,7 +28,7 @@ func (e *Errors) healing(s *controlv1.WorkloadSpec) {
 	}
 }
 
-// normalOnUnhealthy returns the stored form of on_unhealthy.
+// normalOnUnhealthy returns the form in which the field on_unhealthy is stored: in lower case, and "" for keep.
 func normalOnUnhealthy(s string) string {
 	if s = strings.ToLower(strings.TrimSpace(s)); s == onUnhealthyKeep {
 		return ""

@@ -22,7 +22,7 @@ func TestOnUnhealthy(t *testing.T) {
 		contents[c] = true
 	}
 	if len(contents) != 2 || keep.Spec.OnUnhealthy != "" {
-		t.Errorf("keep is stored as %q; there are %d contents", keep.Spec.OnUnhealthy, len(contents))
+		t.Errorf("on_unhealthy: keep is stored as %q, want an empty text; the specifications have %d different contents", keep.Spec.OnUnhealthy, len(contents))
 	}
 	for text, want := range map[string]string{
 		"on_unhealthy: reboot":             "on_unhealthy",

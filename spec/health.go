@@ -90,8 +90,8 @@ func (e *Errors) healthCheck(s *controlv1.WorkloadSpec) {
 	e.between(at+".start_period_seconds", int64(c.GetStartPeriodSeconds()), 0, 3600, "")
 }
 
-// healthCheck adds the health check to the content, so that a changed health check reaches the agent. The
-// agent does not recreate the workload for it.
+// healthCheck adds the health check to the content hash, so that a changed health check reaches the agent.
+// The agent does not recreate the workload for such a change.
 func (e *encoder) healthCheck(c *controlv1.HealthCheck) {
 	if c == nil {
 		return

@@ -7,9 +7,9 @@ import (
 )
 
 // readImage returns an image reference with registry and tag, so that "nginx" and
-// "docker.io/library/nginx:latest" have the same content. The library for image references decides which ones
-// are valid. Its regular expressions take longer than the rest of an apply, so references in the common form
-// are parsed here.
+// "docker.io/library/nginx:latest" give the same content hash. A library for image references decides which
+// references are valid. Its regular expressions take longer than the rest of an apply, so references in the
+// common form are parsed here.
 func readImage(image string) (string, error) {
 	if full, ok := plainImage(image); ok {
 		return full, nil

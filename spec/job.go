@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// Kinds of workloads. A normalised specification has no kind if it is a service.
+// Kinds of workloads (the field kind). In a normalised specification of a service, the field is empty.
 const (
 	KindService = "service"
 	KindJob     = "job"
@@ -45,7 +45,7 @@ const (
 	maxExitCode    = 255
 )
 
-// IsJob reports whether a specification is one of a job, or of a cron, whose runs are jobs.
+// IsJob reports whether a specification describes a job, or a cron, whose runs are jobs.
 func IsJob(s *controlv1.WorkloadSpec) bool { return isKind(s, KindJob) || IsCron(s) }
 
 func isKind(s *controlv1.WorkloadSpec, kind string) bool {
@@ -128,7 +128,8 @@ func (e *Errors) job(id string, s *controlv1.WorkloadSpec) {
 		e.members("completions", id, s, int(completions))
 	}
 	e.between("spec.job.parallelism", int64(j.GetParallelism()), 0, MaxCount, "")
-	// A member of a job has the parallelism of the job, and no completions.
+	// The specification of a single member of a job has the parallelism of the whole job but no completions. So do not
+	// compare the two for a member, which has a group and no completions of its own.
 	if p := int64(j.GetParallelism()); p > completions && completions > 0 && (j.Completions != nil || s.Group == "") {
 		e.addf("spec.job.parallelism", strconv.FormatInt(p, 10), "must be at most completions, %d", completions)
 	}
@@ -147,7 +148,8 @@ func (e *Errors) job(id string, s *controlv1.WorkloadSpec) {
 	}
 }
 
-// members checks the ids of the workloads that a count, or the completions of a job, make from id.
+// members checks the ids of all members that a specification with a count, or with the completions of a job, would
+// get: id with a number appended.
 func (e *Errors) members(field, id string, s *controlv1.WorkloadSpec, n int) {
 	if n < 0 || n > MaxCount || !bounds.ValidID(id) {
 		return
@@ -184,7 +186,7 @@ func normaliseJob(s *controlv1.WorkloadSpec) {
 	}
 }
 
-// FirstID returns the id of the only or first workload that a specification with the given id makes.
+// FirstID returns the id of the first or only workload that a specification with the given id creates.
 func FirstID(id string, s *controlv1.WorkloadSpec) string {
 	if _, group := membersOf(s); group {
 		return memberID(id, 0)
@@ -192,8 +194,8 @@ func FirstID(id string, s *controlv1.WorkloadSpec) string {
 	return id
 }
 
-// membersOf returns how many workloads a specification makes with ids <id>-<n>, and whether it makes any: by
-// the count or the autoscaler of a service, or by the completions of a job.
+// membersOf returns how many workloads with ids <id>-<n> a specification creates: by the count or the
+// autoscaler of a service, or by the completions of a job. ok is false if it creates a single workload.
 func membersOf(s *controlv1.WorkloadSpec) (n int, ok bool) {
 	if IsJob(s) {
 		return int(s.GetJob().GetCompletions()), s.GetJob() != nil && s.Job.Completions != nil
@@ -204,7 +206,7 @@ func membersOf(s *controlv1.WorkloadSpec) (n int, ok bool) {
 	return int(s.GetCount()), s != nil && s.Count != nil
 }
 
-// jobDemand returns what the planner needs to know about a job; nil for a service.
+// jobDemand returns the settings of a job that the planner needs; nil for a service.
 func jobDemand(s *controlv1.WorkloadSpec) *commandv1.Job {
 	if !IsJob(s) {
 		return nil

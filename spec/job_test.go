@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// TestJobsInFiles: the fields kind and job of a file determine the demand, the attempts and the members in the
-// command.
+// TestJobsInFiles: the command for a file with kind: job must contain what the planner reads about the job, the number
+// of attempts, and the members.
 func TestJobsInFiles(t *testing.T) {
 	text := "id: pack\nkind: job\njob: {completions: 3, parallelism: 2, retries: 1, deadline: 10m, success_codes: [3, 0, 3], ttl_after_finished: 1h}\ncontainer: {image: a}\n"
 	p, err := Prepare(parseOne(t, text), nil)
@@ -18,7 +18,7 @@ func TestJobsInFiles(t *testing.T) {
 	}
 	put := p.Command.GetPutWorkloads()
 	if len(put.GetWorkloads()) != 3 || put.GetGroupOf() != "pack" || put.GetWorkloads()[2].GetId() != "pack-2" {
-		t.Fatalf("the command is %v", put)
+		t.Fatalf("the command is %v, want three members", put)
 	}
 	w := put.GetWorkloads()[0]
 	want := `parallelism:2 deadline:600000000000 success_codes:0 success_codes:3 ttl:3600000000000`
@@ -35,8 +35,8 @@ func TestJobsInFiles(t *testing.T) {
 	}
 }
 
-// TestContentOfJobs: a job and a service have different content hashes, because their containers differ. Other
-// settings of the job do not change the hash.
+// TestContentOfJobs: a job and a service with the same container must have different content hashes, because the agent
+// makes different containers of them. Other settings of the job must not change the hash.
 func TestContentOfJobs(t *testing.T) {
 	content := func(text string) string {
 		p, err := Prepare(parseOne(t, "id: pack\ncontainer: {image: a, restart: 'no'}\n"+text), nil)
@@ -80,7 +80,8 @@ func TestJobFaults(t *testing.T) {
 	}
 }
 
-// TestCronsInFiles: the schedule of a file becomes the template in the demand, and a suspended cron is stopped.
+// TestCronsInFiles: the command for a cron must contain the schedule from the file, and a suspended cron must be
+// stored as stopped.
 func TestCronsInFiles(t *testing.T) {
 	text := "id: nightly\nkind: cron\ncron: {schedule: '30  2 * * *', time_zone: Europe/Berlin, concurrency: Forbid, starting_deadline: 10m, suspend: true}\njob: {retries: 1}\ncontainer: {image: a}\n"
 	p, err := Prepare(parseOne(t, text), nil)
@@ -93,7 +94,7 @@ func TestCronsInFiles(t *testing.T) {
 		t.Errorf("the template is %s, want %s", got, want)
 	}
 	if w.GetDesired() != "Stopped" || w.GetDemand().GetJob() == nil || w.GetMaxAttempts() != 2 {
-		t.Errorf("the put is %v", w)
+		t.Errorf("the stored workload is %v, want a stopped one", w)
 	}
 }
 
@@ -115,7 +116,7 @@ func TestTemplateFaults(t *testing.T) {
 		{cron + "cron: {schedule: '@daily'}\njob: {parameterized: {}}\n" + image, "job.parameterized: is only for kind: job"},
 		{"id: web\ncron: {schedule: '@daily'}\n" + image, "t.yaml:2:8: cron: is only for crons"},
 		{job + "job: {parameterized: {parameters: [{name: a-b}]}}\n" + image, "parameters[0].name: must be 1 to 64 letters"},
-		{job + "job: {parameterized: {parameters: [{name: a}, {name: A}]}}\n" + image, "parameters[1].name: is there twice"},
+		{job + "job: {parameterized: {parameters: [{name: a}, {name: A}]}}\n" + image, "parameters[1].name: is used twice"},
 		{job + "job: {parameterized: {parameters: [{name: a, required: true, default: x}]}}\n" + image, "parameters[0].default: is never used"},
 		{job + "job: {parameterized: {input: sometimes}}\n" + image, "parameterized.input: must be one of optional, required, forbidden"},
 	} {
@@ -136,7 +137,7 @@ func TestDispatched(t *testing.T) {
 	}
 	env := run.GetContainer().GetEnv()
 	if env["PERSYS_PARAM_FILE"] != "x.wav" || env["PERSYS_PARAM_LEVEL"] != "low" || env["PERSYS_INPUT"] != "text" || env["A"] != "b" || IsTemplate(run) || !IsTemplate(s) {
-		t.Errorf("the run is %v", run)
+		t.Errorf("the specification of the run is %v, want the parameters and the input as variables", run)
 	}
 	if len(s.GetContainer().GetEnv()) != 1 {
 		t.Errorf("the template has changed: %v", s)

@@ -28,7 +28,7 @@ type stackPlace struct {
 var (
 	// fieldPattern matches a line of an error that begins with a field, or with the name of a workload and a
 	// field.
-	fieldPattern = regexp.MustCompile(`^(?:workload \S+: )?((?:[A-Za-z_][\w-]*)(?:\.[\w.-]+|\[\d+\])*): (.*)$`)
+	fieldPattern = regexp.MustCompile(`^(?:workload \S+: )?((?:[A-Za-z_][\w-]*)(?:\.[\w./-]+|\[\d+\])*): (.*)$`)
 	// stackPattern matches an error about the text of a Compose file: the file, if it is not the main one,
 	// and the line.
 	stackPattern = regexp.MustCompile(`^(?:([^:\s]+):|line )(\d+): (.*)$`)
@@ -79,7 +79,8 @@ func (d *Document) locate(field, rule string) (FieldError, bool) {
 	return e, true
 }
 
-// inStack sets the position of a fault to a line of the Compose file's text.
+// inStack sets the position of an error to a line of the Compose file, which may be a part of the document or another
+// file.
 func (d *Document) inStack(e FieldError, line int) (FieldError, bool) {
 	switch {
 	case line == 0 || d.stack.text == "":

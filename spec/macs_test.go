@@ -9,8 +9,8 @@ import (
 	"github.com/persys/compute/engine"
 )
 
-// TestDemandHasTheMACAddressesOfAGuest: the demand of a virtual machine has its configured Ethernet
-// addresses, and those that agents derive.
+// TestDemandHasTheMACAddressesOfAGuest: the command for a virtual machine must contain its Ethernet addresses, both
+// those in the specification and those that agents derive, so that the state machine can refuse duplicates.
 func TestDemandHasTheMACAddressesOfAGuest(t *testing.T) {
 	guest := func(nics ...*controlv1.NetworkConfig) *controlv1.ApplyWorkloadRequest {
 		return &controlv1.ApplyWorkloadRequest{WorkloadId: "vm", Spec: &controlv1.WorkloadSpec{
@@ -42,7 +42,7 @@ func TestDemandHasTheMACAddressesOfAGuest(t *testing.T) {
 			}
 			for i, w := range p.Command.GetPutWorkloads().GetWorkloads() {
 				if got := w.GetDemand().GetMacAddresses(); !slices.Equal(got, c.want[i]) {
-					t.Errorf("addresses of %s: %q, want %q", w.GetId(), got, c.want[i])
+					t.Errorf("the demand of %s has the Ethernet addresses %q, want %q", w.GetId(), got, c.want[i])
 				}
 			}
 		})

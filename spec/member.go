@@ -5,9 +5,9 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// MemberLike returns the put of a new member with the specification of another member of the group. The
-// secrets are sealed again, because a sealed value belongs to one workload. It returns ErrNoKey if the
-// specification has secrets and key is nil.
+// MemberLike returns the part of a command that stores a new member of a group, with the specification of
+// another member. The secrets are sealed again, because a sealed value belongs to one workload. It returns
+// ErrNoKey if the specification has secrets and key is nil.
 func MemberLike(w *fsm.Workload, id, cluster string, key Sealer) (*commandv1.WorkloadPut, error) {
 	plain, err := Unseal(w.ID, w.Spec, key)
 	if err != nil {

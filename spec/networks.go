@@ -1,21 +1,23 @@
 package spec
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/engine"
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// maxAliases is the largest number of aliases of a container in one network.
+// maxAliases is the maximum number of aliases of a container in one network.
 const maxAliases = 16
 
-// networks reads the networks of a container as Compose has them: a list of names, or a mapping of names to
-// settings. An entry of the list may also be a mapping with name and aliases.
+// networks reads the networks of a container in the forms that Compose allows: a list of names, or a mapping of names
+// to settings. An entry of the list may also be a mapping with name and aliases.
 func (d *decoder) networks(n *node, here where) (out []*controlv1.ContainerNetwork) {
 	settings := func(c *controlv1.ContainerNetwork, n *node, at where, fields ...field) {
 		d.object(n, at, append(fields, field{"aliases", at.wire + ".aliases", func(_ string, n *node, at where) { c.Aliases = d.words(n, at) }}))
@@ -45,11 +47,19 @@ func (d *decoder) networks(n *node, here where) (out []*controlv1.ContainerNetwo
 	return out
 }
 
-// networks checks the networks of a container. Whether they exist is known only to the schedulers.
+// networks checks the names and aliases of a container's networks. Only the schedulers know whether the
+// networks exist.
 func (e *Errors) networks(c *controlv1.ContainerSpec) {
 	const at = "spec.container.networks"
 	list := c.GetNetworks()
-	switch {
+	switch mode := strings.TrimSpace(c.GetEndpointMode()); {
+	case len(list) == 0 && len(ingressPorts(c)) > 0:
+		if mode := strings.TrimSpace(c.GetNetworkMode()); mode != "" {
+			e.add("spec.container.network_mode", "cannot be set with ports of mode ingress, which lead through a network: leave it out", mode)
+		}
+	case len(list) == 0 && mode != "":
+		e.add("spec.container.endpoint_mode", "is only for containers with networks", mode)
+		return
 	case len(list) == 0:
 		return
 	case len(list) > bounds.MaxNetworksOf:
@@ -65,7 +75,7 @@ func (e *Errors) networks(c *controlv1.ContainerSpec) {
 		case !bounds.ValidID(name):
 			e.add(where, "must be the name of a network, which matches "+bounds.IDRule, n.GetName())
 		case slices.Contains(names, name):
-			e.add(where, "is there twice", name)
+			e.add(where, "is listed twice", name)
 		}
 		names = append(names, name)
 		if len(n.GetAliases()) > maxAliases {
@@ -100,7 +110,54 @@ func namespaceFlag(namespace string) string {
 	return " -n " + namespace
 }
 
+// Endpoint modes, as Compose files name them.
+const (
+	endpointVIP   = "vip"
+	endpointDNSRR = "dnsrr"
+)
+
+var endpointModes = []string{endpointVIP, endpointDNSRR}
+
+// hasServiceAddress reports whether the service of a workload gets an address of its own in its networks. Jobs get
+// none, because no clients connect to their runs.
+func hasServiceAddress(s *controlv1.WorkloadSpec) bool {
+	return len(s.GetContainer().GetNetworks()) > 0 && s.GetContainer().GetEndpointMode() != endpointDNSRR && jobDemand(s) == nil
+}
+
+// IngressNetwork is the network of a container that has ports in mode ingress and names no network. Schedulers create it
+// in each namespace that needs it.
+const IngressNetwork = "ingress"
+
+// ingressPorts returns the ports of a container in mode ingress.
+func ingressPorts(c *controlv1.ContainerSpec) (out []*controlv1.Port) {
+	for _, p := range c.GetPorts() {
+		if portMode(p) == portIngress {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// ingressDemand returns the ports of a normalised container that every node publishes for its service (mode ingress),
+// sorted.
+func ingressDemand(c *controlv1.ContainerSpec) (out []*commandv1.IngressPort) {
+	for _, p := range ingressPorts(c) {
+		out = append(out, &commandv1.IngressPort{Port: uint32(p.GetHostPort()), Protocol: protocolOf(p.GetProtocol()), Target: uint32(p.GetContainerPort())})
+	}
+	slices.SortFunc(out, func(a, b *commandv1.IngressPort) int {
+		return cmp.Or(cmp.Compare(a.GetPort(), b.GetPort()), strings.Compare(a.GetProtocol(), b.GetProtocol()))
+	})
+	return out
+}
+
 func normaliseNetworks(c *controlv1.ContainerSpec) {
+	if len(c.Networks) == 0 && len(ingressPorts(c)) > 0 {
+		c.Networks = []*controlv1.ContainerNetwork{{Name: IngressNetwork}}
+	}
+	c.EndpointMode = strings.ToLower(strings.TrimSpace(c.EndpointMode))
+	if c.EndpointMode == endpointVIP {
+		c.EndpointMode = ""
+	}
 	for _, n := range c.Networks {
 		n.Name = strings.TrimSpace(n.Name)
 		slices.Sort(n.Aliases)
@@ -124,7 +181,8 @@ func (e *encoder) networks(list []*controlv1.ContainerNetwork) {
 	}
 }
 
-// agentNetworks translates the networks of a container. The caller adds their numbers, which the state has.
+// agentNetworks translates the networks of a container for the agent. The caller adds the network numbers
+// from the state.
 func agentNetworks(c *controlv1.ContainerSpec) (out []*agentv1.NetworkAttachment) {
 	for _, n := range c.GetNetworks() {
 		out = append(out, &agentv1.NetworkAttachment{Name: n.GetName(), Aliases: n.GetAliases()})

@@ -10,9 +10,9 @@ import (
 	"github.com/persys/compute/policy/asks"
 )
 
-// Normalise rewrites a valid specification in place to the stored form: defaults filled in, words in lower
-// case, unordered lists sorted, and a VM that is stored in the metadata in its canonical form. It is
-// idempotent and does not change the meaning. It keeps the order of commands, disks and networks.
+// Normalise rewrites a valid specification in place to the stored form: defaults filled in, words in lower case, and
+// unordered lists sorted. A VM that is described in the metadata is rewritten in the same way. Normalise is idempotent
+// and does not change the meaning. It keeps the order of commands, disks and networks.
 func Normalise(s *controlv1.WorkloadSpec) {
 	if s == nil {
 		return
@@ -66,7 +66,7 @@ func Normalise(s *controlv1.WorkloadSpec) {
 	}
 }
 
-// normalConstraint returns a constraint, which may be nil, in the stored form.
+// normalConstraint returns a constraint on node labels in the form in which it is stored; nil for nil.
 func normalConstraint(c *controlv1.Constraint) *controlv1.Constraint {
 	if c == nil {
 		return nil
@@ -123,7 +123,7 @@ func normaliseContainer(c *controlv1.ContainerSpec) {
 	c.StopSignal = strings.ToUpper(strings.TrimSpace(c.StopSignal))
 	normaliseOptions(c)
 	for _, p := range c.Ports {
-		p.Protocol = protocolOf(p.Protocol)
+		p.Protocol, p.Mode = protocolOf(p.Protocol), portMode(p)
 	}
 	slices.SortStableFunc(c.Ports, func(a, b *controlv1.Port) int {
 		switch {
@@ -181,7 +181,7 @@ func normaliseCompose(c *controlv1.ComposeSpec) {
 }
 
 // normaliseVMSpec rewrites the VM in one of two forms: only the field vm, or the VM under the reserved metadata
-// key with a copy for views in the field vm.
+// key, with a copy in the field vm that answers to users show.
 func normaliseVMSpec(s *controlv1.WorkloadSpec) {
 	v, fromMetadata := vmOf(s)
 	if v == nil {

@@ -18,8 +18,8 @@ import (
 )
 
 // A container gets secrets and configs of its namespace as files in memory (secrets, configs) and as values of
-// environment variables (env_secrets, env_configs). The services of a Compose stack get those that its file declares
-// with external: true, as files.
+// environment variables (env_secrets, env_configs). The services of a Compose stack get, as files, the secrets and
+// configs that its Compose file declares with external: true.
 
 // secretsFolder is the folder of secrets in a container, as in Compose.
 const secretsFolder = "/run/secrets"
@@ -32,7 +32,7 @@ const (
 // MaxObjectFiles is the maximum size in bytes of the secrets and configs of one workload together.
 const MaxObjectFiles = 2 << 20
 
-// objectRef is a place in a container, or in a service of a stack, that names a secret or a config.
+// objectRef is one reference to a secret or a config, in a container or in a service of a stack.
 type objectRef struct {
 	kind, name, at string
 	file           *controlv1.ObjectFile // nil for an environment variable
@@ -40,16 +40,18 @@ type objectRef struct {
 	service        string // "" in a container
 }
 
-// OnChangeRestart is the word of on_change for an update; it is the default.
+// OnChangeRestart is the default value of on_change: if a secret or config gets a new version, the container is
+// recreated.
 const OnChangeRestart = "restart"
 
-// onChange returns what a new version of the object does. of is the field on_change of the container.
+// onChange returns what a new version of the secret or config does to the workload (restart it, send a signal, or
+// nothing). of is the container's own field on_change, which applies if the reference has none.
 func (r *objectRef) onChange(of string) service.OnChange {
 	out, _ := service.ParseOnChange(cmp.Or(strings.TrimSpace(r.file.GetOnChange()), of)) // Validate has checked it
 	return out
 }
 
-// refsOf returns the places in a specification that name secrets and configs.
+// refsOf returns the references of a specification to secrets and configs.
 func refsOf(s *controlv1.WorkloadSpec) []objectRef {
 	out := objectRefs(s.GetContainer())
 	for _, o := range s.GetCompose().GetObjects() {
@@ -58,7 +60,7 @@ func refsOf(s *controlv1.WorkloadSpec) []objectRef {
 	return out
 }
 
-// objectRefs returns the places in a container that name secrets and configs, in the order of its fields.
+// objectRefs returns the references of a container to secrets and configs, in the order of its fields.
 func objectRefs(c *controlv1.ContainerSpec) (out []objectRef) {
 	const at = "spec.container."
 	for _, l := range []struct {
@@ -109,7 +111,7 @@ func UnknownObjects(s *controlv1.WorkloadSpec, known func(kind, name string) boo
 	return e.asError()
 }
 
-// place returns the wire path of the field with the name.
+// place returns the path in the API of the field that contains the name of the secret or config.
 func (r *objectRef) place() string {
 	if r.file != nil {
 		return r.at + ".source"
@@ -117,8 +119,8 @@ func (r *objectRef) place() string {
 	return r.at
 }
 
-// objects checks the references of a container to secrets and configs. mounts has the paths at which something is
-// mounted already.
+// objects checks the references of a container to secrets and configs. mounts holds the paths in the
+// container that are mount points already.
 func (e *Errors) objects(c *controlv1.ContainerSpec, mounts map[string]string) {
 	const at = "spec.container"
 	refs := objectRefs(c)
@@ -152,7 +154,8 @@ func (e *Errors) objects(c *controlv1.ContainerSpec, mounts map[string]string) {
 	e.env(at+".env_secrets", names)
 }
 
-// onChange checks the fields on_change of a container and of its files. One object has one on_change in a container.
+// onChange checks the field on_change of a container and of its files. All references of a container to one
+// object must have the same on_change.
 func (e *Errors) onChange(refs []objectRef, at, of string) {
 	on, ok := service.ParseOnChange(of)
 	if !ok {
@@ -171,7 +174,7 @@ func (e *Errors) onChange(refs []objectRef, at, of string) {
 		}
 		other, twice := first[r.kind+"/"+r.name]
 		if twice && other.onChange(of) != r.onChange(of) {
-			e.add(r.at, "uses "+r.kind+" "+r.name+" with another on_change than "+other.at+": write the same in both", "")
+			e.add(r.at, "uses "+r.kind+" "+r.name+" with another on_change than "+other.at+": set the same on_change in both", "")
 		}
 		first[r.kind+"/"+r.name] = r
 	}
@@ -187,7 +190,7 @@ func (e *Errors) objectFile(r objectRef, mounts map[string]string) {
 	}
 	for _, id := range []struct{ field, value string }{{"uid", f.GetUid()}, {"gid", f.GetGid()}} {
 		if n, err := strconv.ParseUint(orElse(id.value, "0"), 10, 32); err != nil || n > maxFileOwner {
-			e.addf(r.at+"."+id.field, id.value, "must be a number from 0 to %d: names of users are known only in the image", maxFileOwner)
+			e.addf(r.at+"."+id.field, id.value, "must be a number from 0 to %d: only the image knows user names", maxFileOwner)
 		}
 	}
 	if f.Mode != nil && f.GetMode() > 0o777 {
@@ -195,7 +198,7 @@ func (e *Errors) objectFile(r objectRef, mounts map[string]string) {
 	}
 }
 
-// objectTarget returns the path of the file with an object.
+// objectTarget returns the path, in the container, of the file with the value of a secret or config.
 func objectTarget(kind string, f *controlv1.ObjectFile) string {
 	switch target := strings.TrimSpace(f.GetTarget()); {
 	case target == "" && kind == fsm.KindConfig:
@@ -209,7 +212,7 @@ func objectTarget(kind string, f *controlv1.ObjectFile) string {
 	}
 }
 
-// normaliseObjects leaves one spelling of the references to secrets and configs.
+// normaliseObjects rewrites the references to secrets and configs in one canonical form.
 func normaliseObjects(c *controlv1.ContainerSpec) {
 	on, _ := service.ParseOnChange(c.GetOnChange()) // Validate has checked it
 	c.OnChange = on.String()
@@ -240,8 +243,9 @@ func normaliseObjects(c *controlv1.ContainerSpec) {
 	}
 }
 
-// objects adds records for the references to secrets and configs. They were added in a later version, so they have
-// no record when unset. The versions are not part of it: the state machine knows them.
+// objects adds records for the references to secrets and configs. These fields were added in a later version,
+// so they have no record when unset. The versions of the objects are not included, because the state machine
+// tracks them.
 func (e *encoder) objects(refs []objectRef) {
 	for _, r := range refs {
 		e.text("object.service", r.service)
@@ -258,15 +262,16 @@ func (e *encoder) objects(refs []objectRef) {
 	}
 }
 
-// ObjectValue is the value of a secret or a config that a workload uses.
+// ObjectValue is the value of a secret or a config, in the version that a workload uses.
 type ObjectValue struct {
 	Data []byte
-	// Version is the number of the version that the workload uses; 0 = always the present one.
+	// Version is the number of the version that the workload uses; 0 means the newest version at any time.
 	Version uint64
 }
 
-// AddObjects puts the values of secrets and configs into the order for an agent. value returns the plain value of an
-// object. Its errors and those of AddObjects name the object and never contain a value.
+// AddObjects adds the values of secrets and configs to the specification in an order for an agent. value
+// returns the plain value of an object. Its errors and those of AddObjects name the object and never contain
+// a value.
 func AddObjects(order *agentv1.WorkloadSpec, s *controlv1.WorkloadSpec, value func(kind, name string) (ObjectValue, error)) error {
 	size := 0
 	for _, r := range refsOf(s) {
@@ -279,7 +284,7 @@ func AddObjects(order *agentv1.WorkloadSpec, s *controlv1.WorkloadSpec, value fu
 			return fmt.Errorf("its secrets and configs have more than %d bytes together", MaxObjectFiles)
 		}
 		if r.file != nil {
-			uid, _ := strconv.ParseUint(orElse(r.file.GetUid(), "0"), 10, 32) // both were checked at apply
+			uid, _ := strconv.ParseUint(orElse(r.file.GetUid(), "0"), 10, 32) // uid and gid were checked at apply
 			gid, _ := strconv.ParseUint(orElse(r.file.GetGid(), "0"), 10, 32)
 			f := &agentv1.MemoryFile{Target: r.file.GetTarget(), Mode: r.file.GetMode(), Uid: uint32(uid), Gid: uint32(gid), Data: data, Signal: r.onChange(s.GetContainer().GetOnChange()).Signal}
 			if c := order.GetCompose(); c != nil {
@@ -305,7 +310,7 @@ func AddObjects(order *agentv1.WorkloadSpec, s *controlv1.WorkloadSpec, value fu
 	return nil
 }
 
-// objectFields returns the fields of a container that refer to secrets and configs.
+// objectFields returns, for the decoder of files, the fields of a container that refer to secrets and configs.
 func (d *decoder) objectFields(c *controlv1.ContainerSpec, w string) []field {
 	files := func(name string, into *[]*controlv1.ObjectFile) field {
 		return field{name, w + "." + name, func(_ string, n *node, at where) {

@@ -51,10 +51,10 @@ func TestPutsListTheirObjects(t *testing.T) {
 			names = append(names, u.GetKind()+"/"+u.GetName())
 		}
 		if got := strings.Join(names, " "); got != "config/a secret/a secret/b" {
-			t.Errorf("the put of %s lists %s", p.GetId(), got)
+			t.Errorf("the command for %s lists the objects %s", p.GetId(), got)
 		}
 		if p.GetUpdate() == nil {
-			t.Errorf("the put of %s has no update policy, which new versions need", p.GetId())
+			t.Errorf("the command for %s has no update policy, which an update to a new version of an object needs", p.GetId())
 		}
 	}
 	s, err := Unseal("web-0", puts.GetWorkloads()[0].GetSpec(), nil)
@@ -63,10 +63,10 @@ func TestPutsListTheirObjects(t *testing.T) {
 	}
 	c := s.GetContainer()
 	if f := c.GetSecrets()[1]; f.GetTarget() != "/run/secrets/x" || f.GetMode() != 0o400 || f.GetUid() != "0" {
-		t.Errorf("the second secret is %v", f)
+		t.Errorf("the second secret is normalised to %v", f)
 	}
 	if f := c.GetConfigs()[0]; f.GetTarget() != "/a" || f.GetMode() != 0o444 {
-		t.Errorf("the config is %v", f)
+		t.Errorf("the config is normalised to %v", f)
 	}
 	out := &agentv1.ContainerSpec{}
 	order := func(c *agentv1.ContainerSpec) *agentv1.WorkloadSpec {
@@ -78,7 +78,7 @@ func TestPutsListTheirObjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out.GetEnv()["T"] != "secretb" || string(out.GetMemoryFiles()[2].GetData()) != "configa\n" {
-		t.Errorf("the order has %v", out)
+		t.Errorf("the order for the agent is %v, want the values of all objects", out)
 	}
 	for value, want := range map[string]string{"a\x00b": "bytes that an environment variable cannot have", strings.Repeat("x", 200<<10): "use it as a file", strings.Repeat("x", 1<<20): "more than 2097152 bytes together"} {
 		err := AddObjects(order(&agentv1.ContainerSpec{}), s, func(string, string) (ObjectValue, error) { return ObjectValue{Data: []byte(value)}, nil })
@@ -108,7 +108,7 @@ func TestObjectsOfAStack(t *testing.T) {
 		uses = append(uses, u.GetKind()+" "+u.GetName())
 	}
 	if got := strings.Join(uses, ", "); got != "config site, secret pw" {
-		t.Errorf("the stack uses %s", got)
+		t.Errorf("the stack uses the objects %s, want those that its file declares as external", got)
 	}
 	s, err := Unseal("shop", put.GetSpec(), key)
 	if err != nil {
@@ -122,11 +122,11 @@ func TestObjectsOfAStack(t *testing.T) {
 	}
 	want := &agentv1.MemoryFile{Service: "db", Target: "/run/secrets/pw", Uid: 7, Gid: 8, Mode: mode, Data: []byte("pw"), ValueId: "secret/pw/3"}
 	if files := order.GetCompose().GetMemoryFiles(); len(files) != 2 || !proto.Equal(files[0], want) {
-		t.Errorf("the order has the files %v, want %v first", files, want)
+		t.Errorf("the order to the agent has the files %v; the first must be %v", files, want)
 	}
 	err = UnknownObjects(s, func(kind, _ string) bool { return kind == "config" })
 	if err == nil || !strings.Contains(err.Error(), "services.db.secrets: secret pw does not exist in this namespace: persysctl secret put pw") {
-		t.Errorf("an unknown secret returned %v", err)
+		t.Errorf("an unknown secret returned %v, want an error with the next command", err)
 	}
 	loaded.Objects[0].File.Gid = "9"
 	if again, _ := PrepareWith(req, key, Defaults{Stack: func() (*LoadedStack, error) { return loaded, nil }}); again.Content == prepared.Content {
@@ -164,13 +164,13 @@ func TestOnChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	if files := order.GetContainer().GetMemoryFiles(); files[0].GetSignal() != "SIGHUP" || files[1].GetSignal() != "" || files[2].GetSignal() != "" {
-		t.Errorf("the order has the files %v", files)
+		t.Errorf("the order has the files %v, want the signal for each", files)
 	}
 	if again := prepared("secrets: [{source: a, on_change: 'signal SIGHUP'}, {source: b, on_change: ''}, {source: c, on_change: nothing}]\n"); uses(again) != uses(mixed) {
-		t.Errorf("the uses are %s and %s", uses(again), uses(mixed))
+		t.Errorf("two spellings of on_change give the uses %s and %s, want the same", uses(again), uses(mixed))
 	}
 	if one, other := prepared("secrets: [{source: a, on_change: 'signal SIGHUP'}]\n  on_change: signal SIGHUP"), prepared("secrets: [a]\n  on_change: Signal HUP"); one.Content != other.Content {
-		t.Error("two spellings of the same have different contents")
+		t.Error("two spellings of the same on_change have different contents")
 	}
 	if prepared("secrets: [a]").Content == prepared("secrets: [{source: a, on_change: nothing}]").Content {
 		t.Error("on_change is not part of the content")

@@ -17,8 +17,9 @@ import (
 	"github.com/persys/compute/stack/service"
 )
 
-// The allowed values of the Compose fields for the namespaces and the network of a container. Values that share
-// those of another container are not allowed.
+// The allowed values of the Compose fields for the namespaces and the network of a container. A container
+// must not share the namespaces or the network of another container, so values that name another container
+// are not allowed.
 var (
 	networkModes = []string{"bridge", "host", "none"}
 	hostOnly     = []string{"host"}
@@ -26,8 +27,8 @@ var (
 	cgroupModes  = []string{"host", "private"}
 )
 
-// options checks the fields of a container that it has in common with a service of a Compose file, by the
-// code that checks the service.
+// options checks the container fields that a Compose service has too. It uses the same code as the check of a
+// service.
 func (e *Errors) options(s *controlv1.WorkloadSpec) {
 	const at = "spec.container"
 	c := s.GetContainer()
@@ -37,6 +38,7 @@ func (e *Errors) options(s *controlv1.WorkloadSpec) {
 	}{
 		{"network_mode", c.GetNetworkMode(), networkModes}, {"pid", c.GetPid(), hostOnly}, {"ipc", c.GetIpc(), ipcModes},
 		{"uts", c.GetUts(), hostOnly}, {"userns_mode", c.GetUsernsMode(), hostOnly}, {"cgroup", c.GetCgroup(), cgroupModes},
+		{"endpoint_mode", c.GetEndpointMode(), endpointModes},
 	} {
 		e.word(at+"."+w.field, w.value, w.words)
 	}
@@ -91,6 +93,9 @@ func (e *Errors) options(s *controlv1.WorkloadSpec) {
 		}
 	}
 	e.gpus(at+".gpus", c.GetGpus())
+	if jobDemand(s) != nil && len(ingressPorts(c)) > 0 {
+		e.add(at+".ports", "must not have mode ingress in a job, whose runs serve nobody: leave the mode out", "")
+	}
 	e.networks(c)
 	e.engineCheck(s)
 	e.asService(s)
@@ -238,6 +243,7 @@ func (e *encoder) options(c *controlv1.ContainerSpec) {
 		e.words(l.path, l.list)
 	}
 	e.networks(c.GetNetworks())
+	e.text("endpoint_mode", c.GetEndpointMode())
 	for _, m := range []struct {
 		path  string
 		pairs map[string]string
@@ -288,7 +294,7 @@ func (e *encoder) options(c *controlv1.ContainerSpec) {
 	}
 }
 
-// agentOptions translates the fields that a container has in common with a service of a Compose file.
+// agentOptions translates the container fields that a Compose service has too.
 func agentOptions(c *controlv1.ContainerSpec, out *agentv1.ContainerSpec) {
 	out.Entrypoint, out.WorkingDir, out.Hostname, out.Domainname = c.GetEntrypoint(), c.GetWorkingDir(), c.GetHostname(), c.GetDomainname()
 	out.ReadOnly, out.Tty, out.StdinOpen, out.Tmpfs = c.GetReadOnly(), c.GetTty(), c.GetStdinOpen(), c.GetTmpfs()

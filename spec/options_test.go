@@ -51,10 +51,10 @@ func TestFormsOfWords(t *testing.T) {
 				Normalise(got[i])
 			}
 			if !proto.Equal(got[0], got[1]) {
-				t.Errorf("%s is %v\n%s is %v", c.a, got[0], c.b, got[1])
+				t.Errorf("two forms of the same value are parsed differently:\n%s as %v\n%s as %v", c.a, got[0], c.b, got[1])
 			}
 			if proto.Equal(got[0], specOf(t, "id: a\ncontainer: {image: x}\n")) {
-				t.Errorf("%s has no effect", c.a)
+				t.Errorf("the field %s has no effect on the specification", c.a)
 			}
 		})
 	}
@@ -71,7 +71,7 @@ func TestConflictsOfAContainer(t *testing.T) {
 		{"uts: host\n  hostname: a", "f:5:13: container.hostname: cannot be set with uts: host"},
 		{"network_mode: host\n  sysctls: {net.core.somaxconn: 1}", "f:5:13: container.sysctls.net.core.somaxconn: must not be set with network_mode: host"},
 		{"sysctls: {vm.swappiness: 1}", "container.sysctls.vm.swappiness: is not a kernel parameter that a container can have"},
-		{"ulimits: {nofiles: 1}", "f:4:22: container.ulimits.nofiles: is no limit"},
+		{"ulimits: {nofiles: 1}", "f:4:22: container.ulimits.nofiles: is not the name of a limit"},
 		{"ulimits: {nofile: {soft: 2, hard: 1}}", "container.ulimits.nofile: soft must be at most hard"},
 		{"devices: [fuse]", "f:4:13: container.devices[0]: must begin with an absolute path"},
 		{"devices: ['/dev/a:/dev/b:rx']", "container.devices[0]: must have permissions of r, w and m"},
@@ -96,7 +96,7 @@ func TestConflictsOfAContainer(t *testing.T) {
 		{"healthcheck: {test: a, start_interval: 1s}", "container.healthcheck.start_interval: needs start_period"},
 		{"ports: ['10.0.0.1:80:80', '80:81']", "container.ports[1].host_port: is already published by ports[0]"},
 		{"networks: [back]\n  network_mode: host", "f:5:17: container.network_mode: cannot be set with networks"},
-		{"networks: [back, back]", "f:4:20: container.networks[1]: is there twice"},
+		{"networks: [back, back]", "f:4:20: container.networks[1]: is listed twice"},
 		{"networks: [-a]", "container.networks[0]: must be the name of a network"},
 		{"networks: {back: {aliases: [a_/b]}}", "aliases[0]: must be letters"},
 		{"cpus: 1\nresources: {cpu: 2}", "resources.cpu: is set twice, first as \"container.cpus\""},
@@ -107,7 +107,7 @@ func TestConflictsOfAContainer(t *testing.T) {
 		}
 	}
 	if _, err := Parse("f", []byte("id: a\ncontainer: {image: x, ports: ['127.0.0.1:80:80', '127.0.0.2:80:81']}\n"), Options{}); err != nil {
-		t.Errorf("one port at two addresses is refused: %v", err)
+		t.Errorf("the same port at two different addresses was refused: %v", err)
 	}
 }
 
@@ -158,14 +158,14 @@ func TestEveryWordIsInTheContentAndInTheOrder(t *testing.T) {
 		if err := AddObjects(with, s, func(string, string) (ObjectValue, error) { return ObjectValue{Data: []byte("value")}, nil }); err != nil {
 			t.Error(err)
 		}
-		if proto.Equal(out, order) && f.Name() != "on_change" { // only the state machine follows on_change
-			t.Errorf("the agent does not get %s", f.Name())
+		if proto.Equal(out, order) && f.Name() != "on_change" && f.Name() != "endpoint_mode" { // only the state machine follows them
+			t.Errorf("the order for the agent lacks the field %s", f.Name())
 		}
 		if f.Name() == "logging" {
 			s.GetContainer().Logging.Driver = "local"
 		}
 		if contentOf(t, s) == before {
-			t.Errorf("%s is not in the content", f.Name())
+			t.Errorf("the field %s is not in the content", f.Name())
 		}
 	}
 	check := func(d time.Duration) *controlv1.WorkloadSpec {
@@ -179,7 +179,7 @@ func TestEveryWordIsInTheContentAndInTheOrder(t *testing.T) {
 }
 
 // TestOptionsOfALogDriverAreSealed: the options of a log driver, which often hold a token, are sealed in the
-// stored specification and hidden in views.
+// stored specification and hidden in answers to users.
 func TestOptionsOfALogDriverAreSealed(t *testing.T) {
 	s := specOf(t, "id: a\ncontainer: {image: x, logging: {driver: splunk, options: {splunk-token: hunter2}}}\n")
 	Normalise(s)
@@ -191,12 +191,12 @@ func TestOptionsOfALogDriverAreSealed(t *testing.T) {
 		t.Error("the stored specification holds the token")
 	}
 	if v := Redact(s).GetContainer().GetLogging().GetOptions()["splunk-token"]; v != "***" {
-		t.Errorf("a view shows %q", v)
+		t.Errorf("a view shows the value %q of the log option, want ***", v)
 	}
 }
 
-// TestWordsThatGivePowerAreAsked: every field by which a container gets access to its node becomes an ask,
-// which policies judge.
+// TestWordsThatGivePowerAreAsked: for every field by which a container gets access to its node, the specification must
+// have an ask (a right that policies allow or refuse).
 func TestWordsThatGivePowerAreAsked(t *testing.T) {
 	for words, want := range map[string]policy.Ask{
 		"network_mode: host":               {Rule: policy.RuleHostNS, Value: "network", Field: "container.network_mode"},
@@ -233,6 +233,6 @@ func TestEnvFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if env := docs[0].Spec.GetContainer().GetEnv(); env["A"] != "own" || env["B"] != "two" {
-		t.Errorf("the environment is %v", env)
+		t.Errorf("the environment is %v, want the variables of env_file and env", env)
 	}
 }

@@ -13,9 +13,9 @@ import (
 
 // Limits of the input of Parse.
 const (
-	// MaxSpec is the largest encoded WorkloadSpec, in bytes (docs/RULES.md, "Sizes").
+	// MaxSpec is the maximum size of an encoded WorkloadSpec, in bytes (docs/RULES.md, "Sizes").
 	MaxSpec = 512 << 10
-	// MaxFile is the largest text that Parse accepts, in bytes.
+	// MaxFile is the maximum size of a text that Parse accepts, in bytes.
 	MaxFile = 4 << 20
 )
 
@@ -25,11 +25,11 @@ type Options struct {
 	// is relative to the specification. If ReadFile is nil, such fields are refused: a server must not read
 	// files for a caller.
 	ReadFile func(path string) ([]byte, error)
-	// Name is the name for the stack of a plain Compose file. It takes precedence over the name that Stack
-	// returns and over `name` in the file.
+	// Name is the name of the stack if the document is a plain Compose file. It takes precedence over the
+	// name that Stack returns and over `name` in the file.
 	Name string
 	// Stack loads a Compose file on the machine of its author. If it is nil, variables in a Compose file are
-	// not resolved, and other files that it refers to are not read.
+	// not resolved, and files to which it refers are not read.
 	Stack func(StackText) (Stack, error)
 }
 
@@ -148,7 +148,7 @@ func Documents(file string, data []byte, options Options) ([]Document, error) {
 		}
 	}
 	if len(out) == 0 && len(all) == 0 {
-		all = append(all, FieldError{File: file, Rule: "holds no workload"})
+		all = append(all, FieldError{File: file, Rule: "contains no workload"})
 	}
 	if len(all) > 0 {
 		return nil, all[:min(len(all), maxErrors)]
@@ -172,27 +172,28 @@ type place struct {
 	shown     string
 }
 
-// decoder turns one document into a request. It records the position of each field, so that the faults that
-// Validate finds later get a line.
+// decoder turns one document into a request. It records the position of each field, so that faults that
+// Validate finds later can name their line.
 type decoder struct {
 	file    string
 	options Options
 	errs    Errors
 	places  map[string]place  // positions of the fields, by wire path
 	seen    map[string]string // for each wire path: the name that the author used for the field
-	beside  string            // the file that compose.file names
+	beside  string            // name of the Compose file in compose.file
 	envFile map[string]string // variables of env_file
 	inline  int               // number of lines before the text of compose.inline, see stackPlace
 
 	// The next fields are used only to generate the JSON Schema (schema.go).
 	notes   map[string]note
-	defs    *definitions // schemas that are used by several fields
+	defs    *definitions // shared schemas, each defined once
 	visited func(wire string)
-	// documented is called with each field and its schema.
+	// documented is called with each field and its schema, to generate the reference page.
 	documented func(f *field, s object)
 }
 
-// where is the path of a value in a document: in wire names, and as the author wrote it.
+// where is the path of a value in a document: wire with the API's names of the fields, and shown with the names that
+// the author used.
 type where struct{ wire, shown string }
 
 func (a where) index(i int) where {
@@ -272,7 +273,7 @@ func (d *decoder) object(n *node, here where, fields []field) {
 	}
 }
 
-// snake converts a lowerCamelCase name of protobuf's JSON to the snake_case name of the API.
+// snake converts a field name from lowerCamelCase (protobuf's JSON form) to snake_case (the API's form).
 func snake(s string) string {
 	if len(s) > 64 || strings.IndexFunc(s, func(r rune) bool { return r >= 'A' && r <= 'Z' }) < 0 {
 		return s

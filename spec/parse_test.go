@@ -109,7 +109,8 @@ func TestFlatAndWireFormsAgree(t *testing.T) {
 }
 
 func TestEveryFieldOfTheWireHasAName(t *testing.T) {
-	// This list has every field of the API. Add a new field here.
+	// known holds the names of the fields that the decoder of files reads. It must contain every field of a
+	// specification in the API.
 	known := map[string]bool{}
 	d := &decoder{places: map[string]place{}, seen: map[string]string{}}
 	for _, f := range d.specFields(&controlv1.WorkloadSpec{}, &arms{}) {
@@ -194,7 +195,7 @@ func TestOtherFormsOfADocument(t *testing.T) {
 	t.Run("a list of documents with a byte order mark, comments and end marks", func(t *testing.T) {
 		got, err := Parse("t", []byte("\ufeff# c\n---\n- {id: a, desired: stop}\n- {id: b, desired: stop}\n...\n--- {id: c, desired: stop}\n---\n"), Options{})
 		if err != nil || len(got) != 3 || got[2].WorkloadId != "c" {
-			t.Errorf("Parse returned %v, error %v", got, err)
+			t.Errorf("Parse returned %v, error %v; want all documents", got, err)
 		}
 	})
 }
@@ -210,18 +211,18 @@ func TestParseErrors(t *testing.T) {
 		{"syntax", "id: web\ncontainer: [\n", `t.yaml:2:12: not valid YAML or JSON`},
 		{"Latin-1", "id: web\ncontainer: {env: {N: caf\xe9}}\n", `t.yaml:2:25: is not UTF-8: byte 0xe9; convert the file, for example: iconv -f ISO-8859-1 -t UTF-8`},
 		{"UTF-16", "\xff\xfei\x00d\x00", `t.yaml:1:1: is UTF-16`},
-		{"UTF-16 without a mark", "i\x00d\x00", `t.yaml:1:2: contains a NUL byte`},
+		{"UTF-16 without a byte order mark", "i\x00d\x00", `t.yaml:1:2: contains a NUL byte`},
 		{"two merge keys in one mapping", container("env:\n    <<: {A: b}\n    <<: {C: d}"), `t.yaml:6:5: << is set twice, first on line 5; merge several mappings as a list`},
 		{"a range of ports", container(`ports: ["9000-9002:80"]`), `t.yaml:4:11: container.ports[0]: must not have several host ports for one port of the container`},
 		{"a check without a program", container("user: a\nhealth_check: {command: [\"\"]}"), `t.yaml:5:25: health_check.command: must begin with a program`},
 		{"a negative UID", container(`user: "-1"`), `t.yaml:4:9: container.user: must have a UID or GID of 0 to 2147483647`},
-		{"a volume with a wrong file system", container("managed_volumes: [{name: d, size: 1Gi, path: /d, fs_type: fat}]"), `container.managed_volumes[0].fs_type: must be one of ext4, xfs`},
+		{"a volume with an unsupported file system", container("managed_volumes: [{name: d, size: 1Gi, path: /d, fs_type: fat}]"), `container.managed_volumes[0].fs_type: must be one of ext4, xfs`},
 		{"a volume of ceph without a size", container("managed_volumes: [{name: d, driver: ceph-rbd, path: /d}]"), `must be set: a volume of a virtual machine or of ceph-rbd`},
 		{"a device that is no disk", vm("disks: [{size: 1Gi, device: data1}]"), `t.yaml:5:31: vm.disks[0].device: must be a device name such as vda`},
-		{"an address of a group", vm("networks: [{network: lan, ip: 224.0.0.1}]"), `t.yaml:5:33: vm.networks[0].ip: must be the address of one machine`},
-		{"an address of two network cards", vm("networks: [{network: lan, ip: 10.0.0.5}, {network: lan, ip: 10.0.0.5/24}]"), `vm.networks[1].ip: is already that of`},
+		{"a multicast address", vm("networks: [{network: lan, ip: 224.0.0.1}]"), `t.yaml:5:33: vm.networks[0].ip: must be the address of one machine`},
+		{"an address of two network cards", vm("networks: [{network: lan, ip: 10.0.0.5}, {network: lan, ip: 10.0.0.5/24}]"), `vm.networks[1].ip: is already the address of`},
 		{"an address of several machines", vm("networks: [{network: lan, ip: 10.0.0.5}]\ncount: 2"), `is for one machine, and count makes 2`},
-		{"an Ethernet address of two network cards", vm("networks:\n    - {network: lan, mac: 52:54:00:00:00:01}\n    - {network: lan, mac: 52-54-00-00-00-01}"), `t.yaml:7:27: vm.networks[1].mac: is already that of`},
+		{"an Ethernet address of two network cards", vm("networks:\n    - {network: lan, mac: 52:54:00:00:00:01}\n    - {network: lan, mac: 52-54-00-00-00-01}"), `t.yaml:7:27: vm.networks[1].mac: is already the address of`},
 		{"an Ethernet address of several machines", vm("networks: [{network: lan, mac: 52:54:00:00:00:01}]\ncount: 2"), `t.yaml:5:34: vm.networks[0].mac: is for one machine, and count makes 2`},
 		{"a multicast Ethernet address", vm("networks: [{network: lan, mac: 01:00:5e:00:00:01}]"), `t.yaml:5:34: vm.networks[0].mac: is a multicast address`},
 		{"an Ethernet address of zero", vm("networks: [{network: lan, mac: 00:00:00:00:00:00}]"), `t.yaml:5:34: vm.networks[0].mac: must not be zero`},
@@ -230,11 +231,11 @@ func TestParseErrors(t *testing.T) {
 		{"a private key", vm("login: {user: ops, ssh_keys: [\"-----BEGIN OPENSSH PRIVATE KEY-----\"]}"), `this is a private key: never send it`},
 		{"a bad name of a variable", "id: web\ncontainer:\n  image: x\n  env:\n    A: b\n    \"C D\": e\n", `t.yaml:6:5: container.env.C D: names must be`},
 		{"a document that is a scalar", "hello\n", `t.yaml:1:1: must be a mapping, not a value, got "hello"`},
-		{"nothing", "# only a comment\n", `t.yaml: holds no workload`},
+		{"nothing", "# only a comment\n", `t.yaml: contains no workload`},
 		{"an empty specification", "id: web\nspec: {}\n", `t.yaml:2:7: spec: is empty`},
 		{"a document without an id", "container: {image: x}\n", `t.yaml:1:1: workload_id: must not be empty`},
 		{"an invalid id", "id: -web\ncontainer: {image: x}\n", `t.yaml:1:5: id: must be a letter or digit`},
-		{"desired", "id: web\ndesired: runing\n", `t.yaml:2:10: desired: must be running, stopped or deleted, got "runing", did you mean "running"?`},
+		{"a misspelt desired state", "id: web\ndesired: runing\n", `t.yaml:2:10: desired: must be running, stopped or deleted, got "runing", did you mean "running"?`},
 		{"an id set under two names", "id: web\nworkload_id: x\ndesired: stop\n", `t.yaml:2:1: workload_id: is set twice, first as "id"`},
 		{"the same key twice", "id: web\nid: x\ndesired: stop\n", `t.yaml:2:1: id: is set twice`},
 		{"both container and vm", "id: w\ncontainer: {image: x}\nvm: {cpus: 1, memory: 1Gi}\n", `t.yaml:3:6: vm: only one of container, compose and vm`},
@@ -252,27 +253,34 @@ func TestParseErrors(t *testing.T) {
 		{"a range without an end", container("ports: ['127.0.0.1:8000-:80']"), `t.yaml:4:11: container.ports[0]: must be "host:container"`},
 		{"a port above 65535 beside another problem", "id: a b\ncontainer: {image: x, ports: ['70000:80/udp']}\n", `t.yaml:1:5: id: must be`},
 		{"a port that is no number", container("ports: [http]"), `t.yaml:4:11: container.ports[0]: must be "host:container"`},
-		{"a port with a wrong address", container(`ports: [{host: 80, container: 80, address: web}]`), `container.ports[0].address: must be an IP address of the node`},
+		{"a port with an invalid address", container(`ports: [{host: 80, container: 80, address: web}]`), `container.ports[0].address: must be an IP address of the node`},
 		{"duplicate host port", container("ports: ['80:80', '80:81']"), `container.ports[1]`},
-		{"protocol", container("ports: ['80:80/tpc']"), `must be one of tcp, udp, got "tpc", did you mean "tcp"?`},
+		{"a misspelt protocol", container("ports: ['80:80/tpc']"), `must be one of tcp, udp, got "tpc", did you mean "tcp"?`},
 		{"restart with a count", container("restart: on-failure:3"), `t.yaml:4:12: container.restart: takes no number of attempts: write on-failure, got "on-failure:3"`},
-		{"restart", container("restart: allways"), `t.yaml:4:12: container.restart: must be one of no, always, on-failure, unless-stopped, got "allways", did you mean "always"?`},
+		{"a misspelt restart policy", container("restart: allways"), `t.yaml:4:12: container.restart: must be one of no, always, on-failure, unless-stopped, got "allways", did you mean "always"?`},
 		{"a stop grace period above the maximum", container("stop_grace_period: 11m"), `container.stop_grace_period: must be 0 to 600, the maximum in any cluster`},
 		{"a stop grace period without a unit", container("stop_grace_period: 90"), `t.yaml:4:22: container.stop_grace_period: must be whole seconds such as 10s or 1m`},
-		{"stop grace period of zero", container("stop_grace_period: 0s"), `must be at least 1s; to kill the container at once: stop_signal: SIGKILL`},
+		{"a mode of a port", container("ports: [{published: 80, target: 80, mode: vip}]"), `container.ports[0].mode: must be one of host, ingress, got "vip"`},
+		{"a port in ingress mode without a host port", container("ports: [{target: 80, mode: ingress}]"), `container.ports[0]`},
+		{"a port in ingress mode at one address", container("ports: [{published: 80, target: 80, mode: ingress, host_ip: 10.0.0.1}]"), `is only for mode host: in mode ingress, all addresses of all nodes answer, got "10.0.0.1"`},
+		{"a port in ingress mode with the network of the node", container("ports: [{published: 80, target: 80, mode: ingress}]\n  network_mode: host"), `container.network_mode: cannot be set with ports of mode ingress`},
+		{"a job with a port in ingress mode", "id: a\nkind: job\ncontainer: {image: x, ports: [{published: 80, target: 80, mode: ingress}]}\n", `must not have mode ingress in a job`},
+		{"an endpoint mode", container("networks: [back]\n  endpoint_mode: dns"), `container.endpoint_mode: must be one of vip, dnsrr, got "dns"`},
+		{"an endpoint mode without networks", container("endpoint_mode: dnsrr"), `t.yaml:4:18: container.endpoint_mode: is only for containers with networks`},
+		{"a stop grace period of zero", container("stop_grace_period: 0s"), `must be at least 1s; to kill the container at once: stop_signal: SIGKILL`},
 		{"an unknown stop signal", container("stop_signal: SIGTREM"), `container.stop_signal: must be a signal of Linux, such as SIGTERM, SIGQUIT or 15, got "SIGTREM"`},
-		{"volume", container("volumes: [data]"), `t.yaml:4:13: container.volumes[0]: must be "/host/path:/container/path"`},
+		{"a volume without a path in the container", container("volumes: [data]"), `t.yaml:4:13: container.volumes[0]: must be "/host/path:/container/path"`},
 		{"a relative path of a volume", container("volumes: ['data:/c']"), `must be an absolute path, got "data"`},
 		{"two volumes at one path", container("volumes: ['/a:/c', '/b:/c/']"), `is already mounted by`},
-		{"boolean", container("privileged: yes"), `t.yaml:4:15: container.privileged: must be true or false, got "yes"`},
+		{"a boolean that is yes", container("privileged: yes"), `t.yaml:4:15: container.privileged: must be true or false, got "yes"`},
 		{"an environment entry without a value", container("env: [SECRET]"), `t.yaml:4:9: container.env[0]: must be KEY=VALUE`},
 		{"the redaction marker as a value", container("env: {PASSWORD: '***'}"), `container.env.PASSWORD: is the marker ***`},
-		{"constraint", "id: w\nconstraints: [region]\ncontainer: {image: x}\n", `t.yaml:2:15: constraints[0]: must be like "region = eu"`},
+		{"a constraint without an operator", "id: w\nconstraints: [region]\ncontainer: {image: x}\n", `t.yaml:2:15: constraints[0]: must be like "region = eu"`},
 		{"an unknown operator of a constraint", "id: w\nconstraints: [a within b]\ncontainer: {image: x}\n", `must be one of =, !=, in`},
 		{"the operator exists with a value", "id: w\nconstraints: [gpu exists 2]\ncontainer: {image: x}\n", `exists takes no value`},
-		{"count", "id: w\ncount: 1001\ncontainer: {image: x}\n", `t.yaml:2:8: count: must be 0 to 1000, got "1001"`},
+		{"a count above the maximum", "id: w\ncount: 1001\ncontainer: {image: x}\n", `t.yaml:2:8: count: must be 0 to 1000, got "1001"`},
 		{"a count that overflows", "id: w\ncount: 99999999999\ncontainer: {image: x}\n", `count: is out of range`},
-		{"priority", "id: w\npriority: 1001\ncontainer: {image: x}\n", `priority: must be -1000 to 1000`},
+		{"a priority above the maximum", "id: w\npriority: 1001\ncontainer: {image: x}\n", `priority: must be -1000 to 1000`},
 		{"on_lost_lease of a workload that is not exclusive", "id: w\non_lost_lease: stop\ncontainer: {image: x}\n", `on_lost_lease: is for exclusive workloads only`},
 		{"compose without services", "id: w\ncompose: {inline: 'a: b'}\n", `compose.inline: must be a Compose file: it has no services`},
 		{"a Compose file with a syntax error", "id: w\ncompose:\n  inline: |\n    services: [\n", `compose.inline: line 1`},

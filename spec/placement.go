@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// Words with a meaning in placement rules.
+// Words that placement rules and their errors use.
 const (
 	whenMust   = "must"
 	whenPrefer = "prefer"
@@ -124,7 +124,7 @@ func (e *Errors) rules(id string, s *controlv1.WorkloadSpec) {
 	}
 }
 
-// by checks the label of a rule. Its value is the key of a node label, or host.
+// by checks the field by of a placement rule: the key of a node label, or the word host.
 func (e *Errors) by(at, key string) {
 	if key = strings.TrimSpace(key); key == "" {
 		e.add(at, "must be the key of a node label, such as zone, or host", "")
@@ -155,7 +155,7 @@ func (e *Errors) affinity(at, id string, s *controlv1.WorkloadSpec, a *controlv1
 	case a.GetNode() != nil:
 		e.constraint(at+".node", a.GetNode())
 		if a.GetBy() != "" {
-			e.add(at+".by", "is for workload, group and tag: a rule about nodes judges each node by its labels", a.GetBy())
+			e.add(at+".by", "is for workload, group and tag: a rule about nodes compares the labels of each node", a.GetBy())
 		}
 		return
 	case a.GetBy() != "":
@@ -170,7 +170,7 @@ func (e *Errors) affinity(at, id string, s *controlv1.WorkloadSpec, a *controlv1
 		} else if w == id && !many {
 			e.add(at+".workload", "is the workload itself: a rule is about other workloads", w)
 		} else if w == id {
-			e.add(at+".workload", "makes members with ids of their own: name them by group", w)
+			e.add(at+".workload", "is the id of a group, whose members have other ids: write group instead of workload", w)
 		}
 	case a.GetGroup() != "":
 		g := strings.TrimSpace(a.GetGroup())
@@ -211,7 +211,7 @@ func normaliseRules(s *controlv1.WorkloadSpec) {
 	}
 }
 
-// normalRule returns an affinity rule in the stored form.
+// normalRule returns an affinity rule in the form in which it is stored, with the defaults filled in.
 func normalRule(a *controlv1.AffinityRule) *controlv1.AffinityRule {
 	out := &controlv1.AffinityRule{
 		Node: normalConstraint(a.GetNode()), Workload: strings.TrimSpace(a.GetWorkload()), Group: strings.TrimSpace(a.GetGroup()),
@@ -229,7 +229,7 @@ func normalRule(a *controlv1.AffinityRule) *controlv1.AffinityRule {
 	return out
 }
 
-// placementDemand returns what the planner needs to know about the rules of a workload; nil if it has none.
+// placementDemand returns the placement rules of a workload for the planner; nil if it has none.
 func placementDemand(s *controlv1.WorkloadSpec) *commandv1.Placement {
 	if len(s.GetSpread())+len(s.GetAffinity())+len(s.GetAntiAffinity()) == 0 && s.GetPlacementPolicy() == "" {
 		return nil
@@ -277,8 +277,9 @@ func UnknownDevices(s *controlv1.WorkloadSpec, offered []string) error {
 	return e.asError()
 }
 
-// UnknownLabels returns an error for each required rule by a label that no node has, because no node could ever
-// satisfy it. A preferred rule by such a label is accepted: the label may follow.
+// UnknownLabels returns an error for each required placement rule that names a label which no node has, because then
+// no node satisfies the rule. A preferred rule with such a label is accepted. known reports whether a node has a label
+// with this key.
 func UnknownLabels(s *controlv1.WorkloadSpec, known func(key string) bool) error {
 	var e Errors
 	check := func(at, by, when string) {

@@ -34,7 +34,7 @@ func TestRulesBecomeTheDemand(t *testing.T) {
 	Normalise(req.Spec)
 	once := req.Spec.String()
 	if Normalise(req.Spec); req.Spec.String() != once {
-		t.Errorf("a second Normalise changes the rules: %s", req.Spec)
+		t.Errorf("a second call of Normalise changes the rules: %s", req.Spec)
 	}
 	const want = `spread:{by:"zone" max_skew:1} spread:{by:"host" max_skew:2 must:true} ` +
 		`affinities:{node:{key:"disk" op:"in" values:"nvme" values:"ssd"} weight:80} affinities:{workload:"db" by:"zone" weight:50} ` +
@@ -61,7 +61,7 @@ func TestBadRules(t *testing.T) {
 		{"a contradiction", "group: g\naffinity: [{group: g, when: must}]\nanti_affinity: [{group: g, by: host, when: must}]", "web.yaml:4:18: anti_affinity[0]: can never hold together with affinity[0]"},
 		{"a weight of a required rule", "affinity: [{group: g, when: must, weight: 5}]", "affinity[0].weight: is for preferred rules"},
 		{"a weight above 100", "affinity: [{group: g, weight: 101}]", "affinity[0].weight: must be 1 to 100"},
-		{"a place of a rule about nodes", "affinity: [{node: disk=ssd, by: zone}]", "affinity[0].by: is for workload, group and tag"},
+		{"the field by in a rule about nodes", "affinity: [{node: disk=ssd, by: zone}]", "affinity[0].by: is for workload, group and tag"},
 		{"a bad tag", "affinity: [{tag: batch}]", "affinity[0].tag: must be key=value"},
 		{"an unknown policy", "policy: random", "policy: must be one of spread, binpack"},
 	} {
@@ -95,6 +95,6 @@ func TestUnknownLabels(t *testing.T) {
 		t.Errorf("the error is %v, expected one about anti_affinity[0].by only", err)
 	}
 	if err := UnknownLabels(s, func(string) bool { return true }); err != nil {
-		t.Errorf("labels that nodes have are refused: %v", err)
+		t.Errorf("rules by labels that nodes have were refused: %v", err)
 	}
 }

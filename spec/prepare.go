@@ -11,14 +11,14 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// MaxCommand is the largest encoded body of a command, in bytes. With its head, a command may have 1 MiB
-// (docs/RULES.md, "Sizes").
+// MaxCommand is the maximum size of an encoded body of a command, in bytes. With its head, a command may have
+// 1 MiB (docs/RULES.md, "Sizes").
 const MaxCommand = 1<<20 - 4<<10
 
-// Prepared is a request whose command is ready for the log.
+// Prepared is the result of Prepare: the log command for a request, with the ids and the content hash.
 type Prepared struct {
-	// Command has a body (PutWorkloads, SetDesired or DeleteWorkload). The caller sets its head:
-	// request id, epoch and time.
+	// Command has a body (PutWorkloads, SetDesired or DeleteWorkload). Its head (request id, epoch and time) is not
+	// set yet.
 	Command *commandv1.Command
 	// IDs are the ids of the workloads in the command: one workload, or the members that `count` creates.
 	IDs []string
@@ -38,9 +38,9 @@ func DesiredState(word string) fsm.Desired {
 	return fsm.DesiredRunning
 }
 
-// Prepare turns a request into a command: it checks and normalises the request, computes its content, seals
-// its secrets and makes the members that `count` asks for. The request is not changed. It returns ErrBlankID,
-// Errors (with every fault) or ErrNoKey.
+// Prepare turns a request into a command: it checks and normalises the request, computes its content hash,
+// seals its secrets and makes the members that `count` asks for. The request is not changed. It returns
+// ErrBlankID, Errors (with every fault) or ErrNoKey.
 func Prepare(req *controlv1.ApplyWorkloadRequest, key Sealer) (Prepared, error) {
 	return PrepareWith(req, key, Defaults{})
 }
@@ -60,7 +60,7 @@ type Defaults struct {
 	Members *int
 }
 
-// LoadedStack is what a loaded Compose stack tells about its workload.
+// LoadedStack holds the properties of a loaded Compose stack that its workload needs.
 type LoadedStack struct {
 	// CPU and Memory are the sums of the limits of its services, in millicores and MiB; 0 = no limit.
 	CPU, Memory int64
@@ -68,7 +68,7 @@ type LoadedStack struct {
 	Objects []*controlv1.StackObject
 }
 
-// stack returns the loaded stack of a workload; nil if it is another workload, or from Git.
+// stack returns the loaded stack of a workload; nil for a stack from Git and for workloads of other types.
 func (d Defaults) stack(s *controlv1.WorkloadSpec) (*LoadedStack, error) {
 	if d.Stack == nil || s.GetType() != TypeCompose || isGit(s.GetCompose()) {
 		return nil, nil
@@ -95,7 +95,8 @@ func (d Defaults) into(id string, s *controlv1.WorkloadSpec, loaded *LoadedStack
 	}
 }
 
-// demandWith does the same as DemandOf, but uses the limits of the loaded stack, unless loaded is nil.
+// demandWith returns the demand of a workload (the part that the planner reads). For a loaded Compose stack (loaded is
+// not nil), the CPU and memory are the sums of its limits.
 func demandWith(id string, s *controlv1.WorkloadSpec, loaded *LoadedStack) *commandv1.Demand {
 	d := DemandOf(id, s)
 	if loaded != nil {
@@ -105,7 +106,8 @@ func demandWith(id string, s *controlv1.WorkloadSpec, loaded *LoadedStack) *comm
 	return d
 }
 
-// PrepareWith does the same as Prepare, and fills in default resources.
+// PrepareWith is like Prepare. In addition, it gives default resources to a container or stack that sets none. The argument
+// defaults contains these resources, the loaded stack, and other facts that the checks need.
 func PrepareWith(req *controlv1.ApplyWorkloadRequest, key Sealer, defaults Defaults) (Prepared, error) {
 	id := strings.TrimSpace(req.GetWorkloadId())
 	if id == "" {
@@ -154,9 +156,9 @@ func PrepareWith(req *controlv1.ApplyWorkloadRequest, key Sealer, defaults Defau
 	if n, ok := membersOf(s); ok {
 		if s.Autoscale != nil {
 			n = sized(n, s.Autoscale, defaults.Members)
-			put.IfCount = new(uint32(0))
+			put.IfMembers = new(uint32(0))
 			if defaults.Members != nil {
-				put.IfCount = new(uint32(*defaults.Members))
+				put.IfMembers = new(uint32(*defaults.Members))
 			}
 		}
 		if n == 0 {
@@ -272,8 +274,8 @@ func tooLarge(count, size int) error {
 	return e
 }
 
-// maxTooLarge is the error for a group that could grow until a command with all its members is too large. Then no apply
-// could change the group any more.
+// maxTooLarge is the error for an autoscaler whose max is too high: a command with so many members would exceed the
+// size limit, so that no apply could change the group any more.
 func maxTooLarge(a *controlv1.Autoscale, size int) error {
 	var e Errors
 	e.addf("spec.autoscale.max", strconv.Itoa(int(a.GetMax())), "makes a command of %d bytes when the group has so many members, at most %d: use a smaller max or specification", size, MaxCommand)

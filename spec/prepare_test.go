@@ -36,7 +36,7 @@ func testKey(t *testing.T) *pki.Key {
 	return k
 }
 
-// fixedKey is a key with constant content hashes, so that golden files can hold contents.
+// fixedKey is a key with constant content hashes, so that golden files can contain the hashes.
 type fixedKey struct{}
 
 var fuzzKey fixedKey
@@ -88,8 +88,8 @@ func withB64() *controlv1.WorkloadSpec {
 	return &controlv1.WorkloadSpec{Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: vmB64()}}
 }
 
-// TestContentGolden: golden contents must not change, because agents compare them with workloads that they
-// started long ago. New lines may be added.
+// TestContentGolden: the content hashes in the golden file must not change, because agents compare them
+// with the hashes of workloads that they started long ago. New lines may be added.
 func TestContentGolden(t *testing.T) {
 	got := map[string]string{
 		"web": contentOf(t, specOf(t, web)), "stack": contentOf(t, specOf(t, stack)), "git": contentOf(t, specOf(t, gitS)),
@@ -129,7 +129,7 @@ func TestContentHashCoversTheseFields(t *testing.T) {
 		{"port", "80:8080", "81:8080", true},
 		{"the order of ports and the default protocol", "['80:8080', '53:53/udp']", "['53:53/UDP', '80:8080/tcp']", false},
 		{"volume", ":/c:ro", ":/c", true},
-		{"another spelling of a path", "/h:/c:ro", "/h/:/c/.:ro", false},
+		{"another spelling of a mount path", "/h:/c:ro", "/h/:/c/.:ro", false},
 		{"metadata", "app: web", "app: shop", true},
 		{"a blank metadata entry", "{app: web}", "{app: web, x: ''}", false},
 		{"a metadata entry with our own prefix", "{app: web}", "{app: web, persys.node_id: n}", false},
@@ -137,23 +137,23 @@ func TestContentHashCoversTheseFields(t *testing.T) {
 		{"another spelling of the CPU limit", "cpu: 250m", "cpu: 0.25", false},
 		{"another memory limit", "memory: 64Mi", "memory: 65Mi", true},
 		{"disk size, which only placement reads", "cpu: 250m", "disk: 5Gi, cpu: 250m", false},
-		{"command", "image: nginx", "image: nginx\n  command: [a]", true},
-		{"restart", "image: nginx", "image: nginx\n  restart: always", true},
+		{"a command", "image: nginx", "image: nginx\n  command: [a]", true},
+		{"a restart policy", "image: nginx", "image: nginx\n  restart: always", true},
 		{"the restart policy no", "image: nginx", "image: nginx\n  restart: 'no'", true},
-		{"privileged", "image: nginx", "image: nginx\n  privileged: true", true},
+		{"the privileged flag", "image: nginx", "image: nginx\n  privileged: true", true},
 		{"a stop grace period", "image: nginx", "image: nginx\n  stop_grace_period: 90s", true},
 		{"a stop signal", "image: nginx", "image: nginx\n  stop_signal: SIGQUIT", true},
 		{"a managed volume", "image: nginx", "image: nginx\n  managed_volumes: [{name: a, path: /a}]", true},
 		{"id", "id: web", "id: other", false},
-		{"desired", "id: web", "id: web\ndesired: stopped", false},
-		{"revision", "id: web", "id: web\nrevision: r2", false},
-		{"group", "id: web", "id: web\ngroup: g", false},
-		{"count", "id: web", "id: web\ncount: 3", false},
-		{"priority", "id: web", "id: web\npriority: 3", false},
-		{"labels", "id: web", "id: web\nlabels: {a: b}", false},
-		{"constraints", "id: web", "id: web\nconstraints: [a = b]", false},
-		{"tolerations", "id: web", "id: web\ntolerations: [a]", false},
-		{"exclusive", "id: web", "id: web\nexclusive: true\non_lost_lease: stop", false},
+		{"the desired state", "id: web", "id: web\ndesired: stopped", false},
+		{"the revision name", "id: web", "id: web\nrevision: r2", false},
+		{"the group", "id: web", "id: web\ngroup: g", false},
+		{"the count", "id: web", "id: web\ncount: 3", false},
+		{"the priority", "id: web", "id: web\npriority: 3", false},
+		{"the required node labels", "id: web", "id: web\nlabels: {a: b}", false},
+		{"the constraints", "id: web", "id: web\nconstraints: [a = b]", false},
+		{"the tolerations", "id: web", "id: web\ntolerations: [a]", false},
+		{"the exclusive flag", "id: web", "id: web\nexclusive: true\non_lost_lease: stop", false},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -272,7 +272,7 @@ func TestPrepareRefuses(t *testing.T) {
 		req  *controlv1.ApplyWorkloadRequest
 		want string
 	}{
-		{"id", over(func(r *controlv1.ApplyWorkloadRequest) { r.WorkloadId = "a/b" }), `workload_id: must be a letter`},
+		{"an id with a slash", over(func(r *controlv1.ApplyWorkloadRequest) { r.WorkloadId = "a/b" }), `workload_id: must be a letter`},
 		{"an empty specification", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{}}, "spec: is empty"},
 		{"a type without its alternative", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: "vm"}}, "type is vm, but no vm is given"},
 		{"a container without a type", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Type = "" }), "spec.type: must be container"},
@@ -282,8 +282,8 @@ func TestPrepareRefuses(t *testing.T) {
 		{"a container without an image", container(func(c *controlv1.ContainerSpec) { c.Image = " " }), "spec.container.image: must not be empty"},
 		{"the container port 0", container(func(c *controlv1.ContainerSpec) { c.Ports[0].ContainerPort = 0 }), "spec.container.ports[0].container_port: must be 1 to 65535"},
 		{"two equal container ports without a host port", container(func(c *controlv1.ContainerSpec) { c.Ports = []*controlv1.Port{{ContainerPort: 1}, {ContainerPort: 1}} }), "already given an ephemeral host port"},
-		{"redacted", container(func(c *controlv1.ContainerSpec) { c.Env["A"] = "***" }), "spec.container.env.A: is the marker ***"},
-		{"sealed", container(func(c *controlv1.ContainerSpec) { c.Env["A"] = "sealed:1:0123456789abcdef:xx" }), "spec.container.env.A: is a sealed value"},
+		{"a redacted environment value", container(func(c *controlv1.ContainerSpec) { c.Env["A"] = "***" }), "spec.container.env.A: is the marker ***"},
+		{"a sealed environment value", container(func(c *controlv1.ContainerSpec) { c.Env["A"] = "sealed:1:0123456789abcdef:xx" }), "spec.container.env.A: is a sealed value"},
 		{"an environment name with =", container(func(c *controlv1.ContainerSpec) { c.Env["A=B"] = "" }), "spec.container.env: names must be"},
 		{"a mount at the root of the container", container(func(c *controlv1.ContainerSpec) { c.Volumes[0].ContainerPath = "/." }), "must not be the root"},
 		{"label", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Labels = map[string]string{"a b": "c"} }), "spec.labels: keys"},
@@ -298,7 +298,7 @@ func TestPrepareRefuses(t *testing.T) {
 			r.Spec.Count = new(int32(1000))
 			r.Spec.GetContainer().Env["BIG"] = strings.Repeat("x", 2000)
 		}), "spec.count: makes a command of"},
-		{"memory below the engine's least", over(func(r *controlv1.ApplyWorkloadRequest) {
+		{"memory below the engine's minimum", over(func(r *controlv1.ApplyWorkloadRequest) {
 			r.Spec.Resources = &controlv1.ResourceRequirements{MemoryMb: 4}
 		}), "must be 0 or at least 6 MiB"},
 		{"a variable longer than Linux takes", over(func(r *controlv1.ApplyWorkloadRequest) {
@@ -306,7 +306,7 @@ func TestPrepareRefuses(t *testing.T) {
 		}), "spec.container.env.BIG: is 131075 bytes with its name, and Linux takes at most 131071"},
 		{"an unknown capability", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().CapAdd = []string{"NET_ADMN"} }), "did you mean NET_ADMIN?"},
 		{"a UID that is too large", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().User = "2147483648" }), "must have a UID or GID of 0 to 2147483647"},
-		{"a wrong security option", over(func(r *controlv1.ApplyWorkloadRequest) {
+		{"an invalid security option", over(func(r *controlv1.ApplyWorkloadRequest) {
 			r.Spec.GetContainer().SecurityOpt = []string{"no-new-privileges=maybe"}
 		}), "must be no-new-privileges=true or no-new-privileges=false"},
 		{"a seccomp profile of the node", over(func(r *controlv1.ApplyWorkloadRequest) {
@@ -421,12 +421,14 @@ func TestDemandOfSpecifications(t *testing.T) {
 			{Key: "gpu", Op: "exists"}, {Key: "region", Op: "=", Values: []string{"eu"}}},
 		Tolerations: []*commandv1.Taint{{Key: "dedicated"}, {Key: "team", Value: "a", Effect: "NoSchedule"}},
 		Group:       "front", Exclusive: true, OnLostLease: "stop", Priority: -5,
+		Volumes: []*commandv1.VolumeUse{{Name: "data", Driver: "nfs", SizeGb: 10, Retain: true}},
 	})
 	addresses := strings.Replace(stack, `"70"`, `"70", "[::1]:8080:80", "0.0.0.0:8081:80"`, 1)
 	same(t, demand(t, specOf(t, addresses)), &commandv1.Demand{Type: "compose", OnLostLease: "keep",
 		HostPorts: []*commandv1.Port{{Port: 443, Protocol: "tcp"}, {Port: 8080, Protocol: "tcp", Address: "127.0.0.1"}, {Port: 8080, Protocol: "tcp", Address: "::1"}, {Port: 8081, Protocol: "tcp"}, {Port: 9000, Protocol: "udp"}, {Port: 9001, Protocol: "udp"}}})
 	want := &commandv1.Demand{Type: "vm", CpuMillicores: 2000, MemoryMib: 1024, DiskGb: 28, Exclusive: true, OnLostLease: "keep",
-		LocalData: []*commandv1.LocalData{{Name: "disk vda"}, {Name: "disk vdb"}, {Name: "volume d"}}}
+		LocalData: []*commandv1.LocalData{{Name: "disk vda"}, {Name: "disk vdb"}, {Name: "volume d"}},
+		Volumes:   []*commandv1.VolumeUse{{Name: "d", Driver: "local", SizeGb: 3}}}
 	same(t, demand(t, specOf(t, vm)), want)
 	same(t, demand(t, withB64()), want)
 	for _, c := range []struct {
@@ -520,7 +522,7 @@ func TestVolumesOfAStack(t *testing.T) {
 		&agentv1.ManagedVolumeSpec{Name: "data", Driver: "local", SizeGb: 2, RetainPolicy: "Retain", Pool: "fast"})
 	Normalise(s)
 	if d := DemandOf("w", s); d.DiskGb != 2 || d.StoragePool != "fast" {
-		t.Errorf("the demand is %v", d)
+		t.Errorf("the demand of the stack is %v, want its external volumes", d)
 	}
 	with, err := Content(s, fixedKey{})
 	if err != nil {
@@ -652,7 +654,8 @@ func TestNormaliseProperties(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Maps are encoded in random order, so a decoded copy may have them in another order.
+		// The protobuf library encodes maps in random order. So normalise a decoded copy, to check that the result
+		// does not depend on the order.
 		raw, err := proto.Marshal(s)
 		if err != nil {
 			t.Fatal(err)
@@ -730,7 +733,7 @@ func BenchmarkPrepare(b *testing.B) {
 	}
 }
 
-// TestAsksOfSpecifications checks the asks in the demand of a specification.
+// TestAsksOfSpecifications checks for which rights on the node, such as host paths, each specification asks.
 func TestAsksOfSpecifications(t *testing.T) {
 	machine := func(d *agentv1.DiskConfig) *controlv1.WorkloadSpec {
 		text, err := encodeVM(&agentv1.VMSpec{OsImage: "debian.qcow2", Disks: []*agentv1.DiskConfig{d}})

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// documented is one field of a specification file in the reference.
+// documented describes one field of a specification file, for the generated reference page.
 type documented struct {
 	wire, name string // wire path, and the name in a file
 	aliases    []string
@@ -15,8 +15,8 @@ type documented struct {
 	note       note
 }
 
-// Reference returns docs/reference/workload.md: every field of a specification file, with its forms, its limits
-// and an example. Like the JSON Schema it follows from the decoder.
+// Reference returns docs/reference/workload.md: every field of a specification file, with its forms, its
+// limits and an example. The text is generated from the decoder, as the JSON Schema is.
 func Reference() []byte {
 	var all []documented
 	seen := map[string]int{}
@@ -50,7 +50,7 @@ func Reference() []byte {
 		of[top] = append(of[top], f)
 	}
 	var b strings.Builder
-	b.WriteString("# Workload file, field by field\n\nWritten by `make reference` from the decoder of specification files. The [JSON Schema](workload.schema.json) says the same to an editor. [Coming from Compose, Swarm, Nomad](../guides/coming-from.md) names the equivalents of other systems.\n\nA field may also have the names in brackets: those of other tools, and those of the API. Names in lowerCamelCase are accepted too. Every rule is checked at apply, with file, line and column.\n")
+	b.WriteString("# Workload file, field by field\n\nWritten by `make reference` from the decoder of specification files. The [JSON Schema](workload.schema.json) says the same to an editor. [Coming from Compose, Swarm, Nomad, Proxmox, Incus](../guides/coming-from.md) names the equivalents of other systems.\n\nA field may also have the names in brackets: those of other tools, and those of the API. Names in lowerCamelCase are accepted too. Every rule is checked at apply, with file, line and column.\n")
 	for _, section := range sections {
 		list := of[section]
 		slices.SortFunc(list, func(a, b documented) int { return strings.Compare(shown[a.wire], shown[b.wire]) })
@@ -70,7 +70,7 @@ func Reference() []byte {
 	return []byte(b.String())
 }
 
-// pathsIn returns the path in a file of each field, by its wire path.
+// pathsIn maps the wire path of each field to its path in a file.
 func pathsIn(all []documented) map[string]string {
 	// The decoder describes the fields below a field before the field itself. So sort by depth.
 	byDepth := slices.Clone(all)
@@ -130,7 +130,7 @@ func (f *documented) example() string {
 	return "`" + f.name + ": " + cell(out) + "`"
 }
 
-// forms returns in words which YAML values a field accepts.
+// forms returns the kinds of YAML values that a field accepts, as words.
 func forms(s object) (out []string) {
 	options, _ := s["anyOf"].([]any)
 	for _, o := range options {

@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// reschedule reads the limit of moves off nodes that cannot run the workload: `reschedule: {attempts: 3,
+// reschedule reads how often a workload may be moved off nodes that cannot run it: `reschedule: {attempts: 3,
 // interval: 1h}`.
 func (d *decoder) reschedule(n *node, here where) *controlv1.RescheduleSpec {
 	r := &controlv1.RescheduleSpec{}
@@ -41,7 +41,7 @@ func (e *Errors) reschedule(s *controlv1.WorkloadSpec) {
 	}
 }
 
-// normaliseReschedule fills the defaults in.
+// normaliseReschedule sets the default attempts and interval, if the specification leaves them out.
 func normaliseReschedule(s *controlv1.WorkloadSpec) {
 	r := s.GetReschedule()
 	if r == nil {
@@ -55,7 +55,8 @@ func normaliseReschedule(s *controlv1.WorkloadSpec) {
 	}
 }
 
-// rescheduleDemand returns what the planner needs to know about the limit of moves; nil = the default.
+// rescheduleDemand returns, for the planner, how often the workload may be moved off nodes that cannot run it; nil
+// means the default.
 func rescheduleDemand(s *controlv1.WorkloadSpec) *commandv1.Reschedule {
 	r := s.GetReschedule()
 	if r == nil {

@@ -21,7 +21,7 @@ type probe struct {
 
 type object = map[string]any
 
-// note holds those parts of a field's schema that do not follow from the decoder.
+// note holds the parts of a field's schema that cannot be derived from the decoder.
 type note struct {
 	what      string
 	words     []string // the words that the field may have, in upper or lower case; empty = any text
@@ -53,8 +53,8 @@ func schema() object {
 	return object{
 		"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SchemaID,
 		"title": "Persys workload",
-		// if and else distinguish the three forms, so that an editor reports only the faults of the form in
-		// use.
+		// if and else distinguish the three forms (list, Compose file, specification), so that an editor reports only
+		// the errors of the form that the author uses.
 		"if": object{"type": "array"}, "then": object{"items": object{"anyOf": []any{object{"type": "null"}, ref}}},
 		"else": object{
 			"if":   object{"type": "object", "required": []any{"services"}, "not": object{"anyOf": required("id", "workload_id", "workloadId", "container", "compose", "vm", "spec")}},
@@ -73,8 +73,8 @@ func required(names ...string) []any {
 	return out
 }
 
-// takes records whether the decoder accepts this kind of value here. as returns the schema of the accepted
-// values.
+// takes records whether the decoder accepts a value of the probe's kind for this field (ok). The function as returns
+// the schema of the accepted values.
 func (p *probe) takes(ok bool, as func() object) {
 	if !ok {
 		p.rejected = true

@@ -171,7 +171,7 @@ func TestPlainComposeFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(reqs) != 1 || reqs[0].GetWorkloadId() != c.id || reqs[0].GetSpec().GetCompose().GetInlineYaml() != c.text {
-				t.Errorf("Parse returned %v", reqs)
+				t.Errorf("Parse returned %v, want the stack with this name", reqs)
 			}
 			if _, err := Prepare(reqs[0], testKey(t)); err != nil {
 				t.Error(err)
@@ -182,6 +182,6 @@ func TestPlainComposeFile(t *testing.T) {
 		return Stack{Name: s.Name, Env: map[string]string{"A": "1"}}, nil
 	}})
 	if err != nil || reqs[0].GetSpec().GetCompose().GetEnv()["A"] != "1" {
-		t.Errorf("Parse returned %v, error %v", reqs, err)
+		t.Errorf("Parse with a stack loader returned %v, error %v", reqs, err)
 	}
 }

@@ -12,7 +12,8 @@ import (
 	fault "github.com/santhosh-tekuri/jsonschema/v6/kind"
 )
 
-// compiled returns the JSON Schema, compiled for the validator.
+// compiled returns the JSON Schema of specifications in the form that the validator needs. It is compiled at the first
+// use.
 var compiled = sync.OnceValues(func() (*jsonschema.Schema, error) {
 	text, err := Schema()
 	if err != nil {
@@ -30,8 +31,8 @@ var compiled = sync.OnceValues(func() (*jsonschema.Schema, error) {
 })
 
 // bySchema checks a document against the published schema and returns faults with line and column. The
-// decoder reports most of them with better messages. The schema finds others that the decoder does not reach
-// after its first fault, such as a word that is not allowed.
+// decoder reports most of these faults with better messages. The schema also finds faults that the decoder
+// does not reach after its first fault, such as a word that is not allowed.
 func bySchema(root *node) Errors {
 	s, err := compiled()
 	if err != nil {
@@ -60,9 +61,9 @@ func bySchema(root *node) Errors {
 	return out
 }
 
-// leaves calls visit for the faults in e that matter to the author. If a value matches none of several
-// alternatives, it visits only the faults of the alternative for this kind of value (such as a list), which the
-// author most likely meant.
+// leaves calls visit for those errors in the tree e that name what the author did wrong. If a value matches none of
+// several alternatives, it visits only the faults of the alternative for this kind of value (such as a list), which
+// the author most likely meant.
 func leaves(e *jsonschema.ValidationError, visit func(*jsonschema.ValidationError)) {
 	if _, ok := e.ErrorKind.(*fault.AnyOf); ok {
 		var meant []*jsonschema.ValidationError

@@ -7,9 +7,10 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// secrets replaces every non-empty secret of a specification by what fn returns for it: environment values,
-// options of a log driver, the text of a Compose file (its environment often holds secrets), the credentials in a Git URL, cloud-init,
-// and a whole VM under the reserved metadata key. It works on plain, sealed and redacted specifications.
+// secrets replaces every non-empty secret of a specification by the result of fn: environment values, options
+// of a log driver, the text of a Compose file (its environment often holds secrets), the credentials in a Git
+// URL, cloud-init, and a whole VM under the reserved metadata key. It works on plain, sealed and redacted
+// specifications.
 func secrets(s *controlv1.WorkloadSpec, fn func(path, value string) (string, error)) error {
 	field := func(path string, at *string) error {
 		if *at == "" {
@@ -91,7 +92,7 @@ func Seal(id string, plain *controlv1.WorkloadSpec, key Sealer) ([]byte, error) 
 	return sealInPlace(id, plain.CloneVT(), key)
 }
 
-// sealInPlace does the same as Seal, but overwrites s.
+// sealInPlace is Seal without a copy: it overwrites s.
 func sealInPlace(id string, s *controlv1.WorkloadSpec, key Sealer) ([]byte, error) {
 	err := secrets(s, func(path, value string) (string, error) {
 		if key == nil {
@@ -129,7 +130,7 @@ func Unseal(id string, stored []byte, key Sealer) (*controlv1.WorkloadSpec, erro
 // Validate refuses that marker.
 func Redact(s *controlv1.WorkloadSpec) *controlv1.WorkloadSpec {
 	out := s.CloneVT()
-	// no error is possible: this fn never returns one
+	// no error is possible: this function never returns an error
 	_ = secrets(out, func(string, string) (string, error) { return pki.Redacted, nil })
 	return out
 }

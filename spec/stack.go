@@ -61,7 +61,8 @@ func (d *decoder) stack(root *node, text chunk) *controlv1.ApplyWorkloadRequest 
 	}
 }
 
-// fileStack loads the Compose file that compose.file of a specification names, on the machine of its author.
+// fileStack loads the Compose file in the field compose.file of a specification, on the machine of its
+// author.
 func (d *decoder) fileStack(req *controlv1.ApplyWorkloadRequest) {
 	c := req.GetSpec().GetCompose()
 	if d.beside == "" || d.options.Stack == nil || len(d.errs) > 0 || c.GetInlineYaml() == "" {
@@ -79,8 +80,8 @@ func (d *decoder) fileStack(req *controlv1.ApplyWorkloadRequest) {
 	c.MainFile, req.Files = s.MainFile, s.Files
 }
 
-// stackFaults adds the faults that were found in a Compose file. If a fault names no file, it is in the text
-// of the document, which begins after the given number of lines.
+// stackFaults adds the faults that were found in a Compose file. If a fault names no file, it is in the text of the
+// document, which begins after the first lines of the file, whose number is in the parameter lines.
 func (d *decoder) stackFaults(err error, lines int) {
 	var faults Errors
 	if !errors.As(err, &faults) {

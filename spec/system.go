@@ -59,8 +59,8 @@ func (e *Errors) system(id string, s *controlv1.WorkloadSpec) {
 	}
 }
 
-// systemUpdate returns how the members of a workload on every node are updated: those of a system workload one by one
-// unless the specification says otherwise, jobs all at once.
+// systemUpdate returns the update strategy of a workload on every node. The members of a system workload are
+// updated one by one unless the specification says otherwise, the members of a job all at once.
 func systemUpdate(s *controlv1.WorkloadSpec) *commandv1.UpdatePolicy {
 	if IsJob(s) {
 		return nil

@@ -7,14 +7,15 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// TestSystemWorkloadsInFiles: the kind system and jobs with every_node become templates.
+// TestSystemWorkloadsInFiles: a specification with kind: system, or of a job with every_node, must be stored as a
+// template from which the scheduler makes one member for each node.
 func TestSystemWorkloadsInFiles(t *testing.T) {
 	for _, c := range []struct {
 		name, text  string
 		maxParallel int32
 	}{
 		{"a system workload is updated one by one", "kind: system\n", 1},
-		{"its update may say otherwise", "kind: System\nupdate: {max_parallel: 3}\n", 3},
+		{"a system workload with an update policy of its own", "kind: System\nupdate: {max_parallel: 3}\n", 3},
 		{"jobs are not updated one by one", "kind: job\njob: {every_node: true}\n", 0},
 	} {
 		p, err := Prepare(parseOne(t, "id: log\ncontainer: {image: a}\n"+c.text), nil)
@@ -24,12 +25,13 @@ func TestSystemWorkloadsInFiles(t *testing.T) {
 		put := p.Command.GetPutWorkloads()
 		w := put.GetWorkloads()[0]
 		if len(put.GetWorkloads()) != 1 || put.GetGroupOf() != "" || w.GetDemand().GetTemplate().GetKind() != fsm.TemplateSystem || put.GetUpdate().GetMaxParallel() != c.maxParallel {
-			t.Errorf("%s: the command is %v", c.name, put)
+			t.Errorf("%s: the command is %v, want a template with this update policy", c.name, put)
 		}
 	}
 }
 
-// TestSystemFaults: settings that a workload on every node cannot have are refused with their line.
+// TestSystemFaults: a workload that runs on every node cannot have some settings, such as a count. They must be
+// refused, and the error must name the line.
 func TestSystemFaults(t *testing.T) {
 	const head = "id: log\nkind: system\ncontainer: {image: a}\n"
 	for _, c := range []struct{ text, want string }{

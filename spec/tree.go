@@ -25,8 +25,9 @@ func (k kind) String() string {
 	return [...]string{"nothing", "a value", "a mapping", "a list"}[k]
 }
 
-// node is a value of a YAML document with its position. Aliases are resolved: they share the node of their
-// anchor. The decoder visits a shared node once per alias, so its values count against maxEntries each time.
+// node is a value of a YAML document with its position. Aliases are resolved: they share the node of their anchor. The
+// decoder visits such a node once for each alias, and each visit adds the node's values to the number that maxEntries
+// limits.
 type node struct {
 	kind      kind
 	line, col int
@@ -44,9 +45,9 @@ type entry struct {
 	value     *node
 }
 
-// Bounds of documents, because of the YAML library. It is recursive, so the nesting depth is limited to limit
-// its stack. Its time grows with the square of the number of tokens (0.2 s for 50,000). Values are counted
-// with aliases resolved.
+// Bounds of documents, which the YAML library requires. The library is recursive, so the nesting depth is
+// limited to limit its stack. Its time grows with the square of the number of tokens (0.2 s for 50,000).
+// Values are counted with aliases resolved.
 const (
 	maxDepth   = 200
 	maxTokens  = 50_000
@@ -101,8 +102,8 @@ func (c chunk) blank() bool {
 	return true
 }
 
-// shallow refuses a text that is nested deeper than any specification. It also counts brackets inside quotes,
-// which are balanced in practice.
+// shallow returns an error if the text is nested deeper than any specification. It also counts brackets
+// inside quotes, which are balanced in practice.
 func (c chunk) shallow() error {
 	depth := 0
 	for i := 0; i < len(c.text); i++ {
@@ -206,7 +207,8 @@ type anchor struct {
 	entries int
 }
 
-// count adds to the number of values of a document, and returns an error if there are more than maxEntries.
+// count adds entries to the number of values that the document has so far. If the sum exceeds maxEntries, it returns
+// an error.
 func (b *builder) count(entries int, t *token.Token) error {
 	if b.entries += entries; b.entries > maxEntries {
 		return b.fail(t, fmt.Sprintf("more than %d values, including those that aliases stand for", maxEntries))
@@ -337,8 +339,8 @@ func (b *builder) entry(into *node, v *ast.MappingValueNode, depth int) error {
 	return nil
 }
 
-// merge adds to the mapping into the entries of the mapping from, which YAML's `<<` names. If both have a key,
-// the entry of into takes precedence, wherever the `<<` stands; see own.
+// merge adds the entries of one mapping (from), which YAML's `<<` names, to another mapping (into). If both
+// have the same key, the entry of into takes precedence, wherever in the mapping the `<<` is; see own.
 func (b *builder) merge(into, from *node, t *token.Token) error {
 	switch from.kind {
 	case mapping:

@@ -87,8 +87,8 @@ func (e *Errors) update(s *controlv1.WorkloadSpec) {
 }
 
 // hasData reports whether the workload has data that exists only on its node, such as a volume, as far as the
-// specification shows. Of an inline Compose stack it reads only the text of the Compose file. SetStackData checks the
-// loaded project, with the services from other files.
+// specification shows. For an inline Compose stack it reads only the text of the Compose file. SetStackData
+// checks the loaded project, which includes services from other files.
 func hasData(s *controlv1.WorkloadSpec) bool {
 	var seen []string
 	if c := s.GetCompose(); s.GetType() == TypeCompose && !isGit(c) {

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestUpdateOrderAndCanary: start-first and canary are refused where they cannot work. The error names the line.
+// TestUpdateOrderAndCanary: an update with start-first or canary is refused for a workload that cannot have an
+// additional copy, for example because of its local data. The error names the line.
 func TestUpdateOrderAndCanary(t *testing.T) {
 	const web = "id: web\nresources: {cpu: 10m}\ncontainer: {image: nginx}\n"
 	for _, c := range []struct{ name, doc, want string }{
@@ -35,15 +36,15 @@ func TestUpdateOrderAndCanary(t *testing.T) {
 		_, err := Documents("web.yaml", []byte(c.doc), Options{})
 		switch {
 		case c.want == "" && err != nil:
-			t.Errorf("%s: got error %v", c.name, err)
+			t.Errorf("%s: Parse returned the error %v, want none", c.name, err)
 		case c.want != "" && (err == nil || !strings.Contains(err.Error(), "web.yaml:"+line+":") || !strings.Contains(err.Error(), text)):
-			t.Errorf("%s: got error %v\nwant %s", c.name, err, c.want)
+			t.Errorf("%s: Parse returned the error %v\nwant %s", c.name, err, c.want)
 		}
 	}
 }
 
-// TestSurgePuts: the command of a start-first update also holds the specifications of its surge members, whose
-// ids follow those of the group's own members.
+// TestSurgePuts: the command of a start-first update also contains the specifications of its surge members
+// (extra members during the update). Their ids follow the ids of the group's own members.
 func TestSurgePuts(t *testing.T) {
 	for doc, want := range map[string]string{
 		"count: 3\nupdate: {order: start-first}":                             "web-3",
@@ -69,11 +70,11 @@ func TestSurgePuts(t *testing.T) {
 		for _, s := range b.GetSurge() {
 			ids = append(ids, s.GetId())
 			if own := b.GetWorkloads()[0]; !s.GetDemand().GetSurge() || own.GetDemand().GetSurge() || s.GetContent() != own.GetContent() || s.GetDesired() != "Running" {
-				t.Errorf("%s: the extra member is %v, the first member %v", doc, s, own)
+				t.Errorf("%s: the surge member is %v, want the specification of the first member %v", doc, s, own)
 			}
 		}
 		if got := strings.Join(ids, " "); got != want || len(p.IDs) != len(b.GetWorkloads()) {
-			t.Errorf("%s: extra members %q and ids %v, want %q", doc, got, p.IDs, want)
+			t.Errorf("%s: the surge members are %q and the ids %v, want the surge members %q", doc, got, p.IDs, want)
 		}
 	}
 }

@@ -20,7 +20,8 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// Limits of a specification. A resource above its limit is more than any machine has, and so a mistake.
+// Upper limits of a specification. No machine has more than these amounts of resources, so a larger value is
+// a mistake.
 const (
 	MaxCPU        = 1_024_000 // maximum number of millicores that one workload may reserve
 	MaxMemory     = 64 << 20  // maximum memory in MiB that one workload may reserve, 64 TiB
@@ -73,8 +74,8 @@ var (
 )
 
 // Validate checks a request as it came over the wire, before it is normalised. It returns every rule that the
-// request breaks, with the wire names of the fields. Words such as protocols and policies may be in any case.
-// A request without a specification only changes the desired state.
+// request breaks, with the names of the fields in the API. Words such as protocols and policies may be in any
+// case. A request without a specification only changes the desired state.
 func Validate(req *controlv1.ApplyWorkloadRequest) Errors {
 	e, _ := validate(req)
 	return e
@@ -303,8 +304,8 @@ func (e *Errors) stopping(at string, c *controlv1.ContainerSpec) {
 // isText reports whether s can be passed to a process: it is valid UTF-8 without a NUL byte.
 func isText(s string) bool { return strings.IndexByte(s, 0) < 0 && utf8.ValidString(s) }
 
-// absolute checks the path of a bind mount, which must be absolute. An engine that takes mounts as text would
-// take a colon for a separator.
+// absolute checks the path of a bind mount, which must be absolute. A colon is refused, because an engine
+// that takes mounts as text would read it as a separator.
 func (e *Errors) absolute(at, p string) bool {
 	switch {
 	case p == "":
@@ -359,8 +360,8 @@ func (e *Errors) env(at string, env map[string]string) {
 	}
 }
 
-// fromView reports whether a value can only have been copied from a view: it is the redaction marker or a
-// sealed value.
+// fromView reports whether a value can only have been copied from an answer that shows a specification: it
+// is the redaction marker or a sealed value.
 func fromView(value string) bool {
 	_, sealed := pki.SealedUnder(value)
 	return sealed || pki.IsRedacted(value)
@@ -402,6 +403,15 @@ func (e *Errors) ports(at string, ports []*controlv1.Port) {
 				e.add(w("address"), rule, a)
 			}
 		}
+		switch mode := portMode(p); {
+		case mode == "":
+		case mode != portIngress:
+			e.word(w("mode"), p.GetMode(), portModes)
+		case p.GetHostPort() < 1:
+			e.add(w("host_port"), "must be set for mode ingress: it is the port at which every node answers", "")
+		case strings.TrimSpace(p.GetAddress()) != "":
+			e.add(w("address"), "is only for mode host: in mode ingress, all addresses of all nodes answer", p.GetAddress())
+		}
 		protocol := protocolOf(p.GetProtocol())
 		if protocol != "tcp" && protocol != "udp" {
 			e.word(w("protocol"), p.GetProtocol(), protocols)
@@ -426,6 +436,23 @@ func (e *Errors) ports(at string, ports []*controlv1.Port) {
 		}
 		same[key{c, protocol}] = i
 	}
+}
+
+// Modes of ports, as Compose files name them. The mode host is stored as "".
+const (
+	portHost    = "host"
+	portIngress = "ingress"
+)
+
+var portModes = []string{portHost, portIngress}
+
+// portMode returns the mode of a port; "" for the mode host.
+func portMode(p *controlv1.Port) string {
+	mode := strings.ToLower(strings.TrimSpace(p.GetMode()))
+	if mode == portHost {
+		return ""
+	}
+	return mode
 }
 
 func protocolOf(p string) string {
@@ -481,7 +508,7 @@ func (e *Errors) gitRepo(at, repo string) {
 	}
 	u, err := url.Parse(repo)
 	if err == nil && u.Scheme == "file" {
-		// The URL of a file names a repository on the node's own disk.
+		// A URL with the scheme file names a Git repository on the node's own disk.
 		if u.Host != "" || !path.IsAbs(u.Path) || u.User != nil {
 			e.add(at, "must name an absolute path on the nodes: file:///srv/stack.git", "")
 		}

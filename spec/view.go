@@ -11,7 +11,7 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// Detail says how much of a workload a view shows.
+// Detail says how much of a workload an answer to a user shows.
 type Detail bool
 
 // Brief is the detail for lists. Full adds the specification with its secrets redacted.
@@ -77,6 +77,9 @@ func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 		}
 		v.Ports = append(v.Ports, port)
 	}
+	for _, p := range w.Demand.Ingress {
+		v.Ports = append(v.Ports, &controlv1.Port{HostPort: int32(p.Port), ContainerPort: int32(p.Target), Protocol: p.Protocol, Mode: portIngress})
+	}
 	if detail == Full {
 		v.LastActions = LastActions(w)
 	}
@@ -85,7 +88,7 @@ func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 		return v
 	}
 	v.ImageOrSource = source(s)
-	if len(v.Ports) == 0 {
+	if len(w.Actual.Ports) == 0 {
 		v.Ports = s.GetContainer().GetPorts()
 	}
 	if detail == Full {
@@ -110,7 +113,8 @@ func jobResultView(r *fsm.JobResult, detail Detail) *controlv1.JobResult {
 	return out
 }
 
-// ControlGeneration converts a generation to its message in the control API; nil if it is zero.
+// ControlGeneration converts a generation (number of an order for a workload) to its message in the control API. For
+// zero it returns nil.
 func ControlGeneration(g fsm.Generation) *controlv1.Generation {
 	if g.IsZero() {
 		return nil
@@ -131,8 +135,8 @@ func LastActions(w *fsm.Workload) []*controlv1.WorkloadAction {
 	return out
 }
 
-// source returns, for views, what a workload is made from: the image, the Git repository without credentials,
-// or "inline".
+// source returns the origin of a workload for answers to users: the image, the Git repository without
+// credentials, or "inline".
 func source(s *controlv1.WorkloadSpec) string {
 	switch s.GetType() {
 	case TypeContainer:
@@ -150,8 +154,8 @@ func source(s *controlv1.WorkloadSpec) string {
 	return s.GetVm().GetOsImage()
 }
 
-// NodeView converts the record of a node for users. Available resources are the totals minus the reserved
-// ones, never below 0. The caller adds measured usage and the end of the lease, which only the leader knows.
+// NodeView converts the record of a node for users. Available resources are the totals minus the reserved ones, never
+// below 0. Measured usage and the end of the lease are not set, because only the leader knows them.
 func NodeView(n *fsm.Node, a fsm.Alloc) *controlv1.NodeView {
 	f := &n.Facts
 	v := &controlv1.NodeView{

@@ -25,7 +25,7 @@ import (
 // of JSON (contract/wire-control.md). If the VM can be decoded, it replaces the field vm.
 const MetadataVMSpec = "persys.vm_spec_b64"
 
-// defaultDiskGB is the size of a VM's disk that names no size, as the contract defines it.
+// defaultDiskGB is the size, in GB, of a VM's disk without a size, as the contract defines it.
 const defaultDiskGB = 20
 
 func decodeVM(b64 string) (*agentv1.VMSpec, error) {
@@ -69,8 +69,8 @@ func vmOf(s *controlv1.WorkloadSpec) (v *agentv1.VMSpec, fromMetadata bool) {
 	return normaliseVM(translateVM(s.GetVm())), false
 }
 
-// guestMACs returns the Ethernet addresses of a virtual machine in its normalised specification, sorted. An
-// address that the specification does not set is the one that agents derive from the workload's id.
+// guestMACs returns the sorted Ethernet addresses of a virtual machine with a normalised specification. If
+// the specification sets no address, it returns the one that agents derive from the workload's id.
 func guestMACs(cluster, id string, s *controlv1.WorkloadSpec) []string {
 	v, _ := vmOf(s)
 	var out []string
@@ -212,8 +212,8 @@ func projectVM(v *agentv1.VMSpec) *controlv1.VMSpec {
 	return out
 }
 
-// vmNames holds the names that error messages use for the fields of a VM: the names of the form in which the
-// author wrote it.
+// vmNames holds the field names for error messages about a VM. There are two forms of a VM, and the names are
+// those of the form that the author used.
 type vmNames struct{ base, device, network, ip, cloudInit, pool string }
 
 func (e *Errors) vmSpec(s *controlv1.WorkloadSpec) {
@@ -241,10 +241,11 @@ func (e *Errors) vmSpec(s *controlv1.WorkloadSpec) {
 	e.vm(v, names, int(s.GetCount()))
 }
 
-// once checks that no two network cards have the same address. taken holds the field of each address so far.
+// once adds an error if another network card already has the same address. taken maps each address to the
+// field that has it.
 func (e *Errors) once(at, key, value string, taken map[string]string) {
 	if other, twice := taken[key]; twice {
-		e.add(at, "is already that of "+other, value)
+		e.add(at, "is already the address of "+other, value)
 		return
 	}
 	taken[key] = at

@@ -7,7 +7,9 @@ import (
 	"strings"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/bounds"
 )
 
@@ -53,6 +55,19 @@ func normaliseVolumes(volumes []*agentv1.ManagedVolumeSpec) []*agentv1.ManagedVo
 	return volumes
 }
 
+// volumeUses returns the volumes of a workload in the form that the planner reads. pool is the storage pool of its
+// local volumes. The list is sorted by name, because normaliseVolumes sorts volumes.
+func volumeUses(volumes []*agentv1.ManagedVolumeSpec, pool string) (out []*commandv1.VolumeUse) {
+	for _, v := range volumes {
+		u := &commandv1.VolumeUse{Name: v.GetName(), Driver: driverOf(v.GetDriver()), SizeGb: v.GetSizeGb(), Retain: v.GetRetainPolicy() == "Retain"}
+		if u.Driver == fsm.DriverLocal {
+			u.Pool = pool
+		}
+		out = append(out, u)
+	}
+	return out
+}
+
 func driverOf(s string) string {
 	switch s = strings.ToLower(strings.TrimSpace(s)); s {
 	case "":
@@ -63,9 +78,8 @@ func driverOf(s string) string {
 	return s
 }
 
-// managed checks the managed volumes of a workload. kind is the type of the workload. mounts holds the mount
-// paths that are in use already. It is nil for a stack, because the Compose file defines where volumes are
-// mounted.
+// managed checks the managed volumes of a workload. kind is the type of the workload. mounts holds the mount paths
+// that other mounts of the container use already; nil for a stack, whose Compose file says where volumes are mounted.
 func (e *Errors) managed(at, kind string, volumes []*agentv1.ManagedVolumeSpec, mounts map[string]string) {
 	if len(volumes) > maxEntriesOf {
 		e.addf(at, "", "has %d entries, at most %d", len(volumes), maxEntriesOf)

@@ -14,9 +14,9 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// composeWords returns the fields of a container that have the name and the forms of a field of a Compose
-// service. compose-go parses their sizes, durations, hosts and counts. Values that are resources of the
-// workload, such as limits, are stored in s.
+// composeWords returns the fields of a container that have the name and the forms of a field of a Compose service.
+// compose-go parses their sizes, durations, hosts and counts. Values that belong to the resources of the workload,
+// such as the memory limit, are stored in s and not in c.
 func (d *decoder) composeWords(s *controlv1.WorkloadSpec, c *controlv1.ContainerSpec, w string) []field {
 	text := func(name string, into *string) field {
 		return field{name, w + "." + name, func(_ string, n *node, at where) { *into = d.str(n, at) }}
@@ -82,6 +82,7 @@ func (d *decoder) composeWords(s *controlv1.WorkloadSpec, c *controlv1.Container
 		{"oom_score_adj", w + ".oom_score_adj", func(_ string, n *node, at where) { c.OomScoreAdj = int32(d.integer(n, at, 32)) }},
 		{"healthcheck", w + ".healthcheck", func(_ string, n *node, at where) { c.Healthcheck = d.engineCheck(n, at) }},
 		list("expose", &c.Expose),
+		text("endpoint_mode", &c.EndpointMode),
 		{"networks", w + ".networks", func(_ string, n *node, at where) { c.Networks = d.networks(n, at) }},
 	}
 }
@@ -93,7 +94,7 @@ func resourcesOf(s *controlv1.WorkloadSpec) *controlv1.ResourceRequirements {
 	return s.Resources
 }
 
-// wordOrWords reads a list of words, or one word alone.
+// wordOrWords reads a list of strings, or a single string as a list with one entry.
 func (d *decoder) wordOrWords(n *node, here where) []string {
 	if n.kind == scalar {
 		return []string{d.str(n, here)}
@@ -101,7 +102,7 @@ func (d *decoder) wordOrWords(n *node, here where) []string {
 	return d.words(n, here)
 }
 
-// table reads a mapping with keys of the author's choice.
+// table reads a mapping whose keys the author chooses, and calls item for each entry.
 func (d *decoder) table(n *node, here where, item func(key string, n *node, at where)) {
 	if n.probe != nil {
 		n.probe.takes(n.kind == mapping, func() object {
@@ -182,7 +183,7 @@ func (d *decoder) device(n *node, here where) *controlv1.Device {
 	return out
 }
 
-// gpus reads the word all, or a list of requests for devices.
+// gpus reads the field gpus, as in Compose: the word all, or a list of requests for GPUs.
 func (d *decoder) gpus(n *node, here where) []*controlv1.DeviceRequest {
 	if n.kind == scalar {
 		if n.probe == nil && n.text != "all" {

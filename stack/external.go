@@ -14,24 +14,26 @@ import (
 	"github.com/persys/compute/stack/service"
 )
 
-// External is a secret or a config with external: true that a service uses: an object of the cluster. The containers
-// of the service get its value as a file.
+// External is a use of a secret or config with external: true by a service. Such a secret or config is stored
+// in the cluster and not in the stack. The containers of the service get its value as a file.
 type External struct {
 	Service string
 	Kind    string // secret or config
 	Key     string // key of the secret or config in the Compose file
 	Name    string // name of the object
 	Target  string // absolute path of the file
-	// UID and GID are the owner of the file, as decimal numbers. Mode are its permission bits.
+	// UID and GID are the owner of the file, as decimal numbers. Mode has its permission bits.
 	UID, GID string
 	Mode     uint32
-	// OnChange is the extension x-on-change of the secret or config.
+	// OnChange is the value of x-on-change in the Compose file: what happens to the containers when the secret
+	// or config changes.
 	OnChange string
 
 	at []string // path of the reference in the Compose file
 }
 
-// onChangeKey is the key of a secret or config of a Compose file that says what a new version does.
+// onChangeKey is the key of a secret or config in a Compose file that says what happens to the containers when
+// the secret or config changes: restart, nothing, or a signal.
 const onChangeKey = "x-on-change"
 
 const (
@@ -77,7 +79,7 @@ func externalOf(f types.FileReferenceConfig, of types.FileObjectConfig, target s
 	return x
 }
 
-// externals checks how services use external secrets and configs.
+// externals adds faults for mistakes in the use of external secrets and configs by services.
 func (j *judge) externals() {
 	taken := map[string]string{} // service and path: what is mounted there
 	for _, name := range slices.Sorted(maps.Keys(j.p.Services)) {
@@ -85,18 +87,33 @@ func (j *judge) externals() {
 			taken[name+" "+path.Clean(v.Target)] = "a volume"
 		}
 	}
-	onChange := func(section, name string, of types.Extensions) {
-		value, set := of[onChangeKey]
+	type use struct {
+		key string
+		on  service.OnChange
+	}
+	first := map[string]use{} // by section and name of the object
+	onChange := func(section, key string, of types.FileObjectConfig) {
+		value, set := of.Extensions[onChangeKey]
 		text, ok := value.(string)
-		if _, known := service.ParseOnChange(text); set && (!ok || !known) {
-			j.value(service.OnChangeRule, fmt.Sprint(value), section, name, onChangeKey)
+		on, known := service.ParseOnChange(text)
+		if set && (!ok || !known) {
+			j.value(service.OnChangeRule, fmt.Sprint(value), section, key, onChangeKey)
+		}
+		if !bool(of.External) {
+			return
+		}
+		object := section + " " + cmp.Or(of.Name, key)
+		if other, twice := first[object]; twice && other.on != on {
+			j.fault(fmt.Sprintf("is the same object as %s and has another %s: write the same in both", other.key, onChangeKey), section, key)
+		} else if !twice {
+			first[object] = use{key, on}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(j.p.Secrets)) {
-		onChange("secrets", name, j.p.Secrets[name].Extensions)
+	for _, key := range slices.Sorted(maps.Keys(j.p.Secrets)) {
+		onChange("secrets", key, types.FileObjectConfig(j.p.Secrets[key]))
 	}
-	for _, name := range slices.Sorted(maps.Keys(j.p.Configs)) {
-		onChange("configs", name, j.p.Configs[name].Extensions)
+	for _, key := range slices.Sorted(maps.Keys(j.p.Configs)) {
+		onChange("configs", key, types.FileObjectConfig(j.p.Configs[key]))
 	}
 	for _, x := range Externals(j.p) {
 		at := func(key string) []string { return append(x.at[:len(x.at):len(x.at)], key) }

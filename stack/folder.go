@@ -22,7 +22,8 @@ type folder struct {
 	reads int
 }
 
-// problem is the reason why a file cannot be used, as text for a fault.
+// problem is an error whose text says why a file of a stack cannot be used. The text follows the name of the
+// file in a fault.
 type problem string
 
 func (p problem) Error() string { return string(p) }
@@ -106,7 +107,7 @@ type misplaced struct {
 
 func (e *misplaced) Error() string { return fmt.Sprintf("line %d: %s", e.line, e.rule) }
 
-// fileFault makes the fault for a file that cannot be read.
+// fileFault makes the fault for a file that cannot be read; err is the reason, and may name a line.
 func fileFault(name string, err error) Fault {
 	var at *misplaced
 	if errors.As(err, &at) {
@@ -139,7 +140,7 @@ func (f *folder) open(name string) (*os.File, error) {
 	return file, nil
 }
 
-// kind reports whether a path is a regular file or a folder.
+// kind returns the file type of a path, which must be a regular file or a folder.
 func (f *folder) kind(name string) (fs.FileMode, error) {
 	if _, ok := f.files[name]; ok {
 		return 0, nil
@@ -196,7 +197,7 @@ func unusable(err error) error {
 	return problem("cannot be read: " + plainError(err))
 }
 
-// plainError returns the text of an error without its operation and path.
+// plainError returns the text of an error of package os without the operation and the path.
 func plainError(err error) string {
 	var at *fs.PathError
 	if errors.As(err, &at) {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzEnvironment parses any text as a .env file. The text is parsed or refused, and no error repeats a
-// value.
+// FuzzEnvironment parses any text as a .env file. ParseEnv must return variables or an error, and no error may
+// contain a value.
 func FuzzEnvironment(f *testing.F) {
 	f.Add("A=b\nC=\"${A}-x\"\nexport D='e'\n# no\n")
 	f.Add("A=${A:-${B:?correct-horse}}\n")
@@ -23,7 +23,8 @@ func FuzzEnvironment(f *testing.F) {
 	})
 }
 
-// FuzzLoad loads any text as a Compose file, without a child process. The text loads or has faults.
+// FuzzLoad loads any text as a Compose file, without a child process. The load must return a project or faults,
+// and must not panic.
 func FuzzLoad(f *testing.F) {
 	f.Add("services: {a: {image: b, ports: [\"1-2:3\"], env_file: .env}}")
 	f.Add("include: [x.yaml]\nservices: {a: {extends: {file: y, service: z}, image: ${A:?b}}}")

@@ -16,7 +16,8 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// judge finds values that compose-go accepts but that an engine or the kernel will refuse.
+// judge checks a loaded project. It finds values that compose-go accepts but that an engine or the kernel will
+// refuse.
 type judge struct {
 	p         *types.Project
 	dir, main string
@@ -34,14 +35,15 @@ func (j *judge) fault(rule string, at ...string) {
 	j.faults.add(f)
 }
 
-// warn adds a warning about a value. at is the path of the value: its keys.
+// warn adds a warning about a value. at holds the keys that lead to the value in the Compose file.
 func (j *judge) warn(text string, at ...string) {
 	f := Fault{File: j.main, At: strings.Join(at, "."), Rule: text}
 	f.line(j.docs, at)
 	j.warnings = append(j.warnings, f.String())
 }
 
-// value adds a fault for a value of the stack, unless rule is "". at is the path of the value: its keys.
+// value adds a fault for a value of the stack that breaks a rule; if rule is "", it adds none. at holds the
+// keys that lead to the value in the Compose file.
 func (j *judge) value(rule, value string, at ...string) {
 	if rule == "" {
 		return
@@ -124,7 +126,8 @@ func short(d time.Duration) string {
 	return text
 }
 
-// claim is a host port, or a range of host ports, that a service publishes.
+// claim is a host port, or a range of host ports, that a service publishes, with the protocol and the host
+// address.
 type claim struct {
 	service     string
 	first, last int
@@ -197,7 +200,8 @@ func (j *judge) files() {
 	}
 }
 
-// explain adds to a frequent error of compose-go the advice what to change.
+// explain adds advice on what to change to the text of a fault, if compose-go's error is one of those that
+// users often meet.
 func explain(f Fault) Fault {
 	for _, h := range []struct{ in, out string }{
 		{"additional properties", "Compose knows no such key here"},

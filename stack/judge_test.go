@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// faultsOf loads a Compose file in this process and returns its faults. If text has no key services, it is
-// the body of the service web, from line 4 on.
+// faultsOf loads a Compose file in this process and returns its faults. If text has no key services, it holds
+// the keys of a service named web, and begins at line 4 of the Compose file.
 func faultsOf(t *testing.T, text string) Faults {
 	t.Helper()
 	if !strings.Contains(text, "services:") {
@@ -69,7 +69,7 @@ func TestValuesThatEnginesRefuse(t *testing.T) {
 		{`volumes: [{type: npipe, source: /a, target: /b}]`, 4, "of the type npipe is not for nodes"},
 		{`tmpfs: run`, 4, "must be an absolute path"},
 		{`tmpfs: ["/run:sise=5m"]`, 4, `has no option "sise=5m"`},
-		{`tmpfs: ["/run:size=lots"]`, 4, `has a wrong value in "size=lots"`},
+		{`tmpfs: ["/run:size=lots"]`, 4, `has an invalid value in "size=lots"`},
 		{`working_dir: app`, 4, "must be an absolute path"},
 		{`user: "4294967296"`, 4, "must have a UID or GID of 0 to 2147483647"},
 		{`user: "0:0:0"`, 4, "with :GROUP or :GID"},
@@ -78,7 +78,7 @@ func TestValuesThatEnginesRefuse(t *testing.T) {
 		{`mac_address: "01:00:5e:00:00:01"`, 4, "the second digit must be even"},
 		{`ulimits: {nofile: {soft: 200, hard: 100}}`, 4, "soft must be at most hard (100)"},
 		{`ulimits: {nofile: {soft: -1, hard: 100}}`, 4, "soft must be at most hard (100)"},
-		{`ulimits: {nofiles: 100}`, 4, "is no limit; there are as, core"},
+		{`ulimits: {nofiles: 100}`, 4, "is not the name of a limit; the names are as, core"},
 		{`shm_size: -1`, 4, "must not be negative"},
 		{`sysctls: {vm.max_map_count: 1}`, 4, "set it on the node"},
 		{"network_mode: host\n    sysctls: {net.core.somaxconn: 1}", 5, "must not be set with network_mode: host"},
@@ -152,6 +152,7 @@ func TestValuesThatEnginesRefuse(t *testing.T) {
 		{"services:\n  web:\n    image: a\n    volumes: ['/srv:/x']\n    configs: [{source: s, target: /x}]\nconfigs: {s: {external: true}}", 5, "is already the path of a volume"},
 		{"services:\n  web:\n    image: a\n    secrets: [{source: s, target: /x}]\n    configs: [{source: s, target: /x}]\nconfigs: {s: {external: true}}\nsecrets: {s: {external: true}}", 5, "is already the path of secret s"},
 		{"services:\n  web: {image: a, secrets: [s]}\nsecrets:\n  s: {external: true, x-on-change: reload}", 4, "must be restart, nothing or a signal such as"},
+		{"services:\n  web: {image: a, secrets: [s, t]}\nsecrets:\n  s: {external: true, x-on-change: signal HUP}\n  t: {external: true, name: s}", 5, "is the same object as s and has another x-on-change"},
 		{"services:\n  web: {image: a, secrets: [s]}\nsecrets:\n  s: {environment: NOPE}", 4, "needs the variable NOPE"},
 		{"services:\n  web:\n    image: a\n    configs:\n      - {source: s, target: /x}\n      - {source: r, target: /x}\nconfigs: {s: {content: x}, r: {content: y}}", 6, "says something else about /x than line 5"},
 		{"services:\n  web: {image: a, volumes: [\"data:/d\"]}\nvolumes:\n  data: {name: a b}", 4, "must be a letter or digit"},

@@ -13,8 +13,9 @@ import (
 // maxNodes bounds how many YAML values a search visits. Aliases can repeat a value very often.
 const maxNodes = 200_000
 
-// lineOf returns the line of a value of a YAML document. at is the path of the value: keys and list indices.
-// If there is no such value, lineOf returns the line of the nearest value that would contain it.
+// lineOf returns the line of a value of a YAML document. at holds the keys and list indices that lead to the
+// value. If there is no such value, lineOf returns the line of the innermost existing value that would contain
+// it.
 func lineOf(doc *yaml.Node, at []string) int {
 	n, line := doc, 0
 	if n != nil && n.Kind == yaml.DocumentNode && len(n.Content) > 0 {
@@ -82,8 +83,8 @@ type textForm struct {
 	at   func(docs []*yaml.Node, a, b string) []string
 }
 
-// textForms returns the patterns for error texts of compose-go. The first pattern that matches gives the
-// place of the error. If that place is not in the file, the nearest place that would contain it is used.
+// textForms returns the patterns for error texts of compose-go. The first pattern that matches gives the place
+// of the error. If the file has no such place, the innermost existing place that would contain it is used.
 func textForms() []textForm {
 	keys := func(at string) []string {
 		return strings.FieldsFunc(at, func(r rune) bool { return r == '.' || r == '[' || r == ']' })
@@ -156,9 +157,8 @@ func yamlFault(name string, err error) Fault {
 	return f
 }
 
-// loadFault makes a fault from an error of compose-go. If the error text names a place, the fault has its
-// line. dir is the folder from which the paths in the error start. With mask, the fault repeats no value of
-// the stack.
+// loadFault makes a fault from an error of compose-go. If the error text names a place, the fault has its line.
+// Paths in the error are relative to dir. If mask is set, the text of the fault contains no value of the stack.
 func loadFault(err error, dir, main string, docs map[string][]*yaml.Node, mask bool) Fault {
 	f := placed(err, dir, main, docs)
 	if mask && !strings.Contains(f.Rule, "additional properties") { // keep the text: "additional properties" is followed by keys, not values
@@ -189,12 +189,12 @@ func withoutLast(text string, docs map[string][]*yaml.Node) string {
 	return text
 }
 
-// shortest is the length of the shortest value that is masked. Shorter values occur by chance in any text, and
-// are hardly secrets.
+// shortest is the length of the shortest value that is masked. Shorter values are not masked: they occur by
+// chance in any text, and are hardly secrets.
 const shortest = 4
 
-// Masked returns a text in which each value of a stack's environment is replaced by "…". Of a value with
-// several lines, each line is replaced too.
+// Masked returns a text in which each value of a stack's environment is replaced by "…". If a value has several
+// lines, each of its lines is also replaced where it occurs alone.
 func Masked(text string, env map[string]string) string {
 	var pairs []string
 	values := slices.Collect(maps.Values(env))
@@ -210,7 +210,8 @@ func Masked(text string, env map[string]string) string {
 	return strings.NewReplacer(pairs...).Replace(text)
 }
 
-// placed makes a fault from an error of compose-go. It finds the place of the error in the files if it can.
+// placed makes a fault from an error of compose-go. The fault contains the file and line of the mistake if the
+// error text is enough to find them.
 func placed(err error, dir, main string, docs map[string][]*yaml.Node) Fault {
 	text := strings.TrimSpace(err.Error())
 	text = strings.TrimPrefix(text, "decoding failed due to the following error(s):")
@@ -251,7 +252,7 @@ func placed(err error, dir, main string, docs map[string][]*yaml.Node) Fault {
 	return f
 }
 
-// lastLine returns the last line number that an error text names.
+// lastLine returns the line number that an error text names last; 0 if it names none.
 func lastLine(text string) int {
 	all := regexp.MustCompile(`(?:line (\d+):|at L(\d+))`).FindAllStringSubmatch(text, -1)
 	if len(all) == 0 {
@@ -266,8 +267,8 @@ type plainText string
 
 func (t plainText) Error() string { return string(t) }
 
-// line sets the line of a fault to that of the value with the path keys, in the first file that has such a
-// value.
+// line sets the line of a fault to the line of the value at the path keys, in the first file that has such
+// a value.
 func (f *Fault) line(docs map[string][]*yaml.Node, keys []string) {
 	for _, doc := range docs[f.File] {
 		if line := lineOf(doc, keys); line > 0 {
@@ -277,7 +278,8 @@ func (f *Fault) line(docs map[string][]*yaml.Node, keys []string) {
 	}
 }
 
-// find sets the place of a fault to that of the scalar that contains a value, if exactly one scalar does.
+// find looks in the Compose files for YAML scalars that contain the given value. If there is exactly one, find sets the
+// file and the line of the fault to those of this scalar.
 func (f *Fault) find(docs map[string][]*yaml.Node, value string) {
 	found := 0
 	for _, doc := range docs[f.File] {

@@ -48,8 +48,8 @@ func (w *walker) lists(name string, doc *yaml.Node, service string, cfg map[stri
 	}
 }
 
-// healthTest checks the command of a health check if the command is a list. It reports the service, which
-// compose-go's own error does not name.
+// healthTest checks the command of a health check if the command is a list. compose-go checks it too, but its
+// error does not name the service.
 func (w *walker) healthTest(name string, doc *yaml.Node, service string, cfg map[string]any) {
 	check, _ := cfg["healthcheck"].(map[string]any)
 	if _, list := check["test"].([]any); !list {

@@ -23,7 +23,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// envName is the name of the file in the folder of a Compose file that sets variables.
+// envName is the name of the file, in the folder of a Compose file, that sets variables for the Compose file.
 const envName = ".env"
 
 // loaded is the result of a load: the canonical model of compose-go, from which bind makes the project, and
@@ -39,15 +39,15 @@ type loaded struct {
 	Refs []Ref `json:",omitempty"`
 	// Used are the names of the variables in Env that the stack uses, sorted.
 	Used []string `json:",omitempty"`
-	// Warnings are the warnings of compose-go and of judge, each once.
+	// Warnings are the warnings of compose-go and of the checks in judge.go, without duplicates.
 	Warnings []string `json:",omitempty"`
 }
 
 // Ref is a file or folder below the stack's folder that the stack uses.
 type Ref struct {
 	Path string
-	// Bind is set if the path is the source of a bind mount. Secret is set if it is the file of a secret or
-	// of an environment.
+	// Bind is set if the path is the source of a bind mount. Secret is set if the file contains a secret or
+	// environment variables.
 	Bind, Secret bool
 	// Missing is set if the path does not exist.
 	Missing bool
@@ -161,8 +161,9 @@ func (l *loading) run(ctx context.Context) {
 	slices.Sort(l.out.Used)
 }
 
-// refs records the references to files. It leaves out bind mounts, secrets and configs that are not in the
-// loaded project p, for example those of a service that is only a template for extends.
+// refs stores in the result the files to which the stack refers (parameter all). It leaves out bind mounts,
+// secrets and configs that are not in the loaded project p, for example those of a service that is only a
+// template for extends.
 func (l *loading) refs(p *types.Project, all []ref) {
 	used, readOnly := map[string]bool{}, map[string]bool{}
 	for _, s := range p.Services {
@@ -188,8 +189,9 @@ func (l *loading) refs(p *types.Project, all []ref) {
 		}
 		_, err := l.f.kind(r.path)
 		if at := filepath.Join(l.dir, r.path); err != nil && r.kind == kindBind && l.src.Strict && (readOnly[at] || path.Ext(strings.TrimLeft(path.Base(r.path), ".")) != "") {
-			// With Strict, a missing source of a bind mount is a fault if it is mounted read-only or looks like
-			// a file. Otherwise the stack may fill the folder itself.
+			// With Strict, a missing source of a bind mount is a fault if it is mounted read-only or looks
+			// like a file. In other cases the missing source may be a folder that the stack's containers
+			// fill, so it is no fault.
 			l.faults.add(Fault{File: r.file, Line: r.line, At: r.at, Rule: l.f.rule("./"+r.path, err)})
 		}
 		if err != nil && (r.kind == kindSecret || r.kind == kindConfig) {
@@ -260,8 +262,8 @@ func FolderName(folder string) string {
 	return ""
 }
 
-// options returns the compose-go options of every load. compose-go must not read env_file and label_file,
-// because this package does.
+// options returns the options with which compose-go is called. They switch off its reading of env_file and
+// label_file, because this package reads these files itself.
 func options(project string, profiles []string) []func(*loader.Options) {
 	return []func(*loader.Options){loader.WithProfiles(profiles), loader.WithDiscardEnvFiles, func(o *loader.Options) {
 		o.SetProjectName(project, true)
@@ -281,8 +283,8 @@ func Profiles(env map[string]string) []string {
 	return out
 }
 
-// environment sets the variables of a stack. If a service has `env_file: .env`, but the file .env was not
-// sent with the stack, the variables of the source take the place of that file.
+// environment sets the variables of a stack. If a service has `env_file: .env`, but the file .env was not sent
+// with the stack, the variables in Source.Env are used as the content of that file.
 func (l *loading) environment() {
 	text, err := l.f.text(envName)
 	switch {
@@ -320,8 +322,8 @@ func quoteEnv(v string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `$`, `\$`, "\n", `\n`, "\r", `\r`).Replace(v) + `"`
 }
 
-// ParseEnv parses a text of KEY=VALUE lines as Compose does, and skips a byte order mark. outer looks up
-// variables that the lines may use. The error names the line and repeats no value.
+// ParseEnv parses a text of KEY=VALUE lines as Compose does, and skips a byte order mark. The lines may use
+// variables, which outer looks up. The error names the line and repeats no value.
 func ParseEnv(text []byte, outer func(string) (string, bool)) (map[string]string, error) {
 	if outer == nil {
 		outer = func(string) (string, bool) { return "", false }
@@ -336,7 +338,8 @@ func ParseEnv(text []byte, outer func(string) (string, bool)) (map[string]string
 	return nil, errors.New(envRule)
 }
 
-// configs returns the names of the Compose files.
+// configs returns the names of the Compose files to load: those in Source.Compose, or else those that Compose
+// looks for.
 func (l *loading) configs() []string {
 	if len(l.src.Compose) > 0 {
 		return l.src.Compose
@@ -405,7 +408,7 @@ func (l *loading) resolve(s *types.ServiceConfig) {
 	}
 }
 
-// mapping reads an env_file or label_file, and adds its values to vars.
+// mapping reads a file that env_file or label_file names, and adds its values to vars.
 func (l *loading) mapping(file, format string, required bool, vars types.Mapping, lookup dotenv.LookupFn) {
 	rel, ok := strings.CutPrefix(file, l.dir+"/")
 	if !ok {
@@ -507,9 +510,9 @@ func bind(src Source, l *loaded) (*types.Project, error) {
 	return p, nil
 }
 
-// move replaces the folder from at the start of every path of a loaded stack that Compose or the engine uses.
-// Files that Compose reads, or that containers only read, get the folder kept in its place. All other paths
-// get the folder to.
+// move changes the paths of a loaded stack that begin with the folder given as from. Paths of files that
+// Compose reads, or that containers only read, then begin with kept; all other paths begin with to. move
+// changes only paths that Compose or the engine uses.
 func move(p *types.Project, from, to, kept string) {
 	under := func(path, to string) string {
 		if rest, ok := strings.CutPrefix(path, from); ok && (rest == "" || rest[0] == '/') {

@@ -21,7 +21,7 @@ import (
 // Task loads one stack in a child process. A program that makes a Loader must give Task to child.Serve.
 var Task = child.Task{Name: "persys-load-stack", Do: serve}
 
-// order is the input of Task, sent to the child process.
+// order is the input of Task, which the Loader sends to the child process.
 type order struct {
 	Source Source
 	Dir    string
@@ -52,7 +52,7 @@ func serve(input []byte) (any, error) {
 	return result, nil
 }
 
-// warnings collects the warnings of compose-go, each once.
+// warnings collects the warnings of compose-go, without duplicates.
 type warnings struct{ list []string }
 
 func (w *warnings) Levels() []logrus.Level { return []logrus.Level{logrus.WarnLevel} }
@@ -67,16 +67,17 @@ func (w *warnings) Fire(e *logrus.Entry) error {
 // maxWarnings is the maximum number of warnings of one load.
 const maxWarnings = 50
 
-// Options are the limits of a Loader. Zero values select the defaults.
+// Options are the limits of a Loader. The zero value of a field selects its default.
 type Options struct {
-	// Command is the command line that starts a child; argument 0 is added. Default: this program itself,
-	// which must call child.Serve.
+	// Command is the command line that starts a child; its argument 0 is replaced by the name of Task.
+	// Default: this program itself, which must call child.Serve.
 	Command []string
-	// AtOnce is the maximum number of children that run at the same time. Wait is how long a load waits until
-	// it may start its child. Defaults 2 and 5 s.
+	// AtOnce is the maximum number of child processes that run at the same time; default 2. Wait is how long a
+	// load waits until it may start its child process, before it fails with *Busy; default 5 s.
 	AtOnce int
 	Wait   time.Duration
-	// Limits of a child: its memory in bytes, its CPU time and its wall time. Defaults 384 MiB, 3 s, 20 s.
+	// Limits of a child process: its memory in bytes (default 384 MiB), its CPU time (default 3 s) and its
+	// wall time (default 20 s).
 	Memory    uint64
 	CPU, Wall time.Duration
 	// Output is the maximum size of a child's answer, in bytes. Default 8 MiB.
@@ -104,8 +105,8 @@ func NewLoader(opt Options) *Loader {
 	}}
 }
 
-// Load loads a stack. For mistakes in the stack the error is Faults, and *Busy if too many stacks are being
-// loaded. If the context ended, it is the context's error. Any other error is a problem of this machine.
+// Load loads a stack. If the stack has mistakes, the error is Faults. If too many stacks are being loaded, it
+// is *Busy. If the context ended, it is the context's error. Any other error is a problem of this machine.
 func (l *Loader) Load(ctx context.Context, src Source) (*types.Project, error) {
 	out, err := l.load(ctx, src)
 	if err != nil {
@@ -143,7 +144,8 @@ func (out *loaded) answer(src Source) (*loaded, error) {
 	return out, nil
 }
 
-// turn waits until fewer than AtOnce child processes run.
+// turn waits until fewer than AtOnce child processes run, so that the caller may start one. The caller calls
+// release when its child has ended.
 func (l *Loader) turn(ctx context.Context) (release func(), err error) {
 	wait := time.NewTimer(l.opt.Wait)
 	defer wait.Stop()
@@ -157,8 +159,8 @@ func (l *Loader) turn(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// onDisk returns the folder of a source on the disk. That is Folder, or a temporary folder with the source's
-// files. Its Compose files are not written there.
+// onDisk returns the folder on the disk from which a source is loaded: Folder or, if Folder is empty, a
+// temporary folder to which onDisk writes the source's files except its Compose files.
 func (s *Source) onDisk() (dir string, done func(), err error) {
 	if s.Folder != "" {
 		dir, err = filepath.Abs(s.Folder)
@@ -206,7 +208,7 @@ func WriteFiles(dir string, files map[string][]byte, except []string) error {
 	return nil
 }
 
-// fault makes a fault of the stack if the child ended because it reached a limit.
+// fault returns a fault of the stack if err says that the child process reached a limit, and err otherwise.
 func (l *Loader) fault(err error) error {
 	const much = "a Compose file holds configuration, not data; look for aliases, extends and depends_on that multiply"
 	var end *child.Ended

@@ -31,8 +31,8 @@ type Local struct {
 	// File is the name of the Compose file in Dir, Text its content.
 	File string
 	Text []byte
-	// Name is the stack's name. If it is empty, the name is the one that Compose would use, see
-	// Source.Project.
+	// Name is the stack's name. If it is empty, the name is the one that Compose would use, which the comment
+	// of Source.Project describes.
 	Name string
 	// Env are variables from the workload's specification. If Env is not nil, those of .env and of the shell
 	// are not used.
@@ -86,8 +86,8 @@ func (l *Loader) Pack(ctx context.Context, in Local) (*Packed, error) {
 	return in.packed(vars, out)
 }
 
-// source returns the source from which to load the stack. vars are the variables in Env or, if Env is nil,
-// those that the stack's .env files set.
+// source returns the Source from which to load the stack. vars are the variables in Local.Env or, if Local.Env
+// is nil, those that the stack's .env files set.
 func (in *Local) source() (src Source, vars map[string]string, err error) {
 	shell := in.Shell
 	if vars = in.Env; vars != nil {
@@ -112,7 +112,8 @@ func (in *Local) source() (src Source, vars map[string]string, err error) {
 	return src, vars, nil
 }
 
-// packed collects the files and variables that a loaded stack needs. vars are those that source returned.
+// packed collects the files and variables that a loaded stack needs. vars are the variables that the method
+// source returned.
 func (in *Local) packed(vars map[string]string, out *loaded) (*Packed, error) {
 	p := &Packed{Name: cmp.Or(in.Name, out.Project), Env: map[string]string{}, Warnings: out.Warnings}
 	for _, name := range out.Used {
@@ -193,7 +194,8 @@ func readEnv(name string) ([]byte, error) {
 	return text, nil
 }
 
-// collect reads the files of the folder to which refs refer.
+// collect reads those files of the stack's folder that refs lists, with the files in the folders that refs
+// lists.
 func (p *Packed) collect(dir, main string, refs []Ref) error {
 	if len(refs) == 0 {
 		return nil
@@ -333,7 +335,8 @@ func (c *collector) folder(r Ref, name string, mount bool, depth int) {
 	}
 }
 
-// mark records that a path is packed, and that the folders above it are not empty.
+// mark records that a path is packed. It also records the folders above it, so that they are not listed in
+// Packed.Empty.
 func (c *collector) mark(name string) {
 	for ; !c.passed[name]; name = path.Dir(name) {
 		c.passed[name] = true
@@ -383,7 +386,8 @@ func (c *collector) read() (files []bundle.File, archive []byte, err error) {
 	return files, archive, nil
 }
 
-// tooMuch makes the fault of a stack that needs too many or too large files.
+// tooMuch returns a fault for a stack that needs too many or too large files; the parameter what says which
+// limit it exceeds.
 func (c *collector) tooMuch(what string) error {
 	largest := slices.SortedStableFunc(slices.Values(c.order), func(a, b string) int { return cmp.Compare(c.found[b].size, c.found[a].size) })
 	var names []string

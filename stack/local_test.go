@@ -44,7 +44,7 @@ func local(t *testing.T, dir string) Local {
 	return Local{Dir: dir, File: "compose.yaml", Text: text}
 }
 
-// packHere does what Pack does, but without a child process.
+// packHere does what Pack does, but loads the stack in this process, which is faster.
 func packHere(t *testing.T, in Local) (*Packed, error) {
 	t.Helper()
 	src, vars, err := in.source()
@@ -67,8 +67,7 @@ func pack(t *testing.T, in Local) *Packed {
 	return p
 }
 
-// TestNamesAndVariables checks that a stack gets the same name and variables as with `docker compose -f
-// FILE`.
+// TestNamesAndVariables checks that Pack gives a stack the same name and variables as `docker compose -f FILE`.
 func TestNamesAndVariables(t *testing.T) {
 	const app = "services: {app: {image: \"a:${TAG:-none}\", command: \"${WHO:-}\"}}\n"
 	for _, c := range []struct {

@@ -52,8 +52,8 @@ type walker struct {
 	used     map[string]bool         // names of variables that the stack looked up
 }
 
-// scope holds what applies while a Compose file is read: the folder to which its paths are relative, its
-// variables, and how deep it is nested.
+// scope holds the context in which a Compose file is read: the folder to which its paths are relative, its
+// variables, and how deep it is nested in include and extends.
 type scope struct {
 	base    string
 	env     types.Mapping
@@ -180,8 +180,8 @@ func (w *walker) includes(name string, doc *yaml.Node, cfg map[string]any, in sc
 			w.faults.add(Fault{File: name, Line: lineOf(doc, at), At: strings.Join(at, "."), Rule: "may have path, project_directory and env_file only"})
 			continue
 		}
-		// For a nested file, compose-go resolves the paths of these two keys in different ways. If the path
-		// has no "..", both results are inside the folder.
+		// For a file in a nested include, compose-go resolves the paths of these two keys from different
+		// folders. If a path has no "..", it stays inside the stack's folder in both cases.
 		nested := func(p string) bool { return in.depth > 0 && slices.Contains(strings.Split(p, "/"), "..") }
 		base := ""
 		if dir, ok := entry["project_directory"].(string); ok && dir != "" {
@@ -240,7 +240,7 @@ func onlyKeys(m map[string]any, keys ...string) bool {
 	return true
 }
 
-// merged returns the variables that are already set, together with those that a file sets.
+// merged returns the variables in env, together with those that the env file named file sets.
 func (w *walker) merged(name string, doc *yaml.Node, at []string, file string, env types.Mapping) types.Mapping {
 	data, err := w.f.text(file)
 	if err != nil {
@@ -266,8 +266,8 @@ func (w *walker) service(name string, doc *yaml.Node, s string, service map[stri
 			}
 		}
 	}
-	// If a service is not enabled by a profile, Compose reads no other files for it. A service in an extended
-	// file counts as enabled if the service that extends it is enabled.
+	// If a service is not enabled by a profile, Compose reads no other files for it. For a service in an
+	// extended file, the profiles of the service that extends it decide.
 	if profiles := texts(service["profiles"]); len(profiles) > 0 && !in.extends && !slices.ContainsFunc(profiles, w.enabled) {
 		return
 	}
@@ -347,8 +347,8 @@ func (w *walker) refer(name string, doc *yaml.Node, at []string, kind, base, wri
 	r := ref{kind: kind, path: p, file: name, line: lineOf(doc, at), at: strings.Join(at, "."), optional: optional}
 	switch {
 	case errors.Is(err, missing) && (optional || kind == kindBind):
-		// Do not add a fault for a missing source of a bind mount here: on a node it may be a data folder of
-		// the stack. The caller decides.
+		// Do not add a fault for a missing source of a bind mount here: on a node it may be a data folder
+		// that the stack fills. The method loading.refs decides whether it is a fault.
 		w.refs = append(w.refs, r)
 		return "", false
 	case err != nil:
@@ -366,7 +366,8 @@ func (w *walker) fault(name string, doc *yaml.Node, at []string, written string,
 	w.faults.add(Fault{File: name, Line: lineOf(doc, at), At: strings.Join(at, "."), Rule: w.f.rule(written, err)})
 }
 
-// rule returns the reason why a file cannot be used, as text for a fault.
+// rule returns the text of a fault: the path as it is written in the Compose file, and the reason why the file
+// cannot be used.
 func (f *folder) rule(written string, err error) string {
 	rule := strconv.Quote(written) + " " + err.Error()
 	switch {

@@ -14,7 +14,7 @@ import (
 )
 
 // maxReplicas is the maximum number of containers of one service. All containers of a stack run on one node,
-// and a Docker network has at most 1023 ports.
+// and the bridge of a Docker network connects at most 1023 containers.
 const maxReplicas = 1000
 
 // service checks the values of a service that an engine checks when it creates or starts a container.
@@ -52,7 +52,8 @@ func (j *judge) service(s types.ServiceConfig) {
 	j.network(s)
 }
 
-// awaits adds a fault if a service waits until another service is healthy whose health check is switched off.
+// awaits adds a fault if a service waits until another service is healthy, but the health check of that
+// service is switched off.
 func (j *judge) awaits(s types.ServiceConfig) {
 	for _, on := range slices.Sorted(maps.Keys(s.DependsOn)) {
 		h := j.p.Services[on].HealthCheck
@@ -155,7 +156,7 @@ func (j *judge) fixed(s types.ServiceConfig, network, ip string, at []string) {
 	j.addresses[network+" "+ip] = s.Name
 }
 
-// objects checks the networks, volumes, secrets and configs that the services use.
+// objects checks the definitions of the networks, volumes, secrets and configs that the services use.
 func (j *judge) objects() {
 	subnets := map[netip.Prefix]string{}
 	for _, name := range slices.Sorted(maps.Keys(j.p.Networks)) {

@@ -47,7 +47,8 @@ const (
 	maxFaults = 50
 )
 
-// Source names everything from which a stack is loaded. A field with the zero value is not used.
+// Source holds the input of a load: the files and variables of a stack, and the options of the load. A field
+// with the zero value is not used.
 type Source struct {
 	// Project is the name of the Compose project. If it is empty, the name is the one that Compose would use:
 	// COMPOSE_PROJECT_NAME, the key name of the first Compose file, or the name of Folder.
@@ -63,7 +64,8 @@ type Source struct {
 	Compose []string
 	// Env holds the variables of the stack.
 	Env map[string]string
-	// DotEnv: the file .env of the folder sets variables too. Env overrides them.
+	// DotEnv: the file .env in the stack's folder sets variables too. Variables in Env override those in the
+	// file.
 	DotEnv bool
 	// Shell holds variables of the shell of the stack's author. They override Env, and errors do not mask
 	// them.
@@ -71,15 +73,16 @@ type Source struct {
 	// Root is the absolute folder at which the paths of the loaded project start; if empty, the constant
 	// Root.
 	Root string
-	// Kept takes the place of Root for the files of secrets, configs and seccomp profiles, to which no
-	// container may write; if empty, it is Root.
+	// Kept is the absolute folder at which the paths of the files of secrets, configs and seccomp profiles
+	// start, to which no container may write. If Kept is empty, these paths start at Root.
 	Kept string
 	// MaxStopGrace is the largest stop_grace_period that a service may have; 0 means no limit.
 	MaxStopGrace time.Duration
-	// Strict: it is a fault if the source of a bind mount does not exist and is mounted read-only or has the
-	// name of a file (with an extension). Without Strict, the engine makes an empty folder in its place.
+	// Strict makes it a fault if the source of a bind mount does not exist and is mounted read-only or has the
+	// name of a file (with an extension). Without Strict it is no fault, and the engine makes an empty folder
+	// at the missing path.
 	Strict bool
-	// Mask: error texts of Compose do not repeat values of the stack, which may be secret. Set it if people
+	// Mask removes values of the stack, which may be secret, from error texts of Compose. Set it if people
 	// other than the author read the error.
 	Mask bool
 }
@@ -135,7 +138,8 @@ func (f Faults) ordered() Faults {
 	return f
 }
 
-// Busy is the error if as many stacks are being loaded as may be loaded at the same time.
+// Busy is the error of a load that could not start in time, because the maximum number of stacks (AtOnce) were
+// being loaded.
 type Busy struct{ AtOnce int }
 
 func (b *Busy) Error() string {

@@ -42,8 +42,8 @@ func load1(t *testing.T, src Source) (*types.Project, error) {
 	return NewLoader(Options{}).Load(t.Context(), src)
 }
 
-// loadHere is like load1 but without a child process, because starting one takes a second under the
-// race detector.
+// loadHere loads a stack as load1 does, but in this process, because starting a child process takes a second
+// under the race detector.
 func loadHere(t *testing.T, src Source) (*types.Project, error) {
 	t.Helper()
 	out, err := loadedHere(t, src)

@@ -115,7 +115,7 @@ func (s *Set) value(kind Kind, of prometheus.ValueType, name, help string, label
 	return v
 }
 
-// Read registers a function f. At every scrape f is called and emits the values of the metrics declared by
+// Read registers f, which is called at every scrape. f must emit the values of the metrics that were declared with
 // ReadGauge and ReadCounter.
 func (s *Set) Read(f func(Emit)) { s.read = append(s.read, f) }
 

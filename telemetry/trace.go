@@ -170,7 +170,7 @@ func (c *complaining) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnly
 // On reports whether traces are made.
 func (t *Traces) On() bool { return t != nil }
 
-// Tracer returns the tracer for one part of the program.
+// Tracer returns the OpenTelemetry tracer for spans of one part of the program; part is the tracer's name.
 func (t *Traces) Tracer(part string) trace.Tracer {
 	if t == nil {
 		return noop.NewTracerProvider().Tracer(part)

@@ -26,14 +26,14 @@ func TestWithoutEndpointNothingIsTraced(t *testing.T) {
 		t.Fatalf("StartTraces without an endpoint returned %v, error %v; want nil", off, err)
 	}
 	if n := len(off.ServerOptions()) + len(off.DialOptions()); n != 0 {
-		t.Errorf("%d options", n)
+		t.Errorf("without an endpoint there are %d options for calls, want none", n)
 	}
 	next := http.NewServeMux()
 	if off.Handler("api", next) != http.Handler(next) {
 		t.Error("with traces off, Handler returned another handler than the given one")
 	}
 	if _, span := off.Tracer("x").Start(t.Context(), "y"); span.IsRecording() || span.SpanContext().IsValid() {
-		t.Error("a span is made")
+		t.Error("a span was recorded although traces are off")
 	}
 	if err := off.Close(t.Context()); err != nil {
 		t.Error(err)
@@ -55,7 +55,7 @@ func TestEndpointsOfTracesAreChecked(t *testing.T) {
 	} {
 		traces, err := StartTraces(t.Context(), TraceConfig{Endpoint: c.endpoint, Insecure: true})
 		if (err == nil) != c.ok {
-			t.Errorf("%q: %v", c.endpoint, err)
+			t.Errorf("endpoint %q: StartTraces returned %v", c.endpoint, err)
 		}
 		if err != nil && !strings.Contains(err.Error(), "OTEL_EXPORTER_OTLP_ENDPOINT") {
 			t.Errorf("with endpoint %q the error does not name the setting: %v", c.endpoint, err)
@@ -137,7 +137,7 @@ func TestFailedExportsAreLoggedOnce(t *testing.T) {
 		}
 	}
 	if n := strings.Count(out.String(), "\n"); n != 1 {
-		t.Errorf("%d lines: %s", n, out.String())
+		t.Errorf("%d lines were logged, want one: %s", n, out.String())
 	}
 	if !strings.Contains(out.String(), `"endpoint":"collector:4318"`) || !strings.Contains(out.String(), "refused") {
 		t.Errorf("the log line lacks the endpoint or the error: %s", out.String())

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Lock takes an exclusive flock(2) on file, and waits for it at most limit. The lock is held until release is
-// called or this process ends. The file is created if needed and never removed.
+// Lock takes an exclusive flock(2) on file. If another process holds the lock, Lock waits, for at most the time limit.
+// The lock is held until release is called or this process ends. The file is created if needed and never removed.
 func Lock(ctx context.Context, limit time.Duration, file string) (release func(), err error) {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {

@@ -18,10 +18,10 @@ const NetworkEnv = "PERSYS_TEST_NETWORK"
 // HasOwnNetwork reports whether this process has its own network namespace.
 func HasOwnNetwork() bool { return os.Getenv(NetworkEnv) != "" }
 
-// OwnNetwork runs the calling test again in a child process with its own network namespace, in which only
-// the loopback interface exists. env is added to the environment of the child. OwnNetwork returns true in the
+// OwnNetwork runs the calling test again in a child process with its own network namespace, in which only the
+// loopback interface exists. env is added to the environment of the child. OwnNetwork returns true in the
 // child, which then does the work of the test. It returns false in the parent after the child has passed, and
-// fails the test if the child failed. It calls Need if this process is not root.
+// fails the test if the child failed. If this process is not root, the test is skipped or fails (see Need).
 func OwnNetwork(t *testing.T, env ...string) bool {
 	t.Helper()
 	if HasOwnNetwork() {

@@ -13,21 +13,28 @@ import (
 	"time"
 )
 
-// servers maps the name of a third-party server to the package of its program. The server's folder under
+// servers says, for the name of each third-party program, how it is built from source. The program's folder under
 // tools/ has the same name.
-var servers = map[string]string{
-	"etcd":    "go.etcd.io/etcd/server/v3",
-	"coredns": ".",
+var servers = map[string]program{
+	"etcd":    {pkg: "go.etcd.io/etcd/server/v3"},
+	"coredns": {pkg: "."},
+	"dockerd": {pkg: "github.com/moby/moby/v2/cmd/dockerd", tags: "no_btrfs netgo osusergo exclude_graphdriver_btrfs"},
+	"runc":    {pkg: "github.com/opencontainers/runc", cgo: true},
+}
+
+type program struct {
+	pkg, tags string
+	cgo       bool
 }
 
 // buildLimit is the time limit for building a server.
 const buildLimit = 10 * time.Minute
 
-// Server returns the path of a third-party server: "etcd" or "coredns". The first call builds it from its
-// folder under tools/ into .cache/bin, which takes up to two minutes. If a file in that folder changes, it is
-// built again.
+// Server returns the path of a third-party program: "etcd", "coredns", "dockerd" or "runc". The first call builds it from
+// its folder under tools/ into .cache/bin, which takes up to two minutes, and six for dockerd. If a file in that folder
+// changes, it is built again.
 func Server(ctx context.Context, name string) (string, error) {
-	pkg, ok := servers[name]
+	p, ok := servers[name]
 	if !ok {
 		return "", fmt.Errorf("there is no tools/%s", name)
 	}
@@ -35,12 +42,12 @@ func Server(ctx context.Context, name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return build(ctx, filepath.Join(root, "tools", name), pkg, filepath.Join(root, ".cache", "bin", name))
+	return build(ctx, filepath.Join(root, "tools", name), p, filepath.Join(root, ".cache", "bin", name))
 }
 
-// build builds the package pkg of a module into the file bin-STATE, where STATE is the hash of the module's files. If
+// build builds a program of a module into the file bin-STATE, where STATE is the hash of the module's files. If
 // the file exists, it builds nothing. build removes the files of other states.
-func build(ctx context.Context, module, pkg, bin string) (string, error) {
+func build(ctx context.Context, module string, p program, bin string) (string, error) {
 	state, err := stateOf(module)
 	if err != nil {
 		return "", err
@@ -60,9 +67,12 @@ func build(ctx context.Context, module, pkg, bin string) (string, error) {
 	// Build under another name first, so that an interrupted build leaves no incomplete program.
 	part := bin + ".part"
 	defer os.Remove(part)
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", part, pkg)
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", p.tags, "-o", part, p.pkg)
 	cmd.Dir = module
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if p.cgo {
+		cmd.Env = append(cmd.Env, "CGO_ENABLED=1")
+	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building %s: %w\n%s", module, err, out)
 	}

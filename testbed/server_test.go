@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A server is built again if a file of its module has changed, and only then.
+// A third-party server must be built again if a file in its folder under tools/ has changed, and only then.
 func TestServerIsBuiltForEachState(t *testing.T) {
 	module, bins := t.TempDir(), t.TempDir()
 	write := func(name, text string) {
@@ -20,7 +20,7 @@ func TestServerIsBuiltForEachState(t *testing.T) {
 	}
 	made := func() string {
 		t.Helper()
-		at, err := build(t.Context(), module, ".", filepath.Join(bins, "server"))
+		at, err := build(t.Context(), module, program{pkg: "."}, filepath.Join(bins, "server"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,7 +55,7 @@ func TestServerIsBuiltForEachState(t *testing.T) {
 		t.Errorf("the folder has %v, want %s", got, third)
 	}
 	write("main.go", "package main\n\nfunc main() { nothing }\n")
-	if _, err := build(t.Context(), module, ".", filepath.Join(bins, "server")); err == nil || !strings.Contains(err.Error(), "undefined: nothing") {
+	if _, err := build(t.Context(), module, program{pkg: "."}, filepath.Join(bins, "server")); err == nil || !strings.Contains(err.Error(), "undefined: nothing") {
 		t.Errorf("building a program that does not compile returned %v, want the compiler's error", err)
 	}
 	if got := left(); !slices.Equal(got, []string{third}) {

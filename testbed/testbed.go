@@ -16,8 +16,9 @@ func Judged() bool { return os.Getenv("CI") == "true" }
 // SkipNotice begins the message of a test that is skipped.
 const SkipNotice = "SKIPPED, NOTHING TESTED"
 
-// Need ends the test if lacks is not nil. what is a thing that the test needs, and the error lacks says why
-// this machine does not have it. With CI=true the test fails; otherwise it is skipped with SkipNotice.
+// Need ends the test if lacks is not nil. what names a requirement of the test, such as a program, and lacks
+// says why this machine does not meet it. With CI=true the test fails; otherwise it is skipped with
+// SkipNotice.
 func Need(t testing.TB, what string, lacks error) {
 	t.Helper()
 	switch {

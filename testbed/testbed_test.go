@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// judge is a fake testing.TB that is passed to Need and Within. It records how they ended the test.
+// judge is a fake testing.TB for calls of Need and Within. It records whether they failed or skipped the
+// test, and the message.
 type judge struct {
 	testing.TB
 	failed, skipped string
@@ -48,7 +49,7 @@ func TestNeedSkipsOrFails(t *testing.T) {
 
 func TestProgramIsFoundOrNeeded(t *testing.T) {
 	if path := Program(t, "go"); !strings.HasSuffix(path, "/go") {
-		t.Errorf("go is at %q", path)
+		t.Errorf("Program returned the path %q for go, want an absolute path", path)
 	}
 	t.Setenv("CI", "true")
 	j := &judge{}
@@ -62,7 +63,7 @@ func TestUntilPollsToItsDeadline(t *testing.T) {
 		begun := time.Now()
 		Until(t, "a condition that is met one second before the limit", func() bool { return time.Since(begun) >= Patience-time.Second })
 		if took := time.Since(begun); took > Patience-time.Second+lastPause {
-			t.Errorf("seen after %s", took)
+			t.Errorf("Until noticed the condition after %s", took)
 		}
 		j, begun := &judge{}, time.Now()
 		Until(j, "a condition that is never met", func() bool { return false })
@@ -99,7 +100,7 @@ func TestPollKeepsTheReason(t *testing.T) {
 			return ctx.Err()
 		})
 		if want := "an answer: not within 1s: the leader is away"; err == nil || err.Error() != want {
-			t.Errorf("%v, want %q", err, want)
+			t.Errorf("Poll returned %v, want %q", err, want)
 		}
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -117,7 +118,7 @@ func TestOutputCollectsText(t *testing.T) {
 	}
 	wg.Wait()
 	if got := o.String(); got != strings.Repeat("a line\n", 4) || !o.Has("line") || o.Has("word") {
-		t.Errorf("the collected output is %q", got)
+		t.Errorf("the collected output is %q, want all written text", got)
 	}
 	if o.Reset(); o.String() != "" {
 		t.Errorf("the output after Reset is %q", o.String())

@@ -19,7 +19,8 @@ const (
 	lastPause  = 20 * time.Millisecond
 )
 
-// errNotYet is the error that Until reports, because its condition returns only false and no error.
+// errNotYet is the error that Until reports after a timeout. The condition of Until returns only true or false, so
+// there is no other error to report.
 var errNotYet = errors.New("it does not hold yet")
 
 // Until waits until ready returns true, and fails the test if that takes longer than Patience. what describes

@@ -11,7 +11,8 @@ import (
 // Verb is an action on a workload.
 type Verb uint8
 
-// The verbs. An Act never has the verb Nothing or Wait.
+// Values of Verb. Nothing and Wait need no driver. So they never are the Verb of an Act, which is an action
+// that a driver carries out.
 const (
 	Nothing      Verb = iota
 	Wait              // do nothing before the time decision.until
@@ -40,31 +41,34 @@ type decision struct {
 	heals bool      // the verb is Restart, because the workload is unhealthy
 }
 
-// desired holds the fields of an Intent and of Workload.memory that decide needs.
+// desired holds what decide needs of an Intent (the stored order) and of Workload.memory (what the core
+// remembers without storing it).
 type desired struct {
 	running  bool
 	content  string // content label that the instance must have
 	deleting bool
-	// recreate: a new order arrived before the delete of the workload was carried out.
+	// recreate: a new order arrived before the delete of the workload was carried out, so the instance must be
+	// replaced.
 	recreate bool
 	restart  bool
-	// refresh: files in memory of a running instance must change in place.
+	// refresh: files that the running instance reads from memory (such as secrets) changed, and
+	// must be replaced without a new instance.
 	refresh bool
-	// asked: an order arrived after the last attempt. The workload is then started in spite of the back-off,
-	// and in spite of a restart policy that keeps ended workloads stopped.
+	// asked: an order arrived after the last attempt to start the workload. The workload is then started in
+	// spite of the back-off, and in spite of a restart policy that keeps ended workloads stopped.
 	asked bool
 	// keepEnded: the restart policy keeps an ended workload stopped.
 	keepEnded bool
 	// waits: the workload is exclusive and was restored from the state file. The schedulers may have
 	// placed it on another node, so it is not started until it is ordered again.
 	waits bool
-	// lapsed: the lease of the workload has ended. The workload is stopped, and only a newer order
+	// lapsed: the lease of this node has ended. The workload is stopped, and only a newer order
 	// starts it.
 	lapsed bool
-	// over: the workload exceeds its disk limit and is kept stopped.
+	// over: the instance uses more disk than its limit, so the workload is kept stopped.
 	over bool
-	// unhealthy: the workload is unhealthy, and its order says that it is restarted then, but not before the
-	// time healAt.
+	// unhealthy: the workload is unhealthy, and its order requires a restart of unhealthy workloads. The restart
+	// does not happen before healAt.
 	unhealthy bool
 	healAt    time.Time
 }
@@ -76,7 +80,8 @@ type observation struct {
 	current bool           // the content is unknown, but the instance has the desired revision
 }
 
-// decide chooses the next step for one workload:
+// decide chooses the next action on one workload, from its order (rows) and the state of its instance
+// (columns):
 //
 //	            Absent   Pending  Running  Stopped  Failed   Unknown
 //	deleting    remove*  remove*  remove*  remove*  remove*  remove*
@@ -90,13 +95,14 @@ type observation struct {
 //	lapsed      –        halt     halt     –        –        halt
 //	over        –        halt     halt     –        –        halt
 //
-// * subject to the back-off of f. If the desired state is running, an instance with other content is
-// replaced, except in state Unknown. ^ has a back-off of its own, because the action itself succeeds: see heal.
+// * delayed by the back-off after failed actions (parameter f). If the desired state is running, an instance
+// with other content is replaced, except in state Unknown. ^ delayed by a separate back-off (heal.go), because
+// the restart itself succeeds and is not counted as a failure.
 func decide(d desired, o observation, f Failure, now time.Time) decision {
 	present := o.state != workload.Absent
 	if d.deleting {
-		// A delete is also carried out if the instance is absent, because volumes may remain. A new
-		// order does not override the back-off of a delete. A delete is retried without limit.
+		// A delete is also carried out if the instance is absent, because volumes may remain. The back-off
+		// after a failed delete applies even if a new order arrives. A delete is retried without limit.
 		if now.Before(f.Next) {
 			return decision{do: Wait, until: f.Next}
 		}
@@ -160,7 +166,7 @@ func decide(d desired, o observation, f Failure, now time.Time) decision {
 	return decision{}
 }
 
-// held delays the action of decision s until the back-off after failure f is over.
+// held returns the action s, or Wait while the back-off after the failures in f lasts.
 func held(s decision, d desired, f Failure, now time.Time) decision {
 	switch {
 	case d.asked || f.Attempts == 0:
@@ -179,8 +185,8 @@ type Policy struct {
 	Max    time.Duration // maximum delay: 2 min
 	Limit  int           // maximum number of attempts if the workload itself is the cause of the failures: 3
 	Stable time.Duration // run time after which failures are forgotten
-	// Endless: the agent retries without limit, at most Max apart, because there are no schedulers that could
-	// move the workload.
+	// Endless: the agent retries without limit, with a delay of at most Max, because there are no schedulers
+	// that could move the workload.
 	Endless bool
 }
 
@@ -193,11 +199,11 @@ func (p Policy) delay(attempt int) time.Duration {
 }
 
 // localMax bounds the delay before the next attempt if the failure has its cause on this machine, such as a
-// taken port. Such an attempt costs only one call of the engine.
+// taken port. The bound may be short, because such an attempt costs only one call of the engine.
 const localMax = 15 * time.Second
 
-// passing returns the delay before the next attempt, after the given number of attempts failed from a
-// temporary cause of this class.
+// passing returns the delay before the next attempt, if the last attempts failed for a temporary reason of
+// the given failure class.
 func (p Policy) passing(class workload.Class, attempts int) time.Duration {
 	switch class {
 	case workload.PortBindConflict, workload.NameConflict, workload.StorageAttachFailed, workload.RuntimeResourceMissing, workload.ImageNotOnNode:
@@ -206,8 +212,7 @@ func (p Policy) passing(class workload.Class, attempts int) time.Duration {
 	return p.delay(attempts)
 }
 
-// after returns the failures f of an intent with one more failed action. A delete is retried until it
-// succeeds.
+// after adds one failed action to the failure record f of an intent. A delete is retried until it succeeds.
 func (p Policy) after(f Failure, in *Intent, class workload.Class, message string, now time.Time) Failure {
 	if in.Deleting {
 		p.Endless = true
@@ -218,14 +223,15 @@ func (p Policy) after(f Failure, in *Intent, class workload.Class, message strin
 	return p.failed(f, class, message, now)
 }
 
-// failed returns the failures f with one more failed action. class and message describe the failure.
+// failed adds one failed action, described by class and message, to the failure record f.
 func (p Policy) failed(f Failure, class workload.Class, message string, now time.Time) Failure {
 	f.Class, f.Message, f.At = class, message, now
 	if f.OfNode++; !class.OfNode() {
 		f.OfNode = 0
 	}
 	if class == workload.RuntimeUnhealthy {
-		// If the engine fails, the failure does not use up the attempts of the workload.
+		// The engine itself failed, so this does not count towards the maximum number of attempts of the
+		// workload.
 		f.Attempts, f.Next, f.Final = max(f.Attempts, 1), now.Add(p.Base), false
 		return f
 	}
@@ -245,14 +251,14 @@ func (p Policy) failed(f Failure, class workload.Class, message string, now time
 	return f
 }
 
-// mark returns a text that identifies one exit of an instance.
+// mark returns a text that identifies one exit of an instance, so that the exit is counted only once.
 func mark(o *workload.Observed) string {
 	return fmt.Sprintf("%s/%d/%d", o.RuntimeID, o.FinishedAt.UnixNano(), o.RestartCount)
 }
 
-// settle updates the failure count from an observed instance. For a workload whose desired state is running,
-// each exit counts once, and so does each failed start. Failures are forgotten after the workload ran for
-// Stable.
+// settle updates the failure record f from the observed instance o. For a workload whose desired state is
+// running, each exit and each failed start is counted once. Once the workload has run for the time
+// Policy.Stable, its failures are forgotten.
 func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time) Failure {
 	if d.deleting {
 		return f
@@ -265,7 +271,8 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 	}
 	switch o.State {
 	case workload.Running:
-		// A workload without a start time counts as just started.
+		// If the engine reports no start time, assume that the workload has just started, and keep its
+		// failures.
 		if f.Attempts > 0 && !o.StartedAt.IsZero() && now.Sub(o.StartedAt) >= p.Stable {
 			return Failure{}
 		}
@@ -275,8 +282,8 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 		}
 		class, message := cmp.Or(o.Class, workload.RuntimeError), cmp.Or(o.Message, fmt.Sprintf("ended with exit code %d", o.ExitCode))
 		if o.StartedAt.IsZero() && o.FinishedAt.IsZero() {
-			// The instance never started, so this is a failed start and no exit. It is counted here only if the
-			// failed Act (the driver's action) was not counted.
+			// The instance never started, so this is a failed start and not an exit. Count the failed start
+			// here, unless it was counted when the Act (the driver's action) failed.
 			if d.asked || f.Attempts > 0 && (f.Final || !f.Next.IsZero()) {
 				return f
 			}
@@ -287,7 +294,7 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 			return f
 		}
 		if d.asked {
-			f.Ended = mark // this end is older than the order, which will start the workload, so it is no failure
+			f.Ended = mark // the instance ended before the present order arrived, which starts it again: so this end is no failure
 			return f
 		}
 		ran := o.FinishedAt.Sub(o.StartedAt)
@@ -296,7 +303,7 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 			return f
 		}
 		if !o.StartedAt.IsZero() && ran >= p.Stable {
-			f = Failure{} // the workload ran for the time Policy.Stable, so restart it without delay
+			f = Failure{} // the workload ran for at least Policy.Stable, so it is restarted without delay
 			f.Ended = mark
 			return f
 		}

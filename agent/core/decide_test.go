@@ -10,7 +10,8 @@ import (
 
 var states = []workload.State{workload.Absent, workload.Pending, workload.Running, workload.Stopped, workload.Failed, workload.Unknown}
 
-// decide returns the verbs of the table in its doc comment.
+// The doc comment of decide has a table of orders, instance states and actions. The test checks that decide
+// returns these actions.
 func TestDecideFollowsItsTable(t *testing.T) {
 	now := time.Unix(1000, 0)
 	for _, c := range []struct {
@@ -179,8 +180,8 @@ func TestSettleCountsAndForgetsFailures(t *testing.T) {
 
 var policy = Policy{Base: 5 * time.Second, Max: 2 * time.Minute, Limit: 3, Stable: 30 * time.Second}
 
-// with returns a step whose State has these tombstones and workloads, and whose engine has their observed
-// instances.
+// with returns a step (the working state of one call of Step) with these workloads, and with these tombstones
+// (records of deleted workloads). Its engine has the observed instances of the workloads.
 func with(now time.Time, tombs []*Tombstone, workloads ...*Workload) *step {
 	saved := Saved{Tombstones: tombs}
 	for _, w := range workloads {
@@ -196,7 +197,8 @@ func with(now time.Time, tombs []*Tombstone, workloads ...*Workload) *step {
 	return x
 }
 
-// A workload whose host port or name is taken is tried again as soon as an instance of this machine ends.
+// A workload failed to start because its host port or name is in use. The agent starts it again as soon as any
+// instance of this machine ends, because that instance may have used the port or name.
 func TestATakenPortOrNameIsRetriedAfterAnInstanceEnds(t *testing.T) {
 	now := time.Unix(1000, 0)
 	runs := workload.Observed{ID: "old", RuntimeID: "r", State: workload.Running}
@@ -262,7 +264,7 @@ func TestFailedStartIsRetried(t *testing.T) {
 	}
 }
 
-// A workload whose stop failed is reported as Running, with the error.
+// An order stops a workload, but the driver's stop fails. The workload is reported as Running, with the error.
 func TestReportOfFailedStop(t *testing.T) {
 	now := time.Unix(1000, 0)
 	in := &Intent{ID: "web", Type: workload.Container, DesiredState: "stopped", EngineContent: "x"}
@@ -311,10 +313,10 @@ func TestLegacyVMWithoutLabels(t *testing.T) {
 	}
 }
 
-// TestAdoptedOrder: a scheduler has imported a workload from the etcd of a legacy v1 cluster, and orders it. The
-// specification in the order differs from the one in the agent's state file, which a legacy v1 agent wrote. The
-// agent changes nothing on the engine until a user changes the specification. It keeps its own specification,
-// because only that one names the volumes.
+// TestAdoptedOrder: a scheduler has imported a workload from the etcd of a legacy v1 cluster, and orders it.
+// The specification in the order differs from the one in the agent's state file, which a legacy v1 agent wrote.
+// The agent changes nothing on the engine until a user changes the specification. It keeps the specification in
+// its state file, because only that specification names the volumes.
 func TestAdoptedOrder(t *testing.T) {
 	now := time.Unix(1000, 0)
 	verb := func(in *Intent, o *workload.Observed) Verb {
@@ -396,8 +398,8 @@ func TestForeignVMWithoutLabels(t *testing.T) {
 	}
 }
 
-// Earlier versions used the same content label for exclusive and ordinary workloads. A workload that
-// becomes ordinary after an upgrade gets a new content label once.
+// Earlier versions used the same content label for exclusive workloads and others. If a workload stops being
+// exclusive after an upgrade of the agent, it gets a new content label once, so that its instance is replaced.
 func TestExclusiveWorkloadOfEarlierVersion(t *testing.T) {
 	var old *Intent
 	for _, c := range []struct{ exclusive, told bool }{{true, true}, {false, true}, {false, false}, {true, true}} {
@@ -432,8 +434,8 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 }
 
-// A node on which only one fencer runs is not registered as self-fencing, because the schedulers rely on two
-// fencers.
+// A node registers as self-fencing if it stops its exclusive workloads itself when its lease ends. If only one
+// fencer process runs, the node does not register so, because the schedulers rely on two.
 func TestSingleFencerIsNotSelfFencing(t *testing.T) {
 	now := time.Now()
 	var f fencer
@@ -455,8 +457,8 @@ func TestSingleFencerIsNotSelfFencing(t *testing.T) {
 	}
 }
 
-// TestChangedLiveFilesRefreshAnInstance: an order with the same content and other files in memory is not skipped and keeps
-// the instance; the refresh ends with the action that carries it out.
+// TestChangedLiveFilesRefreshAnInstance: an order changes only the files that a running instance reads from memory.
+// The order is not skipped as a repetition, and it asks for a refresh: the files are replaced and the instance stays.
 func TestChangedLiveFilesRefreshAnInstance(t *testing.T) {
 	order := func(files string) Order {
 		return Order{ID: "w", Kind: workload.Container, Running: true, Content: "c1:x", SpecHash: "a1:" + files, Traits: Traits{LiveFiles: files}}

@@ -5,10 +5,10 @@
 //
 //	Step(State, Input) (State, []Effect)
 //
-// The package has no locks, clocks, files, goroutines or contexts. Times are part of the input. A State is
-// never changed in place, so the caller can keep the previous State: if a required Store effect fails, the
-// caller drops the new State, and the input has no effect. The agent runs Step with real engines and a real
-// disk; the simulator runs the same Step with simulated engines and a simulated disk.
+// The package has no locks, clocks, files, goroutines or contexts. The current time is part of the input. A
+// State is never changed in place, so the caller can keep the previous State: if a required Store effect
+// fails, the caller drops the new State, and the input has no effect. The agent runs Step with real engines
+// and a real disk; the simulator runs the same Step with simulated engines and a simulated disk.
 //
 // Guarantees:
 //
@@ -23,5 +23,5 @@
 //   - An exclusive workload that does not run when the agent starts is not started until the
 //     schedulers order it again.
 //   - At most one Act (an action of a driver) is in progress for a workload.
-//   - If an engine does not answer, its workloads are kept in the State.
+//   - If an engine does not answer, the State keeps the workloads of that engine.
 package core

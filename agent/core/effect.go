@@ -7,8 +7,8 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Effect is an action that the caller of Step (package runner or the simulator) carries out. The caller keeps
-// the order of the effects. The types below implement Effect.
+// Effect is an action that the caller of Step (package runner or the simulator) carries out, in the order
+// in which Step returned the effects. The types below implement Effect.
 type Effect interface{ effect() }
 
 type (
@@ -31,11 +31,12 @@ type (
 	// Answer is the reply to the caller who sent the input Apply, Delete, Call or Heard.
 	Answer struct {
 		Refusal *Refusal
-		// Unavailable, if set, is the reason why the order cannot be accepted now. Retry: the order may be
-		// accepted once the fencer has answered again.
+		// Unavailable, if set, is the reason why the order cannot be accepted now. Retry: the sender may
+		// repeat the order; it may be accepted after the fencer's next answer.
 		Unavailable string
 		Retry       bool
-		// Skipped: the order changes nothing. Absent: the deleted workload is not on this node.
+		// Skipped: the order changes nothing. Absent: the order is a delete, and the workload is not on this
+		// node.
 		Skipped, Absent bool
 		Message         string
 		Intent          *Intent // intent of an accepted order
@@ -43,25 +44,26 @@ type (
 		Status          *Status // last report of the workload, if the order was skipped
 	}
 
-	// Cancel interrupts an Act. With Starting, it interrupts only the start of an instance; a removal
-	// continues.
+	// Cancel interrupts an Act. If Starting is set, it interrupts only an Act that starts an
+	// instance; a removal continues.
 	Cancel struct {
 		Act      *Act
 		Starting bool
 	}
 
-	// Arm asks for the input Tick at a time. It replaces the previous Arm; a zero time cancels it.
+	// Arm sets the timer: the caller sends the input Tick at the time At. A new Arm replaces the previous
+	// one; if At is zero, the timer is cancelled.
 	Arm struct{ At time.Time }
 
 	// Renew sends a message to the fencer. The input FencerAnswered brings the reply.
 	Renew struct{ Renewal lease.Renewal }
 
-	// TellFencer asks for the input FencerDue soon, so that the agent sends the fencer a message before the
-	// next periodic one.
+	// TellFencer requests the input FencerDue at once, so that the fencer gets a message before the next
+	// periodic one.
 	TellFencer struct{}
 
-	// Changed: a report changed, so a heartbeat is due. If ID is set, the report of that workload
-	// must be stored.
+	// Changed: the report of a workload changed, so a heartbeat must be sent soon. If ID is set, the report of
+	// that workload must be written to the state file.
 	Changed struct{ ID string }
 
 	// Register requests a new registration with the schedulers, because the registered facts of the node
@@ -73,7 +75,7 @@ type (
 	Rebind struct{ Cluster string }
 
 	// Watch starts a health check of a running instance and ends any other health check of the workload. If
-	// the instance is checked already, Watch only updates the addresses.
+	// the health check of the instance runs already, Watch only updates the addresses that it connects to.
 	Watch struct {
 		Instance string // identifies the instance that is checked; another value restarts the check
 		Intent   *Intent
@@ -83,11 +85,11 @@ type (
 	// Unwatch ends the health check of a workload.
 	Unwatch struct{ ID string }
 
-	// Settled: the workload is in the state that its order asks for, or is deleted.
+	// Settled reports that the workload has reached the state that its order demands, or is deleted.
 	Settled struct{ ID string }
 
-	// TaskEnded, TurnedFailed and Deleted are only for metrics. Orphan is set if an instance without an order
-	// was deleted; it is the kind of that instance.
+	// TaskEnded, TurnedFailed and Deleted are only for metrics. Orphan is set if the deleted instance had no
+	// order; Orphan is then the kind of the instance, such as container.
 	TaskEnded    struct{ Task *Task }
 	TurnedFailed struct{ Class workload.Class }
 	Deleted      struct {
@@ -95,7 +97,7 @@ type (
 		Orphan workload.Kind
 	}
 
-	// Notice is a log line with key-value pairs.
+	// Notice makes the caller of Step write a log line with key-value pairs.
 	Notice struct {
 		Warn bool
 		Text string
@@ -118,19 +120,20 @@ type Act struct {
 	// whole action.
 	Leased bool
 	Absent bool // whether the workload had no instance before the action
-	// Heals: the verb is Restart, because the workload is unhealthy. The healthy services of a stack then keep
-	// running.
+	// Heals: the action restarts an unhealthy workload (Verb is Restart). The healthy services of a stack
+	// then keep running.
 	Heals  bool
 	Orphan workload.Kind
 
 	bound uint64 // number of the driver (Engine.Bound) when the action was decided
 }
 
-// Fate is what happens to the volumes of a removed workload.
+// Fate says which volumes of a removed workload are kept.
 type Fate struct {
 	Keep       bool // keep all volumes
 	KeepShared bool // keep volumes that other nodes can reach
 	Purge      bool // also remove volumes with the retain policy
+	Retain     bool // keep the volumes that have a name for good; nothing else is kept
 }
 
 func (Store) effect()        {}

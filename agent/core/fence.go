@@ -7,7 +7,7 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Epoch identifies one leadership term of one cluster. It is zero if no leadership is known: the agent has
+// Epoch identifies one leadership term of one cluster. It is zero if the agent knows no leader: the agent has
 // heard from no scheduler, or only from schedulers that send no epochs.
 type Epoch struct {
 	ClusterID   string `json:"cluster_id,omitempty"`
@@ -16,10 +16,11 @@ type Epoch struct {
 	Term        uint64 `json:"term,omitempty"`
 }
 
-// Owned reports whether the epoch names a leadership term, and not only a cluster.
+// Owned reports whether the epoch identifies a leadership term. An epoch that has only a cluster id does not.
 func (e Epoch) Owned() bool { return e.Incarnation != 0 || e.Term != 0 }
 
-// Less orders epochs of one cluster by incarnation, then term.
+// Less reports whether e is older than other, an epoch of the same cluster. It compares the incarnations first,
+// then the terms.
 func (e Epoch) Less(other Epoch) bool {
 	if e.Incarnation != other.Incarnation {
 		return e.Incarnation < other.Incarnation
@@ -45,17 +46,17 @@ func fencedf(format string, args ...any) *Refusal {
 	return &Refusal{Fenced: true, Message: fmt.Sprintf(format, args...)}
 }
 
-// Refusedf makes the refusal of a faulty order.
+// Refusedf returns a Refusal with this text for an order that has a fault (Fenced is false).
 func Refusedf(format string, args ...any) *Refusal {
 	return &Refusal{Message: fmt.Sprintf(format, args...)}
 }
 
-// judgeEpoch checks the epoch of an order. This is the first fence: it keeps out orders of deposed leaders.
+// judgeEpoch checks the epoch of an order. This check (the first fence) refuses orders of deposed leaders.
 // It returns the epoch to store.
 //
-// An order without epoch comes from a legacy v1 scheduler or from an operator's command line. It is
-// accepted until the agent has seen the epoch of a leader, and always by a standalone agent. After that it
-// is refused, because it would bypass the fence.
+// An order without epoch comes from a legacy v1 scheduler or from an operator's command line. It is accepted
+// until the agent has seen the epoch of a leader, and always by a standalone agent. After that an order without
+// epoch is refused, because nothing shows whether its sender still leads.
 func judgeEpoch(seen Epoch, standalone bool, in *Epoch) (Epoch, *Refusal) {
 	if in == nil {
 		if seen.Owned() && !standalone {
@@ -85,7 +86,8 @@ func otherShard(seen, got Epoch) bool {
 	return seen.Shard != "" && got.Shard != "" && seen.Shard != got.Shard
 }
 
-// JudgeNode refuses an order for another node, whose address this node may have taken over.
+// JudgeNode refuses an order that names another node. Such an order arrives if this node now has the network
+// address that the other node had before.
 func JudgeNode(self, meant string) *Refusal {
 	if meant != "" && meant != self {
 		return fencedf("node_id: this is node %q, but the order is for node %q", self, meant)
@@ -93,8 +95,9 @@ func JudgeNode(self, meant string) *Refusal {
 	return nil
 }
 
-// judgeInstance refuses an order for another agent with this node id: this machine before it was
-// wiped, or the machine that it replaced. Instances of that agent may still run.
+// judgeInstance refuses an order for another agent that used the same node id: the agent of this
+// machine before its disk was wiped, or the agent of a machine that this one replaced. Instances of
+// that agent may still run.
 func judgeInstance(self, meant string) *Refusal {
 	if meant != "" && meant != self {
 		return fencedf("instance_id: this is agent instance %s, but the order is for agent instance %s: this agent has to be registered first", self, meant)
@@ -102,9 +105,9 @@ func judgeInstance(self, meant string) *Refusal {
 	return nil
 }
 
-// judgeApply checks the generation of an apply. This is the second fence: it keeps out outdated orders. held
-// is the generation of the stored intent, and deleted that of the tombstone; zero means that there is none.
-// The generation of an apply must be higher than deleted and not lower than held.
+// judgeApply checks the generation of an apply. This check refuses outdated orders (DESIGN.md calls it the
+// second fence). held is the generation of the stored intent, and deleted that of the tombstone; zero means
+// that there is none. The generation of an apply must be higher than deleted and not lower than held.
 func judgeApply(id string, held, deleted, in workload.Generation, standalone bool) *Refusal {
 	none := workload.Generation{}
 	switch {

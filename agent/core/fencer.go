@@ -10,8 +10,8 @@ import (
 )
 
 // fencer is what the agent knows about its fencer, a separate process, and about its lease. A leased workload
-// runs only under a lease that the fencer has confirmed. When the lease ends, the fencer stops all leased
-// workloads, and the agent starts each of them only on a newer order.
+// (exclusive, with on_lost_lease: stop) runs only under a lease that the fencer has confirmed. When the lease
+// ends, the fencer stops all leased workloads, and the agent starts each of them only on a newer order.
 type fencer struct {
 	lease     time.Duration    // end of the lease that the schedulers granted, as time since the machine started
 	confirmed time.Duration    // end of the lease that the fencer confirmed, as time since the machine started
@@ -27,20 +27,23 @@ type fencer struct {
 	lacks     []workload.Kind // workload kinds that this agent runs and the fencer cannot stop
 }
 
-// ahead is a workload that the agent reports to the fencer as leased before it accepts the order for it.
+// ahead is a workload that the agent already reports to the fencer as leased (to be stopped when the lease
+// ends), although it has not accepted the order yet.
 type ahead struct {
 	workload lease.Workload
 	until    time.Time
 }
 
 const (
-	// fencerAway is how long the fencer may stay silent, or report that no second fencer runs, before the
-	// node is registered as not self-fencing.
+	// fencerAway is how long the fencer may stay silent, or report that no second fencer runs, before the node
+	// registers that it is not self-fencing: that it may fail to stop its leased workloads when the lease
+	// ends.
 	fencerAway = 10 * time.Second
-	// coverWait is how long the start of a workload waits for the fencer to confirm that it will stop the
-	// workload.
+	// coverWait is how long the start of a workload waits until the fencer confirms that it will stop the
+	// workload when the lease ends.
 	coverWait = 2 * time.Second
-	// aheadFor is how long the agent reports a workload as leased although its order is not accepted yet.
+	// aheadFor is how long the agent reports a workload to the fencer as leased (to be stopped when the lease
+	// ends) although its order is not accepted yet.
 	aheadFor = 10 * time.Second
 	// DefaultGrace is how long a fencer waits for a workload to stop before it kills the workload.
 	DefaultGrace = 10 * time.Second
@@ -63,8 +66,8 @@ func (x *step) leasedWorkloads() []lease.Workload {
 		if in == nil || !in.Leased() || w.memory.lapsed {
 			continue
 		}
-		// After a restart of the agent, a workload that waits for a new order may still run. The fencer must stop
-		// it at the end of the lease, so it is listed unless it was seen not running.
+		// After a restart of the agent, a workload that waits for a new order may still run. The fencer must
+		// stop it at the end of the lease. So it is listed, unless an observation shows that it does not run.
 		runs := w.Observed != nil && w.Observed.State == workload.Running
 		if !w.memory.waits || runs || w.Seen.IsZero() && slices.Contains(x.fencer.covered, leaseWorkload(in)) {
 			out = append(out, leaseWorkload(in))
@@ -80,8 +83,8 @@ func (x *step) leasedWorkloads() []lease.Workload {
 	return lease.Sorted(out)
 }
 
-// fencerMet applies the first answer of the fencer to the workloads that the agent's previous process left
-// running.
+// fencerMet handles the first answer of the fencer after a start of the agent. It decides which leased
+// workloads (stopped when the lease ends) that still run from before the start must be stopped now.
 func (x *step) fencerMet(e FencerMet) {
 	st, f := e.Status, &x.fencer
 	f.lapses, f.told, f.grace = st.Lapses, st.Lapses, DefaultGrace
@@ -93,8 +96,8 @@ func (x *step) fencerMet(e FencerMet) {
 		x.notice(true, "the fencer does not answer: leased workloads stay stopped", "error", e.Problem)
 	}
 	for _, w := range x.list() {
-		// If there was a gap between two leases, the schedulers may have placed the workload elsewhere, so it
-		// must be stopped.
+		// If this node had no lease for some time, the schedulers may have placed the workload on another
+		// node. So the workload must be stopped here.
 		if in := w.Intent; in != nil && in.Leased() &&
 			(e.Problem != "" || st.Lapsed || x.clock >= st.Deadline || !slices.Contains(st.Leased, leaseWorkload(in))) {
 			x.edit(w).memory.lapsed = true
@@ -102,7 +105,7 @@ func (x *step) fencerMet(e FencerMet) {
 	}
 }
 
-// starting reports whether a leased workload is being started.
+// starting reports whether any leased workload (one that is stopped when the lease ends) is being started now.
 func (x *step) starting() (found bool) {
 	x.jobs.Scan(func(_ string, j job) bool {
 		found = j.act != nil && j.act.Leased
@@ -153,8 +156,9 @@ func (x *step) fencerAnswered(e FencerAnswered) {
 	}
 }
 
-// hear records an answer of the fencer. It returns the reason why the node is not self-fencing, or "".
-// Self-fencing requires two fencers that can stop every kind of workload that this agent runs.
+// hear stores an answer of the fencer in the State. It returns the reason why the node is not self-fencing
+// (sure to stop its leased workloads when the lease ends), or "" if it is. Self-fencing requires two fencers
+// that can stop every kind of workload that this agent runs.
 func (x *step) hear(st lease.Status) (problem string) {
 	f := &x.fencer
 	f.grace = st.Grace
@@ -178,8 +182,8 @@ func (f *fencer) heard(st lease.Status, now time.Time) {
 	f.alive = !f.twice.IsZero() && now.Sub(f.twice) < fencerAway
 }
 
-// lapse marks all leased workloads as lapsed: it cancels their starts, and only a newer order
-// starts them again.
+// lapse is called when the lease has ended. It marks all leased workloads (those with on_lost_lease: stop) as
+// lapsed: it cancels their starts, and only a newer order starts them again.
 func (x *step) lapse(why string) {
 	for _, w := range x.list() {
 		if w.Intent == nil || !w.Intent.Leased() || w.memory.lapsed {
@@ -206,8 +210,8 @@ func (x *step) isCovered(w lease.Workload) bool {
 	return slices.Contains(f.covered, w) && x.clock < f.confirmed && f.told == f.lapses
 }
 
-// noLease returns why the fencer cannot confirm any workload: no fencer is configured, or the node has no
-// lease. It returns "" if the fencer can confirm workloads.
+// noLease returns the reason why the fencer cannot confirm that it will stop any workload: no fencer is
+// configured, or the node has no lease. It returns "" if the fencer can confirm workloads.
 func (x *step) noLease() string {
 	switch {
 	case !x.Settings.Fencer:
@@ -251,13 +255,13 @@ func (x *step) coverOrder(w *Workload, next *Intent, newer bool) bool {
 	return false
 }
 
-// fencerError formats a fencer error like the error of a driver.
+// fencerError prefixes an error of the fencer in the way in which errors of drivers are prefixed.
 func fencerError(why string) string {
 	return "fencer: " + why + " (" + string(workload.RuntimeUnhealthy) + ")"
 }
 
-// actUnderLease holds an action back until the fencer has confirmed its workload. It fails the action if the
-// lease has ended.
+// actUnderLease holds an action back until the fencer has confirmed that it will stop the workload when the
+// lease ends. If the lease has ended, the action fails.
 func (x *step) actUnderLease(a *Act) {
 	if w := x.Get(a.ID); w.memory.lapsed {
 		x.failed(a.ID, a.Intent, workload.RuntimeUnhealthy, fencerError("the lease has ended"))
@@ -272,7 +276,9 @@ func (x *step) actUnderLease(a *Act) {
 	x.do(TellFencer{})
 }
 
-// cover continues or fails the actions that are held back until the fencer confirms their workloads.
+// cover handles the actions that are held back until the fencer confirms that it will stop their workloads. It
+// starts those whose workloads are confirmed, and fails those for which there is no lease or that have waited
+// too long.
 func (x *step) cover() {
 	var waiting []job
 	x.jobs.Scan(func(_ string, j job) bool {

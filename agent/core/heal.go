@@ -7,16 +7,15 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// An order may say that a workload is restarted when it becomes unhealthy (on_unhealthy: restart). The
-// first restart happens at once, and each further one after a longer delay, as for failed actions. Such a
-// restart does not count as a failed action, so the workload never becomes Failed because of it. It is
-// counted only in the number of restarts.
+// An order may say that a workload is restarted when it becomes unhealthy (on_unhealthy: restart). The first
+// restart happens at once. The delay before each further restart grows as the delay before retries of failed
+// actions does. Such a restart does not count as a failed action, so the workload never becomes Failed because
+// of it. It is counted only in the number of restarts.
 
 // OnUnhealthyRestart is the value of Order.OnUnhealthy with which an unhealthy workload is restarted.
 const OnUnhealthyRestart = "restart"
 
-// Healing counts the restarts of an instance because it was unhealthy. The zero value means that there were
-// none.
+// Healing counts how often an instance was restarted because it was unhealthy. The zero value means never.
 type Healing struct {
 	Instance string    `json:"instance,omitempty"` // RuntimeID of the instance
 	Restarts int       `json:"restarts,omitempty"`
@@ -24,7 +23,7 @@ type Healing struct {
 	At       time.Time `json:"at,omitzero"`   // time of the last restart
 }
 
-// of returns the number of restarts of an instance.
+// of returns how often the instance o was restarted because it was unhealthy.
 func (h Healing) of(o *workload.Observed) int {
 	if o == nil || o.RuntimeID != h.Instance {
 		return 0
@@ -32,14 +31,14 @@ func (h Healing) of(o *workload.Observed) int {
 	return h.Restarts
 }
 
-// unhealthy reports whether the instance is unhealthy and its order says that it is then restarted. The
+// unhealthy reports whether the instance is unhealthy and its order requires a restart in this case. The
 // instance is unhealthy if the health check of the order or the engine's own health check fails.
 func (w *Workload) unhealthy() bool {
 	in, o := w.Intent, w.Observed
 	if in == nil || in.OnUnhealthy != OnUnhealthyRestart || in.Deleting || !in.Running() || o == nil || o.State != workload.Running {
 		return false
 	}
-	// Ignore a health result of an earlier run of the instance.
+	// Ignore a health result that belongs to an earlier run of the instance, before it was started again.
 	return w.watched == in.checkOf(o) && w.health == string(workload.Unhealthy) || o.Health == workload.Unhealthy
 }
 
@@ -57,7 +56,8 @@ func (p Policy) healAt(w *Workload) time.Time {
 	return time.Time{}
 }
 
-// heal records that an unhealthy instance is restarted now.
+// heal counts the restart of an unhealthy instance that begins now, from which the delay before the next one
+// follows.
 func (x *step) heal(w *Workload) {
 	o := w.Observed
 	h := w.Healing

@@ -8,7 +8,8 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// checked orders db with a health check and brings it up.
+// checked returns a history (a sequence of calls of Step) in which workload db was ordered with a health check
+// and now runs.
 func checked(t *testing.T, change ...func(*Order)) *history {
 	h := newHistory(t, nil)
 	change = append([]func(*Order){func(o *Order) { o.OnUnhealthy, o.Traits.HealthCheck = OnUnhealthyRestart, "tcp 80" }}, change...)
@@ -17,7 +18,8 @@ func checked(t *testing.T, change ...func(*Order)) *history {
 	return h
 }
 
-// unhealthy makes the health check of db fail, and returns the restart that follows; nil if there is none.
+// unhealthy makes the health check of db fail, and returns the restart that Step then begins; nil if Step
+// begins none.
 func (h *history) unhealthy() *Act {
 	h.t.Helper()
 	h.step(Checked{ID: "db", State: string(workload.Unhealthy), Detail: "connection refused"})
@@ -29,7 +31,8 @@ func (h *history) unhealthy() *Act {
 	return h.act()
 }
 
-// restarted ends a restart. The instance then runs, and has no result of its health check yet.
+// restarted reports to Step that the restart a is done. The instance then runs, and its health
+// check has no result yet.
 func (h *history) restarted(a *Act) *history {
 	h.t.Helper()
 	return h.step(Done{Act: a}).look(workload.Running)
@@ -67,7 +70,7 @@ func TestUnhealthyWorkloadIsRestarted(t *testing.T) {
 	if w := h.s.Get("db"); w.Status.State != workload.Running || w.Failure.Attempts != 0 || h.act() != nil {
 		t.Fatalf("after the restart the report is %+v, the failure %+v, the act %+v", w.Status, w.Failure, h.act())
 	}
-	// The second restart waits for the back-off.
+	// The workload becomes unhealthy again. The second restart happens only after the back-off.
 	h.step(Checked{ID: "db", State: string(workload.Unhealthy)})
 	lookAgain()
 	if h.act() != nil {
@@ -85,7 +88,8 @@ func TestUnhealthyWorkloadIsRestarted(t *testing.T) {
 	if w := h.s.Get("db"); w.Healing.Row != 2 || w.Status.RestartCount != 2 {
 		t.Fatalf("%+v", w.Healing)
 	}
-	// After a long healthy run, the next restart comes at once again.
+	// The workload then runs long enough for earlier restarts to be forgotten. The next restart happens
+	// without delay.
 	h.now = h.now.Add(policy.Stable + policy.Max)
 	h.step(Checked{ID: "db", State: string(workload.Unhealthy)})
 	lookAgain()

@@ -10,7 +10,7 @@ import (
 // Input is an event with the time at which it happened.
 type Input struct {
 	Now   time.Time     // wall clock
-	Clock time.Duration // time since the machine started; the ends of leases are given in it
+	Clock time.Duration // time since the machine started; leases end at times of this clock
 	Event Event
 }
 
@@ -18,7 +18,8 @@ type Input struct {
 type Event interface{ event() }
 
 type (
-	// Start begins the work on all workloads and tombstones that were restored from the state file.
+	// Start begins the work on all workloads, and on all pending deletes (tombstones), that were restored from
+	// the state file.
 	Start struct{}
 
 	// Apply is an order to run a workload or to keep it stopped. The effect Answer is the reply.
@@ -31,31 +32,33 @@ type (
 		Generation  workload.Generation
 		Purge       bool // also remove volumes with the retain policy
 		KeepVolumes bool // keep all volumes: the workload continues on another node
+		Retain      bool // keep the volumes that have a name for good; KeepVolumes is then false
 	}
 
 	// Call checks the sender of an API call that is neither Apply nor Delete. The effect Answer is the reply.
-	// With Changes, the call changes the machine. Such a call must carry an epoch once the agent has seen the
+	// If Changes is set, the call changes the machine, and must carry an epoch once the agent has seen the
 	// epoch of a leader.
 	Call struct {
 		Sender
 		Changes bool
 	}
 
-	// Heard is a scheduler's response to a registration or heartbeat. The effect Answer is the reply; if it
-	// is a refusal, the caller must ignore the response.
+	// Heard is a scheduler's response to a registration or heartbeat of this agent. The effect Answer is the
+	// reply; if it is a refusal, the caller must ignore the response.
 	Heard struct {
 		ClusterID string
 		Epoch     *Epoch
 	}
 
-	// Leased: the schedulers granted a lease that ends at Until, given as time since the machine started.
+	// Leased: the schedulers granted this node a lease that ends at Until, given as time since the machine
+	// started.
 	Leased struct{ Until time.Duration }
 
 	// Drain: the schedulers switch draining on or off. A draining node accepts no new workloads.
 	Drain struct{ On bool }
 
-	// Engines reports that drivers were made for a cluster label. With Added, their kinds are added to the
-	// existing kinds; otherwise they replace the existing kinds.
+	// Engines reports that drivers were made that label instances with a cluster id. If Added is set, Kinds
+	// are added to the kinds that have a driver; if not, they replace those kinds.
 	Engines struct {
 		Cluster string
 		Kinds   []workload.Kind
@@ -71,8 +74,9 @@ type (
 		Devices  map[string]int64 // see Engine.Devices
 	}
 
-	// Listed is the list of all instances of an engine; if listing failed, Trouble is the error. Bound
-	// identifies the driver that listed them.
+	// Listed is the list of all instances of an engine; if listing failed, Trouble is the error. Bound is the
+	// number (Engine.Bound) of the driver that made the list; drivers are numbered in the order in which they
+	// are made.
 	Listed struct {
 		Kind    workload.Kind
 		Bound   uint64
@@ -94,18 +98,19 @@ type (
 	Done struct {
 		Act    *Act
 		Failed *Failed
-		// Observed is the result of a Look. Whole: the driver listed the whole engine instead, and the input
-		// Listed with that list came before.
+		// Observed is the result of a Look (the inspection of one instance). Whole: the driver cannot inspect
+		// one instance, so it listed all instances of its engine. The input Listed with that list was sent
+		// before this input.
 		Observed *workload.Observed
 		Began    time.Time
 		Whole    bool
 	}
 
-	// Wake asks Step to evaluate a workload again.
+	// Wake makes Step compare a workload's order with its instance again.
 	Wake struct{ ID string }
 
-	// StoreFailed: a Store effect failed, and no caller waits for the answer to its input. The input had no
-	// effect. ID is the Workload of that Store.
+	// StoreFailed: a write to the state file (the effect Store) failed, and no caller waits for the answer to
+	// its input. The input had no effect. ID is the id in the field Workload of that Store.
 	StoreFailed struct{ ID string }
 
 	// Tick reports that the time of the last effect Arm is reached.
@@ -117,14 +122,14 @@ type (
 	// Checked is the new result of a workload's health check.
 	Checked struct{ ID, State, Detail string }
 
-	// Measured is the disk use and disk limit of an instance in bytes.
+	// Measured is a measurement of an instance's disk use: the bytes that it uses and its limit.
 	Measured struct {
 		ID, RuntimeID string
 		Bytes, Limit  int64
 	}
 
-	// FencerMet is the first answer of the fencer to this process of the agent. Problem is set if there was
-	// no answer.
+	// FencerMet is the first answer of the fencer after the start of the agent. Problem says why there was no
+	// answer; it is empty if there was one.
 	FencerMet struct {
 		Status  lease.Status
 		Problem string
@@ -146,7 +151,8 @@ type (
 	// Forget drops an order that failed permanently, if Intent is still the order of its workload.
 	Forget struct{ Intent *Intent }
 
-	// Prune drops history and tombstones beyond their limits.
+	// Prune drops entries of the order history and tombstones (records of deleted workloads) that are too old
+	// or too many.
 	Prune struct{}
 )
 
@@ -195,19 +201,19 @@ type Order struct {
 	Labels     map[string]string
 	Exclusive  bool
 	// Adopts: the workload was imported from a legacy v1 cluster, and its specification has not changed
-	// since. An instance or a record of the legacy v1 agent counts as made from this specification.
+	// since. So the agent does not replace an instance that the legacy v1 agent made for it.
 	Adopts bool
 	// OnLostLease is what happens to an exclusive workload when the lease ends: stop or keep; "" means keep.
 	OnLostLease string
 	// OnUnhealthy is what happens to a workload that has become unhealthy: restart or keep; "" means keep.
 	OnUnhealthy string
-	// Policies and Confined: see the fields of Intent with these names.
+	// Policies and Confined are stored in the fields of Intent with these names.
 	Policies []string
 	Confined bool
 	Traits   Traits
 	Body     any
-	// Room is what the node offers of CPU, memory and disk, in the order of Traits.Promises. If it is nil,
-	// orders are not refused for lack of resources.
+	// Room says how much CPU, memory and disk the node offers to workloads; the indexes are those of
+	// Traits.Promises. If it is nil, orders are not refused for lack of resources.
 	Room *[3]Room
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 // Intent is the stored last order for one workload, with its desired state. The JSON names are those of the
-// state file. An Intent is never changed; a change makes a new Intent.
+// state file. An Intent is never changed in place; each change makes a new Intent.
 type Intent struct {
 	ID           string        `json:"id"`
 	Type         workload.Kind `json:"type"`
@@ -22,14 +22,15 @@ type Intent struct {
 	UpdatedAt    time.Time     `json:"updated_at"`
 
 	Generation workload.Generation `json:"generation,omitzero"`
-	// Content is the scheduler's id of the specification. It is empty for schedulers that send none.
+	// Content is the hash with which the scheduler identifies the specification. It is empty for
+	// schedulers that send none.
 	Content string `json:"content,omitempty"`
 	// SpecHash is this agent's hash of the specification. It identifies an unchanged specification
 	// that another scheduler sends under a different Content.
 	SpecHash string `json:"spec_hash,omitempty"`
 	// EngineContent is the content label of the instance. It changes with the specification. It also changes
-	// when the workload becomes exclusive or ordinary, because the engine may restart only ordinary instances
-	// by itself.
+	// when the workload becomes exclusive or stops being exclusive, because the engine must not restart an
+	// exclusive instance by itself.
 	EngineContent string `json:"engine_content,omitempty"`
 	// LegacyRevision and LegacyContent are set if this agent took over the state file of a legacy v1 agent.
 	// An instance that has no content label but the revision label LegacyRevision was made by that agent. Its
@@ -41,24 +42,27 @@ type Intent struct {
 	OnLostLease    string            `json:"on_lost_lease,omitempty"`
 	OnUnhealthy    string            `json:"on_unhealthy,omitempty"`
 	// Policies are the policy documents that a scheduler applied to the workload: the policy of its namespace,
-	// if any, then those of this node. Confined means that a scheduler that knows policies sent the order, and
-	// that users who are limited to namespaces may have written the specification.
+	// if any, then those of this node. Confined means two things: a scheduler that knows policies sent the
+	// order, and the specification may come from a user who is restricted to namespaces.
 	Policies []string `json:"policies,omitempty"`
 	Confined bool     `json:"confined,omitempty"`
-	// Deleting: the workload must be removed. Purge also removes volumes with the retain policy.
+	// Deleting: the workload must be removed. Purge: volumes whose policy is retain are removed too.
 	Deleting bool `json:"deleting,omitempty"`
 	Purge    bool `json:"purge,omitempty"`
 	// KeepVolumes: the workload continues on another node, so the delete keeps all volumes. KeepShared: the
-	// sender does not know whether the workload continues on another node, so the delete keeps volumes that
+	// order does not say whether the workload continues on another node, so the delete keeps volumes that
 	// other nodes can reach. Both stay set if a new order arrives before the delete is carried out.
 	KeepVolumes bool `json:"keep_volumes,omitempty"`
 	KeepShared  bool `json:"keep_shared,omitempty"`
+	// Retain: the delete keeps the volumes that have a name for good. It stays set as KeepVolumes does.
+	Retain bool `json:"retain,omitempty"`
 	// Recreate: a new order arrived before the delete of the workload was carried out, so a new instance must
 	// be made.
 	Recreate bool `json:"recreate,omitempty"`
 	// Restart: a forced restart is pending.
 	Restart bool `json:"restart,omitempty"`
-	// Refresh: files in memory of the running instance must change in place.
+	// Refresh: files that the running instance reads from memory must be replaced, without a new
+	// instance.
 	Refresh bool `json:"refresh,omitempty"`
 	// PreviousTypes are the types (such as container) that the workload had before and whose instances must
 	// still be removed.
@@ -73,14 +77,17 @@ type Intent struct {
 // Traits are the properties of a specification that the core needs.
 type Traits struct {
 	RestartPolicy string // restart policy of a container: "", no, on-failure, always, unless-stopped
-	// Promises are the resources that placement reserves for the workload: millicores, MiB, GiB.
+	Job           bool   // the workload is a job, whose failed runs the schedulers repeat
+	// Promises are the resources that schedulers reserve for the workload on its node: CPU in millicores,
+	// memory in MiB, disk in GiB.
 	Promises [3]int64
 	// DiskLimit is the maximum disk use in bytes; 0 means no limit.
 	DiskLimit int64
 	// HealthCheck is a text that changes with the health check; empty if there is none.
 	HealthCheck string
-	// LiveFiles is a hash of the files in memory that change in a running instance; empty if there are none. It is not
-	// stored, because it is a plain hash of secrets.
+	// LiveFiles is a hash of the files that can be replaced while the instance runs, because they are in
+	// memory; empty if there are none. It is not stored on disk, because it is a hash of secrets without a
+	// key, so that secrets could be guessed from it.
 	LiveFiles string
 }
 
@@ -111,14 +118,24 @@ func (in *Intent) keepsEnded(o *workload.Observed) bool {
 	return false
 }
 
+// ranFor reports whether the instance o was created for the generation of this order and has ended. The order
+// is then already carried out, and must not start the instance again. Orders of legacy v1 schedulers have no
+// generation.
+func (in *Intent) ranFor(o *workload.Observed) bool {
+	return o != nil && !o.FinishedAt.IsZero() && in.Generation != (workload.Generation{}) && o.Generation == in.Generation && in.keepsEnded(o)
+}
+
 func (in *Intent) desired(asked bool, o *workload.Observed) desired {
+	// After its restart the agent resumes orders that it had not finished. If the job of such an order has
+	// already run, it is not run again.
+	asked = asked && !in.ranFor(o)
 	return desired{
 		running: in.Running(), content: in.EngineContent, deleting: in.Deleting,
 		recreate: in.Recreate, restart: in.Restart, refresh: in.Refresh, asked: asked, keepEnded: in.keepsEnded(o),
 	}
 }
 
-// observed selects what decide needs from an engine's report of the instance.
+// observed returns those facts in an engine's report about an instance that decide needs.
 func (in *Intent) observed(o *workload.Observed) observation {
 	if o == nil {
 		return observation{state: workload.Absent}
@@ -130,8 +147,8 @@ func (in *Intent) observed(o *workload.Observed) observation {
 	return observation{state: o.State, content: content, current: content == "" && o.Revision == in.RevisionID}
 }
 
-// anyRevision is the LegacyRevision of an adopted workload whose record of a legacy v1 agent is lost: its
-// instance may carry any revision.
+// anyRevision is the LegacyRevision of a workload that was taken over from a legacy v1 agent whose record of
+// the workload is lost. An instance of the workload may then have any revision label.
 const anyRevision = "*"
 
 // RunsLegacy reports whether an instance that a legacy v1 agent made satisfies this intent.
@@ -172,13 +189,13 @@ func restartCounter(revision string) int {
 }
 
 // exclusively is appended to the content label of an instance that its engine must not restart by itself. The
-// restart policy of an instance cannot be changed. So if a workload becomes exclusive or ordinary, its
-// instance is replaced in place and keeps its volumes. VMs get no suffix, because no engine starts a VM by
-// itself.
+// restart policy of an instance cannot be changed. So if a workload becomes exclusive or stops being exclusive,
+// its instance is replaced on this node and keeps its volumes. VMs get no suffix, because no engine starts a VM
+// by itself.
 const exclusively = "+exclusive"
 
-// follow makes the intent for an order. old is the previous intent, or nil. The agent acts on the differences
-// between the two.
+// follow returns the intent for the order o. old is the intent that it replaces, or nil. The differences
+// between both set flags such as Restart and Recreate.
 func follow(old *Intent, o Order, now time.Time) *Intent {
 	state := "running"
 	if !o.Running {
@@ -204,11 +221,11 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 	next.Recreate = old.Recreate || old.Deleting
 	next.PreviousTypes = old.PreviousTypes
 	if next.Recreate || len(old.PreviousTypes) > 0 {
-		next.KeepVolumes, next.KeepShared = old.KeepVolumes, old.KeepShared
+		next.KeepVolumes, next.KeepShared, next.Retain = old.KeepVolumes, old.KeepShared, old.Retain
 	}
 	if old.Type != o.Kind {
-		// The type of the workload changed and changed back. If the first change was not yet carried out, the
-		// removal of the instance of this type may have begun.
+		// The type of the workload was changed, and is now changed back. The removal of the instance of this
+		// type may have begun, so make a new instance.
 		next.Recreate = slices.Contains(old.PreviousTypes, o.Kind)
 		next.PreviousTypes = slices.DeleteFunc(append(slices.Clone(old.PreviousTypes), old.Type), func(k workload.Kind) bool { return k == o.Kind })
 		return next
@@ -222,8 +239,8 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 		next.SpecHash, next.Labels, next.Traits, next.Body = old.SpecHash, old.Labels, old.Traits, old.Body
 	}
 	if next.sameSpec(old) {
-		// The fencer stops only labelled instances. An instance of a legacy v1 agent has no labels
-		// and must be replaced before it is leased.
+		// The fencer stops only labelled instances. An instance of a legacy v1 agent has no labels. So it
+		// must be replaced when the workload becomes leased (stopped when the lease ends).
 		unmarked := next.Leased() && !old.Leased() && old.EngineContent == old.LegacyContent
 		if (next.Exclusive == old.Exclusive || o.Kind == workload.VM) && !unmarked {
 			next.EngineContent = old.EngineContent
@@ -233,6 +250,8 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 			next.EngineContent += "+ordinary"
 		}
 		next.Restart = old.Restart || restartCounter(next.RevisionID) > restartCounter(old.RevisionID)
+	}
+	if next.sameSpec(old) || o.Kind == workload.Compose { // a stack keeps the containers of services that have not changed
 		next.Refresh = next.Traits.LiveFiles != "" && (old.Refresh || next.Traits.LiveFiles != old.Traits.LiveFiles)
 	}
 	return next
@@ -243,14 +262,15 @@ func (in *Intent) legacy() bool {
 	return in.LegacyContent != "" && in.SpecHash == in.LegacyContent && in.EngineContent == in.LegacyContent
 }
 
-// removed clears the volume flags of a delete after the delete was carried out.
+// removed is called after a delete was carried out. It clears KeepVolumes, KeepShared and Retain, unless
+// further instances of the workload must be removed.
 func (in *Intent) removed() {
 	if !in.Recreate && len(in.PreviousTypes) == 0 {
-		in.KeepVolumes, in.KeepShared = false, false
+		in.KeepVolumes, in.KeepShared, in.Retain = false, false, false
 	}
 }
 
-// sameSpec reports whether both intents have the same specification.
+// sameSpec reports whether the intents in and old have the same specification.
 func (in *Intent) sameSpec(old *Intent) bool {
 	if in.Type != old.Type {
 		return false
@@ -258,7 +278,8 @@ func (in *Intent) sameSpec(old *Intent) bool {
 	return in.SpecHash == old.SpecHash || in.Content != "" && in.Content == old.Content
 }
 
-// sameEffect reports whether both intents require the same actions on the engine. old may be nil.
+// sameEffect reports whether the intents in and old require the same instance, so that no action on the engine
+// is needed. old may be nil.
 func (in *Intent) sameEffect(old *Intent) bool {
 	return old != nil && in.Type == old.Type && in.EngineContent == old.EngineContent && in.Running() == old.Running() && in.Recreate == old.Recreate
 }

@@ -8,9 +8,11 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// setEngines replaces the drivers, or adds some.
+// setEngines records for which kinds of workloads there are drivers, after all drivers were replaced or some
+// were added.
 func (x *step) setEngines(e Engines) {
-	// If all drivers are being replaced now (rebinding), an added driver does not end that replacement.
+	// All drivers may be being replaced because the cluster id became known (rebinding). A single driver that
+	// is added meanwhile does not end this replacement.
 	waited := !e.Added && x.rebinding != ""
 	old := x.engines
 	if !e.Added {
@@ -57,11 +59,15 @@ func (x *step) probed(p Probed) {
 		x.do(Register{})
 	}
 	e.Probed, e.Healthy, e.EngineID, e.Reason, e.Devices = true, p.Healthy, id, p.Reason, devices
+	if known := x.State.Devices(); !maps.Equal(known, x.Meta.Devices) {
+		x.Meta.Devices = known
+		x.writeMeta()
+	}
 }
 
-// listed applies the list of an engine's instances, or the error of that list, and schedules the work that
-// follows. Workloads of an engine that does not answer are kept. The list is ignored for workloads that were
-// inspected singly after the list began.
+// listed stores the observations in a list of an engine's instances, or the error of that list, and schedules
+// the work that follows. Workloads of an engine that does not answer are kept. The list is ignored for a
+// workload that was inspected by itself after the listing began, because the list may be older.
 func (x *step) listed(l Listed) {
 	e := x.engine(l.Kind)
 	if e == nil || e.Bound != l.Bound {
@@ -116,9 +122,9 @@ func (x *step) listed(l Listed) {
 	}
 }
 
-// orphan handles an instance that has our labels but no order. If a tombstone has the generation of the
-// instance or a higher one, the delete is carried out again. Otherwise the instance is only reported, because
-// it may be the last copy of its data.
+// orphan handles an instance that has our labels but no order. If there is a tombstone (the record of the
+// workload's delete) with the generation of the instance or a higher one, the delete is carried out again.
+// Otherwise the instance is only reported, because it may be the last copy of its data.
 func (x *step) orphan(w *Workload, o *workload.Observed) {
 	t := x.Tombstone(w.ID)
 	if t == nil || t.Generation.Less(o.Generation) {
@@ -131,7 +137,7 @@ func (x *step) orphan(w *Workload, o *workload.Observed) {
 	x.due(w.ID, x.now)
 }
 
-// looked applies the result of an inspection of one workload.
+// looked stores the result of an inspection of one workload, and schedules the work that follows from it.
 func (x *step) looked(l Looked) {
 	w := x.Get(l.ID)
 	e := x.engine(l.Kind)
@@ -144,7 +150,7 @@ func (x *step) looked(l Looked) {
 	x.publish(w)
 }
 
-// saw stores an observed instance of a workload, unless a later observation was stored already.
+// saw stores an observed instance of a workload, unless a newer observation is stored already.
 func (x *step) saw(w *Workload, o *workload.Observed, began time.Time) {
 	if !w.lookedAt.After(began) {
 		x.ended(w, o)
@@ -162,7 +168,7 @@ func (x *step) ended(w *Workload, o *workload.Observed) {
 	x.freed()
 }
 
-// freed schedules the workloads that wait for a host port or a name.
+// freed schedules another attempt for the workloads that wait for a host port or a container name in use.
 func (x *step) freed() {
 	for _, w := range x.list() {
 		switch w.Failure.Class {

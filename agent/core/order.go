@@ -12,8 +12,8 @@ func (x *step) answer(a Answer) { x.do(a) }
 
 func (x *step) refuse(no *Refusal) { x.answer(Answer{Refusal: no}) }
 
-// admit checks the epoch of the sender (the first fence). It stores that epoch even if the order is refused
-// later for another reason, because the leadership term exists in any case.
+// admit checks the epoch of the sender (the first fence). It stores that epoch even if a later check refuses
+// the order, because the epoch proves that the leadership term exists.
 func (x *step) admit(from Sender) *Refusal {
 	if no := JudgeNode(x.Node, from.Node); no != nil {
 		return no
@@ -39,8 +39,8 @@ func (x *step) writeMeta() {
 	x.write(true).Meta = &meta
 }
 
-// rebind requests drivers that label instances with the cluster's id. It does nothing while there are
-// workloads whose instances have another label.
+// rebind requests new drivers, which label instances with the id of the cluster that the agent has joined. It
+// does nothing while there are workloads whose instances have another label.
 func (x *step) rebind() {
 	cluster := x.Meta.Epoch.ClusterID
 	if x.Bound == "" || cluster == "" || cluster == x.Bound || cluster == x.rebinding || x.Meta.Engine != "" && x.ordered() {
@@ -50,7 +50,8 @@ func (x *step) rebind() {
 	x.do(Rebind{cluster})
 }
 
-// call checks the sender of an API call. A call without epoch is accepted if it changes nothing.
+// call checks the sender of an API call that is not an order. A call without the epoch of a leader is accepted
+// if it changes nothing.
 func (x *step) call(c Call) {
 	if no := JudgeNode(x.Node, c.Sender.Node); no != nil {
 		x.refuse(no)
@@ -67,8 +68,8 @@ func (x *step) call(c Call) {
 	x.answer(Answer{Refusal: x.admit(Sender{Epoch: c.Epoch})})
 }
 
-// heard checks the response of a scheduler. It refuses responses of another cluster, another shard
-// or a superseded leadership.
+// heard checks the response of a scheduler. It refuses responses of another cluster, of another shard, or of a
+// replica that was leader in an earlier term.
 func (x *step) heard(h Heard) {
 	got := Epoch{ClusterID: h.ClusterID}
 	if h.Epoch != nil && h.Epoch.Owned() {
@@ -98,11 +99,11 @@ func (x *step) heard(h Heard) {
 	x.answer(Answer{})
 }
 
-// apply checks an order, stores it, and schedules the actions that it needs.
+// apply checks an order to run or stop a workload, stores it, and schedules the actions that it needs.
 func (x *step) apply(o Order) {
 	if o.OnLostLease == "stop" {
 		if !x.Settings.Fencer {
-			x.refuse(Refusedf("on_lost_lease: stop needs a self-fencing node, and this node is not self-fencing: PERSYS_FENCER is off"))
+			x.refuse(Refusedf("on_lost_lease: stop needs a node with fencers, which stop the workload when the lease ends, and this node has none: PERSYS_FENCER is off"))
 			return
 		}
 		if o.Running && slices.Contains(x.fencer.lacks, o.Kind) {
@@ -142,7 +143,7 @@ func (x *step) apply(o Order) {
 	}
 	if tomb.open() && old == nil {
 		next.Recreate = true // a new instance is needed, because the delete has not been carried out yet
-		next.KeepVolumes, next.KeepShared = tomb.KeepVolumes, tomb.KeepShared
+		next.KeepVolumes, next.KeepShared, next.Retain = tomb.KeepVolumes, tomb.KeepShared, tomb.Retain
 	}
 	if old == nil && w != nil && w.Kind != o.Kind {
 		next.PreviousTypes = []workload.Kind{w.Kind}
@@ -177,8 +178,9 @@ func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
 	if j, _ := x.jobs.Get(o.ID); j.act != nil && old != nil && !next.sameEffect(old) {
 		x.do(Cancel{Act: j.act, Starting: true})
 	}
-	// A waiting leased workload needs a newer order: an order of the same generation may have been
-	// sent before the workload was stopped.
+	// A leased workload (one with on_lost_lease: stop) is held back after a restart of the agent or the end of
+	// the lease. It starts only on a newer order: an order of the same generation may have been sent before
+	// the workload was stopped.
 	if w.Waiting() && (newer || !next.Leased()) {
 		w.memory.waits, w.memory.lapsed = false, false
 		x.due(o.ID, x.now)
@@ -188,18 +190,23 @@ func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
 		x.answer(Answer{Skipped: true, Message: "unchanged", Intent: next, Status: w.Status})
 		return
 	}
-	t := NewTask(ActionApply, o.ID, x.now)
-	x.supersede(w.Task, t)
-	w.Task, w.memory.asked, w.Failure = t, true, Failure{}
+	// If this order is being carried out already, its repetition starts nothing. Its job may have ended just
+	// now, before the agent has observed that, and must not run a second time.
+	t := w.Task
+	if again := t.Open() && !newer && w.follows(old); !again {
+		t = NewTask(ActionApply, o.ID, x.now)
+		x.supersede(w.Task, t)
+		w.Task, w.memory.asked, w.Failure = t, true, Failure{}
+	}
 	x.publish(w)
 	x.due(o.ID, x.now)
 	x.answer(Answer{Message: "queued", Intent: next, Task: t})
 }
 
-// room refuses an order if all orders together would reserve more than this node offers. Actual usage does
-// not count. An order that reserves no more than the previous order of its workload is accepted, so
-// lowering the node's settings stops no workload. Current schedulers keep to the node's offer when they
-// place workloads; this check is for legacy v1 schedulers and for a standalone agent.
+// room refuses an order if all orders together would reserve more than this node offers. Actual usage is
+// ignored. An order that reserves no more than the previous order of its workload is accepted, so a workload
+// keeps running if the node's limits are lowered. Current schedulers never place more on a node than it offers.
+// This check is for legacy v1 schedulers and for a standalone agent.
 func (x *step) room(next, old *Intent, offers *[3]Room) *Refusal {
 	if offers == nil {
 		return nil
@@ -220,14 +227,14 @@ func (x *step) room(next, old *Intent, offers *[3]Room) *Refusal {
 			continue
 		}
 		return &Refusal{Class: workload.InsufficientResources, Message: fmt.Sprintf(
-			"%s: %s: needs %d %s, %d of the %d that node %q offers are promised (it has %d, keeps %d for itself, and promises %d %% of the rest: PERSYS_RESOURCE_THRESHOLD)",
+			"%s: %s: needs %d %s, but %d of the %d that node %q offers are already reserved (the node has %d, keeps %d for itself, and offers %d %% of the difference to workloads: PERSYS_RESOURCE_THRESHOLD)",
 			workload.InsufficientResources, l.Resource, wants[i], l.Unit, held[i], l.Offer, x.Node, l.Total, l.Reserved, x.Threshold)}
 	}
 	return nil
 }
 
-// delete checks a delete, stores it, and schedules its work. The tombstone is stored even if the workload is
-// not on this node, because an older apply may still arrive.
+// delete checks a delete, stores it, and schedules its work. It stores the tombstone (the record of the delete)
+// even if the workload is not on this node, because an apply that was sent before the delete may still arrive.
 func (x *step) delete(d Delete) {
 	if no := x.admit(d.Sender); no != nil {
 		x.refuse(no)
@@ -248,9 +255,9 @@ func (x *step) delete(d Delete) {
 			return
 		}
 	}
-	fresh := Tombstone{ID: d.ID, Generation: d.Generation, DeletedAt: x.now, KeepVolumes: d.KeepVolumes}
-	// A legacy v1 scheduler sends the same delete whether it deletes the workload or has placed it on another
-	// node, so shared volumes are kept.
+	fresh := Tombstone{ID: d.ID, Generation: d.Generation, DeletedAt: x.now, KeepVolumes: d.KeepVolumes, Retain: d.Retain}
+	// A legacy v1 scheduler sends the same delete when it deletes the workload and when it has moved the
+	// workload to another node. So keep volumes that other nodes can reach.
 	fresh.KeepShared = d.Epoch == nil && !x.Standalone
 	if old != nil && fresh.Generation.Less(old.Generation) {
 		fresh.Generation = old.Generation // a delete for a standalone agent has no generation
@@ -274,7 +281,7 @@ func (x *step) delete(d Delete) {
 	queued := Answer{Message: "queued"}
 	again := old != nil && old.Deleting || old == nil && tomb.open()
 	if again && !x.writes && tomb != nil && fresh.Generation == tomb.Generation && (old == nil || !d.Purge || old.Purge) &&
-		fresh.KeepVolumes == tomb.KeepVolumes && fresh.KeepShared == tomb.KeepShared {
+		fresh.KeepVolumes == tomb.KeepVolumes && fresh.KeepShared == tomb.KeepShared && fresh.Retain == tomb.Retain {
 		x.answer(queued)
 		return
 	}
@@ -290,7 +297,7 @@ func (x *step) delete(d Delete) {
 		if old != nil {
 			next := *old
 			next.Deleting, next.Purge, next.UpdatedAt = true, old.Purge || d.Purge, x.now
-			next.KeepVolumes, next.KeepShared = fresh.KeepVolumes, fresh.KeepShared
+			next.KeepVolumes, next.KeepShared, next.Retain = fresh.KeepVolumes, fresh.KeepShared, fresh.Retain
 			if next.Generation.Less(d.Generation) {
 				next.Generation = d.Generation
 			}

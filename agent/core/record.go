@@ -16,13 +16,17 @@ type Meta struct {
 	// InstanceID is a random id, made once per state file. It distinguishes two machines with the
 	// same node id.
 	InstanceID string `json:"instance_id"`
-	// Node is the node id under which the workloads in the file were ordered.
+	// Node is the node id for which the workloads in the file were ordered. It differs from the present id if
+	// somebody changed PERSYS_NODE_ID.
 	Node string `json:"node,omitempty"`
 	// KeyID is the id of the key that encrypts the secrets in the file.
 	KeyID string `json:"key_id"`
-	// Engine is the cluster id on the labels of instances. It does not change while there are
+	// Engine is the cluster id that the labels of instances contain. It does not change while there are
 	// workloads, because the labels of an instance cannot be changed.
 	Engine string `json:"engine,omitempty"`
+	// Devices are the numbers of devices, by CDI kind, that the container engine reported last. They are used
+	// until the engine answers, also after a restart of the agent.
+	Devices map[string]int64 `json:"devices,omitempty"`
 }
 
 // Tombstone records the generation at which a workload was deleted, so that older orders that arrive
@@ -31,10 +35,11 @@ type Tombstone struct {
 	ID         string              `json:"id"`
 	Generation workload.Generation `json:"generation,omitzero"`
 	DeletedAt  time.Time           `json:"deleted_at"`
-	// KeepVolumes, KeepShared: see Intent.
+	// KeepVolumes, KeepShared, Retain: see Intent.
 	KeepVolumes bool `json:"keep_volumes,omitempty"`
 	KeepShared  bool `json:"keep_shared,omitempty"`
-	// Done: the workload was removed completely. Until then the tombstone is a pending delete.
+	Retain      bool `json:"retain,omitempty"`
+	// Done: the workload was removed completely. If Done is not set, the delete is still pending.
 	Done bool `json:"done,omitempty"`
 
 	version uint64 // value of State.Version when the tombstone last changed; not stored
@@ -43,8 +48,8 @@ type Tombstone struct {
 // open reports whether the delete is still pending.
 func (t *Tombstone) open() bool { return t != nil && !t.Done }
 
-// closed returns a copy of the tombstone with Done set. It is used when a newer order removes the old
-// instance itself.
+// closed returns a copy of the tombstone with Done set. It is used when an order that is newer than the delete
+// removes the old instance itself.
 func (t *Tombstone) closed() *Tombstone {
 	done := *t
 	done.Done = true
@@ -57,18 +62,20 @@ type Failure struct {
 	Message  string         `json:"message,omitempty"`
 	Attempts int            `json:"attempts,omitempty"`
 	At       time.Time      `json:"at,omitzero"`
-	// OfNode is the number of failed attempts in a row whose cause belongs to the node.
+	// OfNode is the number of failed attempts in a row that failed because of the node, for example because
+	// its disk is full.
 	OfNode int `json:"of_node,omitempty"`
-	// Next is the time of the next attempt. If it is zero and Attempts > 0, there is no further
-	// attempt: the schedulers decide.
+	// Next is the time of the next attempt. If it is zero and Attempts > 0, the agent makes no
+	// further attempt: the schedulers decide what happens next.
 	Next time.Time `json:"next,omitzero"`
 	// Final: the workload is reported as Failed. If it is false, the workload is reported as Pending.
 	Final bool `json:"final,omitempty"`
-	// Ended identifies the last exit of an instance that was counted as a failure, so that it counts once.
+	// Ended identifies the last exit of an instance that was counted as a failure, so that no exit is counted
+	// twice.
 	Ended string `json:"ended,omitempty"`
 }
 
-// Actions and states of tasks. ListActions filters by them.
+// Actions and states of tasks (entries of the order history). The API call ListActions filters by them.
 const (
 	ActionApply  = "apply_workload"
 	ActionDelete = "delete_workload"
@@ -80,8 +87,8 @@ const (
 	TaskFailed    = "failed"
 )
 
-// Limits of the task history and of tombstones. A tombstone is kept for longer than an order can be under way
-// to the agent.
+// Limits of the task history and of tombstones (records of deleted workloads). A tombstone is kept for longer
+// than a delayed order can need to reach the agent.
 const (
 	MaxTasks   = 1000
 	maxTaskAge = 7 * 24 * time.Hour
@@ -117,14 +124,14 @@ func NewTask(action, id string, now time.Time) *Task {
 // Open reports whether the task is pending or running. A nil task is not open.
 func (t *Task) Open() bool { return t != nil && (t.Status == TaskPending || t.Status == TaskRunning) }
 
-// Started returns a copy of the task that is running since now.
+// Started returns a copy of the task with status running and the start time now.
 func (t *Task) Started(now time.Time) *Task {
 	next := *t
 	next.Status, next.StartedAt = TaskRunning, now
 	return &next
 }
 
-// Ended returns a copy of the task that has ended at now, as failed or completed.
+// Ended returns a copy of the task with the end time now and status failed or completed.
 func (t *Task) Ended(message string, failed bool, now time.Time) *Task {
 	next := *t
 	next.Status, next.Error, next.EndedAt = TaskCompleted, Valid(message), now

@@ -12,29 +12,29 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Settings are the fixed settings of an agent.
+// Settings are the settings of an agent that do not change while it runs.
 type Settings struct {
 	Node string
-	// Standalone: there are no schedulers, and orders without epoch are always accepted.
+	// Standalone: the agent runs without schedulers, and always accepts orders without a leader's epoch.
 	Standalone bool
 	// Fencer: a fencer is configured. Without one, orders with on_lost_lease: stop are refused.
 	Fencer bool
-	// Threshold is the percentage of the node's resources that may be promised to workloads. Only the texts
+	// Threshold is the percentage of the node's resources that may be reserved for workloads. Only the texts
 	// of refusals use it.
 	Threshold int
-	// Concurrency is the maximum number of workloads on which actions are in progress at the same time, besides
-	// those that wait for their own dependencies.
+	// Concurrency is the maximum number of workloads on which actions are in progress at the same time, not
+	// counting stacks that wait for a dependency between their own services.
 	Concurrency int
 	Policy      Policy
 }
 
-// State is the complete state of an agent. Restore makes one. A State is never changed in place. Any
-// number of goroutines may read it while one calls Step with it.
+// State is the complete state of an agent. Restore makes one. A State is never changed in place. Any number of
+// goroutines may read a State while another goroutine calls Step with it.
 type State struct {
 	Settings
 	Meta     Meta
 	Draining bool
-	// Bound is the cluster id on the labels of new instances.
+	// Bound is the cluster id that drivers put into the labels of new instances.
 	Bound string
 	// Version is incremented whenever the report of a workload changes. The changed report gets this version.
 	Version uint64
@@ -67,7 +67,7 @@ type Engine struct {
 // Works reports whether the engine can run workloads now.
 func (e Engine) Works() bool { return e.Probed && e.Healthy && e.Trouble == "" }
 
-// Cause returns the reason why the engine does not work.
+// Cause returns the reason why the engine cannot run workloads now.
 func (e Engine) Cause() string {
 	switch {
 	case e.Trouble != "":
@@ -92,7 +92,7 @@ type Workload struct {
 	Task     *Task // newest task of the workload
 	Status   *Status
 
-	// Healing counts the restarts of the current instance because it was unhealthy.
+	// Healing counts how often the current instance was restarted because it was unhealthy.
 	Healing Healing
 
 	lookedAt time.Time // start of the last inspection of this workload alone
@@ -102,16 +102,16 @@ type Workload struct {
 	health   string // state of the health check
 	detail   string
 	watched  string // Watch.Instance of the health check that runs now
-	// checkedOn is the observation whose addresses and ports the health check uses.
+	// checkedOn is the observation of the instance from which the health check got its addresses and ports.
 	checkedOn *workload.Observed
 	version   uint64 // value of State.Version when Status last changed
 }
 
 // memory is the part of a workload's state that is not stored.
 type memory struct {
-	asked  bool // see desired.asked
-	waits  bool // see desired.waits
-	lapsed bool // see desired.lapsed
+	asked  bool // the value for desired.asked
+	waits  bool // the value for desired.waits
+	lapsed bool // the value for desired.lapsed
 	over   excess
 }
 
@@ -174,7 +174,8 @@ func Restore(set Settings, saved Saved, now time.Time) State {
 			if w.Task != nil && w.Failure.At.Before(w.Task.CreatedAt) {
 				w.Failure = Failure{} // the order of the task is newer than this failure, and cleared it
 			}
-			// If the machine's clock was set back, the stored time of the next attempt is too late.
+			// The machine's clock may have been set back since the time of the next attempt was stored. So
+			// limit that time to Policy.Max from now.
 			if limit := now.Add(set.Policy.Max); w.Failure.Next.After(limit) {
 				w.Failure.Next = limit
 			}
@@ -216,7 +217,7 @@ func (s State) Intent(id string) *Intent {
 	return nil
 }
 
-// Tombstone returns the tombstone of a workload, or nil.
+// Tombstone returns the record of a workload's delete (its tombstone), or nil.
 func (s State) Tombstone(id string) *Tombstone {
 	t, _ := s.tombs.Get(id)
 	return t
@@ -225,13 +226,13 @@ func (s State) Tombstone(id string) *Tombstone {
 // Workloads iterates over all workloads, ordered by id.
 func (s State) Workloads() iter.Seq[*Workload] { return values(s.workloads) }
 
-// Tombstones iterates over all tombstones, ordered by id.
+// Tombstones iterates over all records of deleted workloads, ordered by id.
 func (s State) Tombstones() iter.Seq[*Tombstone] { return values(s.tombs) }
 
 // Tasks iterates over the task history, oldest first.
 func (s State) Tasks() iter.Seq[*Task] { return values(s.tasks) }
 
-// TasksNewestFirst iterates over the task history, newest first.
+// TasksNewestFirst iterates over the history of orders (tasks), newest first.
 func (s State) TasksNewestFirst() iter.Seq[*Task] {
 	return func(yield func(*Task) bool) { s.tasks.Reverse(func(_ string, t *Task) bool { return yield(t) }) }
 }
@@ -276,8 +277,8 @@ func (s State) Engine(kind workload.Kind) (Engine, bool) {
 	return Engine{}, false
 }
 
-// EngineID returns the id under which host ports are reserved: the id of the container engine, or of
-// the first engine that has an id.
+// EngineID returns the id that the node registers, so that schedulers reserve host ports once for nodes that
+// share an engine: the id of the container engine, or of the first engine that has an id.
 func (s State) EngineID() string {
 	for _, e := range s.engines {
 		if e.EngineID != "" {
@@ -287,18 +288,17 @@ func (s State) EngineID() string {
 	return ""
 }
 
-// Devices returns the numbers of devices, by CDI kind, that the engines can give to containers.
+// Devices returns the numbers of devices, by CDI kind, that the container engine can give to containers. Until the engine has
+// answered, they are those of the state file.
 func (s State) Devices() map[string]int64 {
-	for _, e := range s.engines {
-		if len(e.Devices) > 0 {
-			return e.Devices // two drivers of one engine report the same devices
-		}
+	if e, ok := s.Engine(workload.Container); ok && e.EngineID != "" {
+		return e.Devices
 	}
-	return nil
+	return s.Meta.Devices
 }
 
-// Working reports whether an action on a workload is due or in progress. Until the work ends, other code must
-// not change the workload's instance or volumes.
+// Working reports whether an action on a workload is scheduled or in progress. While it returns true, other
+// code must not change the workload's instance or volumes.
 func (s State) Working(id string) bool {
 	if s.Tombstone(id).open() {
 		return true
@@ -307,13 +307,13 @@ func (s State) Working(id string) bool {
 	return w != nil && (w.Task.Open() || w.busy != "") || s.InWork(id)
 }
 
-// InWork reports whether an Act on a workload is in progress.
+// InWork reports whether an Act (a driver's action) on a workload is in progress.
 func (s State) InWork(id string) bool {
 	j, _ := s.jobs.Get(id)
 	return j.busy()
 }
 
-// Depth counts the workloads on which an action is due, now or later, or in progress.
+// Depth returns the number of workloads on which an action is in progress or scheduled.
 func (s State) Depth() (n int) {
 	for j := range values(s.jobs) {
 		if j.busy() {
@@ -326,8 +326,8 @@ func (s State) Depth() (n int) {
 	return n
 }
 
-// LegacyContent returns the content of an instance that has no content label, because a legacy v1 agent made
-// it.
+// LegacyContent returns the content (hash of the specification) of an instance that has no content label,
+// because a legacy v1 agent made it.
 func (s State) LegacyContent(id, runtimeID string) (string, bool) {
 	w := s.Get(id)
 	if w == nil || w.Intent == nil || w.Observed == nil || w.Observed.RuntimeID != runtimeID {
@@ -337,7 +337,7 @@ func (s State) LegacyContent(id, runtimeID string) (string, bool) {
 	return content, content != ""
 }
 
-// Taken reports whether the record of a workload was taken over from a legacy v1 agent.
+// Taken reports whether the agent took over a workload of this kind and id from a legacy v1 agent.
 func (s State) Taken(kind workload.Kind, id string) bool {
 	in := s.Intent(id)
 	return in != nil && in.LegacyContent != "" && (in.Type == kind || slices.Contains(in.PreviousTypes, kind))
@@ -391,8 +391,8 @@ func (s State) ObservedOn(kind workload.Kind) (out []workload.Observed) {
 	return out
 }
 
-// SelfFencing returns the registered facts about the fencer: whether it works, and the time after
-// the end of a lease within which all leased workloads are stopped.
+// SelfFencing returns the facts about the fencer that the node registers with the schedulers: whether it works,
+// and the time after the end of a lease within which all workloads with on_lost_lease: stop are stopped.
 func (s State) SelfFencing() (bool, time.Duration) {
 	if !s.Settings.Fencer || !s.fencer.alive {
 		return false, 0
@@ -400,13 +400,13 @@ func (s State) SelfFencing() (bool, time.Duration) {
 	return true, lease.Bound(s.fencer.grace)
 }
 
-// repeated is how long after its deletion a workload is included in full reports.
+// repeated is how long a full report to the schedulers still lists a workload as deleted after its deletion.
 const repeated = 10 * time.Minute
 
-// Changes returns the workloads to report and the tombstones to report, both ordered by id. With full it
-// returns all workloads, otherwise those whose report is newer than the version given as after. epochs is
-// false for a legacy v1 scheduler. Changes then leaves out tombstones and instances without order, which
-// such a scheduler would treat as workloads of this node.
+// Changes returns the workloads, and the tombstones (records of deleted workloads), that a heartbeat has to
+// report, both ordered by id. If full is set, it returns all workloads; if not, those whose report is newer
+// than the version given as after. epochs is false for a legacy v1 scheduler. Changes then leaves out
+// tombstones and instances without order, which such a scheduler would treat as workloads of this node.
 func (s State) Changes(full, epochs bool, after uint64, now time.Time) (changed []*Workload, gone []*Tombstone) {
 	for w := range s.Workloads() {
 		if w.Status != nil && (full || w.version > after) && (epochs || w.Intent != nil) {
@@ -428,7 +428,7 @@ func (s State) Changes(full, epochs bool, after uint64, now time.Time) (changed 
 // end of a lease.
 func (w *Workload) Waiting() bool { return w.memory.waits || w.memory.lapsed }
 
-// settled reports whether the reported state of a workload is the desired state.
+// settled reports whether the reported state of a workload is the state that its order demands.
 func (w *Workload) settled() bool {
 	want := workload.Stopped
 	if w.Intent.Running() {

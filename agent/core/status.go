@@ -44,7 +44,7 @@ type Exit struct {
 	Output             string // last lines of output of a container of a job
 }
 
-// same reports whether both reports are equal, apart from UpdatedAt and Since.
+// same reports whether s and o are equal, apart from UpdatedAt and Since.
 func (s *Status) same(o *Status) bool {
 	return s.Kind == o.Kind && s.Revision == o.Revision && s.Content == o.Content && s.Generation == o.Generation &&
 		s.DesiredState == o.DesiredState && s.State == o.State && s.Message == o.Message && s.Class == o.Class && s.Reason == o.Reason &&
@@ -56,15 +56,17 @@ func (s *Status) same(o *Status) bool {
 // ReasonCompleted: the workload has ended with success, and its restart policy does not start it again.
 const ReasonCompleted = "Completed"
 
-// ReasonWorking: the agent is carrying the order out. The message says what it does or waits for. The
-// schedulers set no time limit meanwhile, because the agent itself ends an action that makes no progress.
+// ReasonWorking: the agent is carrying the order out. The message says what it does or waits for. While they
+// see this reason, the schedulers do not give up on the workload, because the agent itself ends an action that
+// makes no progress.
 const ReasonWorking = "Working"
 
 // waitsMessage is reported with state Stopped for an exclusive workload after a restart of the agent. The
 // schedulers then order the workload again.
 const waitsMessage = "exclusive: waits for the scheduler's order after a restart"
 
-// lapsedMessage is reported with state Stopped for a workload whose lease has ended.
+// lapsedMessage is reported with state Stopped for a workload that was stopped because the lease of this node
+// has ended.
 const lapsedMessage = "exclusive: stopped when the node's lease ended; waits for the scheduler's next order"
 
 // healthPrefix starts the message of a running workload with a health check. The state of the check
@@ -119,7 +121,7 @@ func (x *step) watch(w *Workload) {
 	}
 }
 
-// checkOf identifies the health check of one run of an instance.
+// checkOf returns a text that identifies a health check and the run of the instance for which it is made.
 func (in *Intent) checkOf(o *workload.Observed) string {
 	return o.RuntimeID + " " + o.StartedAt.String() + " " + in.Traits.HealthCheck
 }
@@ -174,7 +176,7 @@ func (x *step) assess(w *Workload) *Status {
 	return st
 }
 
-// judge sets the state in the report of a workload that has an order.
+// judge sets the state in the report st from the order of the workload w and its observed instance.
 func (x *step) judge(st *Status, w *Workload) {
 	in, f := w.Intent, w.Failure
 	e, engine := x.Engine(w.Kind)
@@ -224,6 +226,10 @@ func (x *step) judge(st *Status, w *Workload) {
 		st.failure(f)
 		st.State = workload.Failed
 		st.former(match.state == workload.Running && !fits)
+		if fits && in.Traits.RestartPolicy == "no" && !in.Traits.Job && w.hasRun() {
+			st.Message += neverAgain
+			st.terminal()
+		}
 	case f.Attempts > 0 && (in.Running() || match.state == workload.Running):
 		st.failure(f)
 		st.State = workload.Pending
@@ -240,7 +246,7 @@ func (x *step) judge(st *Status, w *Workload) {
 		st.State, st.Message, st.Class = o.State, o.Message, o.Class
 		if w.completed() {
 			st.Reason = ReasonCompleted
-			st.Message += "; its restart policy does not start it again"
+			st.Message += neverAgain
 		}
 	}
 	if o := w.Observed; fits && w.ended() && (st.Reason == ReasonCompleted || st.State == workload.Failed && o.State == workload.Failed) {
@@ -248,8 +254,8 @@ func (x *step) judge(st *Status, w *Workload) {
 	}
 }
 
-// ended reports whether the instance ended by itself, in the run that the last order asked for. The agent did not
-// stop it, and no start has failed since.
+// ended reports whether the instance ended by itself, in the run that the last order asked for. ended is false
+// if the agent stopped the instance, or if a start has failed since.
 func (w *Workload) ended() bool {
 	return w.Observed != nil && !w.Observed.FinishedAt.IsZero() && w.Failure.Attempts == 0 && w.Failure.Ended == mark(w.Observed)
 }
@@ -262,16 +268,28 @@ func (w *Workload) completed() bool {
 }
 
 // hasRun reports whether the run that the present order asked for has ended by itself, with success or not, and the
-// restart policy does not start it again. A repetition of the order, such as one whose acknowledgement was lost, must
-// not run a job a second time: schedulers order another run under a newer generation. Legacy v1 schedulers have no
-// generations.
+// restart policy does not start it again. A repetition of the order (sent, for example, because its acknowledgement
+// was lost) must not run a job a second time. For another run, schedulers send an order with a newer generation.
+// Legacy v1 schedulers have no generations.
 func (w *Workload) hasRun() bool {
 	in := w.Intent
 	return in.Running() && in.Generation != (workload.Generation{}) && in.keepsEnded(w.Observed) && w.ended()
 }
 
-// idle reports whether no instance of the workload runs. A stack of which one service has failed may have others
-// that run. A paused container is listed as stopped, but has not ended.
+// follows reports whether the intent in is that of the present order of the workload, or of a repetition of
+// this order with the same generation. w may be nil.
+func (w *Workload) follows(in *Intent) bool {
+	switch {
+	case w == nil || w.Intent == nil || in == nil:
+		return false
+	case w.Intent == in:
+		return true
+	}
+	return in.Generation != (workload.Generation{}) && w.Intent.Generation == in.Generation && w.Intent.sameOrder(in)
+}
+
+// idle reports whether no instance of the workload runs. A stack with a failed service may still have
+// running services. A paused container is listed as stopped, but has not ended.
 func (w *Workload) idle() bool {
 	o := w.Observed
 	switch {
@@ -285,15 +303,15 @@ func (w *Workload) idle() bool {
 	return o.StartedAt.IsZero() || !o.FinishedAt.IsZero()
 }
 
-// former says in the message of a report that the instance of the previous revision still runs, if runs is
-// true.
+// former adds the note to the message of a report that the instance of the previous revision still runs. It
+// adds nothing if runs is false.
 func (st *Status) former(runs bool) {
 	if runs {
 		st.Message += "; the former revision still runs"
 	}
 }
 
-// now adds to the message of a report what the driver does for the next attempt.
+// now adds to the message of a report the driver's present activity (busy), such as the pull of an image.
 func (st *Status) now(busy string) {
 	if busy != "" {
 		st.Message += "; now: " + busy
@@ -312,12 +330,20 @@ func (st *Status) failure(f Failure) {
 		m["next_retry_time"] = f.Next.UTC().Format(time.RFC3339)
 	}
 	if f.Class.Cause() == workload.Final {
-		m["retry_terminal"], m["retry_terminal_reason"] = "true", text
+		st.terminal()
 	}
 }
 
+// neverAgain is the end of the message about an instance that has ended and stays so.
+const neverAgain = "; its restart policy does not start it again"
+
+// terminal tells the schedulers that no retry helps.
+func (st *Status) terminal() {
+	st.Metadata["retry_terminal"], st.Metadata["retry_terminal_reason"] = "true", st.Message
+}
+
 // healthNow returns the message and the health of a workload with a health check. The health is the worse of
-// two results: that of the workload's check and that of the check in its image.
+// two results: that of the health check in the order and that of the health check in the image.
 func (w *Workload) healthNow() (message, health string) {
 	state := cmp.Or(w.health, string(workload.Starting))
 	message = healthPrefix + state

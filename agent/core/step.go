@@ -101,15 +101,16 @@ func (x *step) do(e Effect) { x.effects = append(x.effects, e) }
 
 func (x *step) notice(warn bool, text string, args ...any) { x.do(Notice{warn, text, args}) }
 
-// write returns the Store effect of this step. With required, a failure of that Store undoes the step.
+// write returns the Store effect of this step. If required is set, the caller drops the whole step if
+// that Store fails.
 func (x *step) write(required bool) *Store {
 	x.writes = true
 	x.store.Required = x.store.Required || required
 	return &x.store
 }
 
-// edit returns a copy of workload w, which this step may change. If w was copied in this step already, it
-// returns w.
+// edit returns a copy of workload w, which this step may change. If w is a copy that this step made
+// already, edit returns w.
 func (x *step) edit(w *Workload) *Workload {
 	if x.fresh[w] {
 		return w
@@ -127,7 +128,7 @@ func (x *step) add(id string, kind workload.Kind) *Workload {
 	return w
 }
 
-// forget removes a workload from the State.
+// forget removes a workload from the State and ends its health check.
 func (x *step) forget(w *Workload) {
 	x.workloads.Delete(w.ID)
 	if w.watched != "" {
@@ -135,8 +136,8 @@ func (x *step) forget(w *Workload) {
 	}
 }
 
-// putTask adds or replaces a task in memory and in the file. The Store is optional, because a failed
-// write of the history must not stop the work.
+// putTask adds or replaces a task (an entry of the order history) in memory and in the state file. The write is
+// optional, because a failed write of the history must not stop the work.
 func (x *step) putTask(t *Task) {
 	x.tasks.Set(t.key(), t)
 	x.write(false).Tasks = append(x.store.Tasks, t)
@@ -145,7 +146,7 @@ func (x *step) putTask(t *Task) {
 	}
 }
 
-// supersede ends the open task of a workload, if any, because the task t takes its place, and adds t.
+// supersede ends the open task of a workload, if any, and adds the task t, which replaces it.
 func (x *step) supersede(open, t *Task) {
 	if open.Open() && open != t {
 		old := open.Ended("superseded by "+t.ID, false, x.now)
@@ -171,7 +172,8 @@ func (x *step) setTombstone(t Tombstone) {
 	x.write(true).Tombstones = append(x.store.Tombstones, &t)
 }
 
-// reportGone marks a tombstone, so that the next heartbeat reports the workload as deleted.
+// reportGone gives a tombstone (the record of a deleted workload) a new version, so that the next heartbeat
+// reports the workload as deleted.
 func (x *step) reportGone(t Tombstone) Tombstone {
 	x.Version++
 	t.version = x.Version
@@ -179,7 +181,7 @@ func (x *step) reportGone(t Tombstone) Tombstone {
 	return t
 }
 
-// start schedules the work on all restored workloads and open tombstones.
+// start schedules the work on all restored workloads and on all deletes that are still pending.
 func (x *step) start() {
 	for w := range x.State.Workloads() {
 		x.due(w.ID, x.now)
@@ -191,8 +193,8 @@ func (x *step) start() {
 	}
 }
 
-// forgetFailed drops the failed order in, if in is still the order of its workload and the workload has no
-// instance.
+// forgetFailed drops the failed order that the parameter holds, if it is still the order of its workload and
+// the workload has no instance.
 func (x *step) forgetFailed(in *Intent) {
 	w := x.Get(in.ID)
 	if w == nil || w.Intent != in || w.Observed != nil {

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -57,7 +58,8 @@ func (h *history) act() *Act {
 	return nil
 }
 
-// look answers the Look that the last event caused: the instance is in the given state.
+// look reports to Step the result of the Look (an inspection) that the last event caused: the
+// instance is in the given state.
 func (h *history) look(state workload.State) *history {
 	h.t.Helper()
 	a := h.act()
@@ -128,14 +130,15 @@ func TestStepJudgesOrders(t *testing.T) {
 			case c.says == "" && no != nil:
 				t.Errorf("refused: %s", no.Message)
 			case c.says != "" && (no == nil || no.Fenced != c.fenced || !strings.Contains(no.Message, c.says)):
-				// If the epoch is missing, the refusal of a Call has another text than that of an Apply.
+				// If the epoch is missing, a refused Call gets a different message from a refused Apply.
 				t.Errorf("the answer is %+v, want a refusal that says %q", no, c.says)
 			}
 		})
 	}
 }
 
-// A step has one effect Store, which is before all other effects.
+// If a step writes to the state file, its first effect is the only Store, so that everything is stored before
+// the order is answered.
 func TestStepStoresBeforeItAnswers(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -171,6 +174,67 @@ func TestStepDoesNotChangeItsState(t *testing.T) {
 	}
 	if h.s.Get("db") == nil {
 		t.Error("the State that the step returned lacks the workload")
+	}
+}
+
+// TestDevicesOfAnEngineThatIsDown: the node keeps the numbers of devices that its container engine reported
+// last, even if the agent is restarted while the engine does not answer.
+func TestDevicesOfAnEngineThatIsDown(t *testing.T) {
+	gpus := map[string]int64{"vendor.com/gpu": 2}
+	restart := func(saved Meta) *history {
+		h := newHistory(t, nil)
+		h.s = Restore(Settings{Node: "a", Policy: policy, Concurrency: 8}, Saved{Meta: saved}, h.now)
+		h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{workload.Container, workload.VM}})
+		return h.step(Probed{Kind: workload.VM, EngineID: "libvirt", Healthy: true})
+	}
+	h := restart(Meta{InstanceID: "i1"})
+	h.step(Probed{Kind: workload.Container, EngineID: "e1", Healthy: true, Devices: gpus})
+	h.step(Probed{Kind: workload.Container, Reason: "no answer"})
+	if got := h.s.Devices(); !maps.Equal(got, gpus) {
+		t.Errorf("an engine that does not answer any more has %v, want %v", got, gpus)
+	}
+	h = restart(h.s.Meta)
+	h.step(Probed{Kind: workload.Container, Reason: "no answer"})
+	if got := h.s.Devices(); !maps.Equal(got, gpus) {
+		t.Errorf("after a restart of the agent the engine that is down has %v, want %v", got, gpus)
+	}
+	h.step(Probed{Kind: workload.Container, EngineID: "e1", Healthy: true})
+	if got := h.s.Devices(); len(got) > 0 || len(h.s.Meta.Devices) > 0 {
+		t.Errorf("an engine without devices has %v, in the state file %v", got, h.s.Meta.Devices)
+	}
+}
+
+// TestUpdatedStackSignalsUnchangedServices: an order changes the content of a stack, and also a file that its
+// containers read from memory. Ensure recreates only the changed services, so the containers of the other services
+// are signalled afterwards. A workload that is no stack gets a new container, which reads the new file when it
+// starts.
+func TestUpdatedStackSignalsUnchangedServices(t *testing.T) {
+	for kind, signalled := range map[workload.Kind]bool{workload.Compose: true, workload.Container: false} {
+		live := func(content, files string) func(*Order) {
+			return func(o *Order) {
+				o.Kind, o.Content, o.SpecHash, o.Traits = kind, content, content+files, Traits{LiveFiles: files}
+			}
+		}
+		h := newHistory(t, nil)
+		h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{kind}})
+		h.step(Listed{Kind: kind, Bound: h.s.engines[0].Bound, Began: h.now})
+		h.step(order(5, 7, live("c1:a", "one"))).look(workload.Absent)
+		h.step(Done{Act: h.act()}).look(workload.Running)
+		a := h.step(order(6, 7, live("c1:b", "two"))).act()
+		old := workload.Observed{ID: "db", State: workload.Running, Content: "c1:a", RuntimeID: "r1", StartedAt: h.now}
+		h.step(Done{Act: a, Observed: &old, Began: h.now})
+		if a = h.act(); a == nil || a.Verb != Ensure {
+			t.Fatalf("%s: the core's action is %+v, want the new content", kind, a)
+		}
+		h.step(Done{Act: a}).look(workload.Running)
+		if a = h.act(); (a != nil && a.Verb == Refresh) != signalled {
+			t.Errorf("%s: after the start of the new content the action is %+v; a refresh is wanted: %t", kind, a, signalled)
+		}
+		if signalled {
+			if h.step(Done{Act: a}).look(workload.Running); h.act() != nil || h.s.Get("db").Intent.Refresh {
+				t.Errorf("%s: after the refresh the action is %+v", kind, h.act())
+			}
+		}
 	}
 }
 
@@ -235,7 +299,7 @@ func TestStepHoldsExclusiveWorkloads(t *testing.T) {
 	}
 	adopted := newHistory(t, nil, in).step(Start{}).look(workload.Running)
 	if st := adopted.s.Get("db").Status; st.State != workload.Running {
-		t.Errorf("not adopted: %+v", st)
+		t.Errorf("a running instance was not adopted after a restart of the agent: %+v", st)
 	}
 }
 
@@ -274,8 +338,92 @@ func TestStepReportsTheEndOfAnExclusiveJobAfterARestart(t *testing.T) {
 	}
 }
 
-// A workload with on_lost_lease: stop starts only under a lease that the fencer has confirmed. After the
-// lease has ended, it starts only on a newer order.
+// A container with the restart policy no is not run again by the schedulers either if it fails, unless somebody asks for
+// another run. The schedulers repeat failed jobs, and failures of a container without a policy.
+func TestStepGivesUpAFailedContainerThatNeverRestarts(t *testing.T) {
+	for _, c := range []struct {
+		fact     string
+		traits   Traits
+		given    workload.Generation
+		terminal string
+	}{
+		{"a service", Traits{RestartPolicy: "no"}, workload.Generation{Incarnation: 1, Sequence: 5}, "true"},
+		{"a job", Traits{RestartPolicy: "no", Job: true}, workload.Generation{Incarnation: 1, Sequence: 5}, ""},
+		{"a service of a legacy v1 scheduler", Traits{RestartPolicy: "no"}, workload.Generation{}, ""},
+		{"a service without a policy", Traits{}, workload.Generation{Incarnation: 1, Sequence: 5}, ""},
+	} {
+		h := newHistory(t, nil).step(order(5, 7, func(o *Order) { o.Traits, o.Generation = c.traits, c.given }))
+		h.step(Done{Act: h.look(workload.Absent).act(), Began: h.now})
+		h.step(Done{Act: h.act(), Began: h.now, Observed: &workload.Observed{
+			ID: "db", State: workload.Failed, ExitCode: 3, Content: "c1:a", Generation: c.given, RuntimeID: "r1",
+			StartedAt: h.now.Add(-time.Second), FinishedAt: h.now,
+		}})
+		st := h.s.Get("db").Status
+		if got := st.Metadata["retry_terminal"]; got != c.terminal || (got != "") != strings.HasSuffix(st.Message, neverAgain) {
+			t.Errorf("%s that ended with exit code 3 is reported as %+v, want retry_terminal %q", c.fact, st, c.terminal)
+		}
+		if c.terminal != "" && st.State != workload.Failed {
+			t.Errorf("%s that ended with exit code 3 is reported as %s, want Failed", c.fact, st.State)
+		}
+		if c.terminal != "" {
+			again := func(o *Order) { o.Traits = c.traits }
+			if a := h.step(order(6, 7, again)).answer(); a.Skipped {
+				t.Errorf("%s: an order of a newer generation was skipped: %+v", c.fact, a)
+			}
+		}
+	}
+}
+
+// A workload with on_lost_lease: stop starts only under a lease that the fencer has confirmed. After the lease
+// has ended, it starts only on a newer order. TestARepeatedOrderRunsAJobOnce: a new leader of the schedulers
+// repeats an order, because the replicated state contains no acknowledgement of it by the agent. The job runs
+// once, whether the repetition arrives before or after its end.
+func TestARepeatedOrderRunsAJobOnce(t *testing.T) {
+	once := func(o *Order) { o.Traits.RestartPolicy = "no" }
+	ended := func(h *history) *history {
+		t.Helper()
+		a := h.act()
+		if a == nil || a.Verb != Look {
+			t.Fatalf("the core's action is %+v, want a Look", a)
+		}
+		return h.step(Done{Act: a, Began: h.now, Observed: &workload.Observed{
+			ID: workload.ID(a.ID), State: workload.Stopped, Content: a.Intent.EngineContent, RuntimeID: "r1", StartedAt: h.now.Add(-time.Second), FinishedAt: h.now,
+		}})
+	}
+	for _, when := range []string{"never", "during the start", "after the start"} {
+		t.Run(when, func(t *testing.T) {
+			h := newHistory(t, nil).step(order(1, 1, once))
+			start := h.look(workload.Absent).act()
+			if start == nil || start.Verb != Ensure {
+				t.Fatalf("the core's action is %+v, want the start", start)
+			}
+			if when == "during the start" {
+				h.step(order(1, 2, once))
+			}
+			h.step(Done{Act: start, Began: h.now})
+			if when == "after the start" {
+				look := h.act()
+				h.step(order(1, 2, once))
+				h.effects = []Effect{look}
+			}
+			for range 3 {
+				ended(h)
+				if a := h.act(); a == nil {
+					break
+				} else if a.Verb != Look {
+					t.Fatalf("after the end of the job the core's action is %+v, want none", a)
+				}
+			}
+			w := h.s.Get("db")
+			if w.Status.Reason != ReasonCompleted || w.Task.Open() {
+				t.Errorf("the status is %+v with task %+v, want completed", w.Status, w.Task)
+			}
+		})
+	}
+}
+
+// A workload with on_lost_lease: stop starts only under a lease that the fencer has confirmed. After the lease has
+// ended, it starts only on a newer order.
 func TestStepRunsLeasedWorkloadsUnderTheLease(t *testing.T) {
 	h := newHistory(t, withFencer)
 	if a := h.step(order(5, 7, leasedOrder)).answer(); a.Unavailable == "" || a.Retry {
@@ -327,7 +475,8 @@ func TestStepRunsLeasedWorkloadsUnderTheLease(t *testing.T) {
 	}
 }
 
-// No instance is created while drivers for another cluster label are being made.
+// While drivers that use another cluster label are being made, the core creates no instance, because it would
+// get the old label.
 func TestStepWaitsForTheLabel(t *testing.T) {
 	h := newHistory(t, nil)
 	h.s.Bound = "unbound"
@@ -341,7 +490,8 @@ func TestStepWaitsForTheLabel(t *testing.T) {
 	}
 }
 
-// Work pauses after maxTurns if an engine accepts every Ensure but never lists an instance.
+// An engine accepts every Ensure but never lists an instance. After maxTurns attempts in a row, the core pauses
+// its work on the workload.
 func TestWorkPausesAfterTooManyTurns(t *testing.T) {
 	h := newHistory(t, nil)
 	h.step(order(1, 1))
@@ -378,7 +528,7 @@ func TestAddedEngineDoesNotEndTheReplacementOfDrivers(t *testing.T) {
 }
 
 // Until an order is carried out, the report of its workload says that the agent works on it, and what the
-// driver does. The instance of the previous order is not reported as running meanwhile.
+// driver does. Until then, an instance of the previous order is not reported as running.
 func TestReportSaysWhatTheAgentDoes(t *testing.T) {
 	h := newHistory(t, nil)
 	says := func(want string) {
@@ -400,7 +550,8 @@ func TestReportSaysWhatTheAgentDoes(t *testing.T) {
 	h.step(Progress{ID: "db"}).step(Done{Act: ensure()}).look(workload.Running)
 	says("Running : ")
 
-	// The instance of the previous order runs when an update arrives, then a stop, then a delete.
+	// An instance of the previous order runs. The agent receives an update, then a stop, then a delete. Until
+	// each order is carried out, the report is Pending.
 	h.step(order(6, 7, func(o *Order) { o.Content, o.SpecHash = "c1:b", "a1:y" }))
 	says("Pending Working: in work")
 	former := &workload.Observed{ID: "db", State: workload.Running, Content: "c1:a", RuntimeID: "r1", StartedAt: h.now}
@@ -421,9 +572,9 @@ func TestReportSaysWhatTheAgentDoes(t *testing.T) {
 	says("Pending : being deleted; now: stopping, up to 60 s")
 }
 
-// TestWaitingStacksBlockNoOthers: a stack that waits for its dependency, for hours if need be, does not
-// count towards Settings.Concurrency, so other workloads of its node are started meanwhile. A stack that
-// pulls an image counts.
+// TestWaitingStacksBlockNoOthers: a stack that waits for its dependency, which may take hours, is not counted
+// in Settings.Concurrency (the limit of concurrent actions), so other workloads of its node are started
+// meanwhile. A stack that pulls an image is counted.
 func TestWaitingStacksBlockNoOthers(t *testing.T) {
 	h := newHistory(t, func(s *Settings) { s.Concurrency = 1 })
 	other := func(id string) Apply { return order(5, 7, func(o *Order) { o.ID = id }) }
@@ -511,8 +662,8 @@ func TestTryElsewhere(t *testing.T) {
 	}
 }
 
-// TestFailuresOfTheNodeAreCountedInARow: only attempts whose cause belongs to the node count, and another cause
-// begins the count again.
+// TestFailuresOfTheNodeAreCountedInARow: the agent counts attempts in a row that fail because of the node, such
+// as a full disk. A failure with another cause resets the count to zero.
 func TestFailuresOfTheNodeAreCountedInARow(t *testing.T) {
 	for _, c := range []struct {
 		classes []workload.Class
@@ -533,8 +684,8 @@ func TestFailuresOfTheNodeAreCountedInARow(t *testing.T) {
 	}
 }
 
-// While a stack waits for a dependency, the engine lists containers that are not started yet. They do not
-// count as failed.
+// While a stack waits for a dependency, the engine lists containers that are not started yet. The agent does
+// not treat these containers as failed.
 func TestNoFailureIsCountedDuringAStart(t *testing.T) {
 	h := newHistory(t, nil)
 	h.step(order(5, 7))

@@ -21,10 +21,11 @@ type job struct {
 func (j job) busy() bool { return j.act != nil || j.cover != nil }
 
 // maxTurns limits the evaluations (turns) of one job, in case an engine reports wrong states. A workload
-// needs three turns, and one more turn for each previous type.
+// usually needs three turns, and one more for each previous type whose instance must be removed.
 const maxTurns = 16
 
-// due schedules an evaluation of a workload id. If one is scheduled already, the earlier time is kept.
+// due schedules an evaluation of a workload id (a comparison of its order with its instance) at the time at. If
+// an evaluation is scheduled already, the earlier of the two times is kept.
 func (x *step) due(id string, at time.Time) {
 	j, _ := x.jobs.Get(id)
 	if j.due.IsZero() || at.Before(j.due) {
@@ -41,14 +42,14 @@ func (x *step) setJob(id string, j job) {
 	}
 }
 
-// rest ends the work on a workload id until the next evaluation is due.
+// rest ends the present work on a workload id. Work continues at the next scheduled evaluation.
 func (x *step) rest(id string) {
 	j, _ := x.jobs.Get(id)
 	x.setJob(id, job{due: j.due})
 }
 
-// begin starts jobs that are due, those due longest first, until Concurrency jobs are in progress. Stacks
-// that wait for their own dependencies do not count: a service that runs once, such as a migration, may
+// begin starts jobs that are due, those due longest first, until Concurrency jobs are in progress. A stack that
+// only waits for one of its own services is not counted: a service that runs once, such as a migration, may
 // take hours.
 func (x *step) begin() {
 	inWork := 0
@@ -103,7 +104,7 @@ func (x *step) arm() {
 	}
 }
 
-// turn evaluates one workload id and starts its next action.
+// turn compares the order and the instance of one workload id, and starts the next action.
 func (x *step) turn(id string) {
 	w, tomb := x.Get(id), x.Tombstone(id)
 	var in *Intent
@@ -122,8 +123,8 @@ func (x *step) turn(id string) {
 	j.act, j.cover, j.until = nil, nil, time.Time{}
 	x.jobs.Set(id, j) // kept although no action is in progress, because the job counts the evaluations
 	if in != nil && in.Deleting {
-		// Respect the back-off of the delete. A list of the engine makes the job due at once, and each
-		// attempt to delete causes a list.
+		// Check the back-off of the delete here. After each failed delete the engine is listed, and that list
+		// schedules this job at once.
 		if next := x.consider(w); next.do == Wait {
 			x.rest(id)
 			x.due(id, next.until)
@@ -156,15 +157,15 @@ func (x *step) act(a *Act) {
 	x.do(a)
 }
 
-// remove starts the removal of a workload from the engines of its types. If there is no order, it removes the
-// workload from all engines.
+// remove starts the removal of a workload's instances from the engine of its type and those of its previous
+// types. If there is no order, it removes them from all engines.
 func (x *step) remove(id string, in *Intent, tomb *Tombstone) {
 	a := &Act{Verb: Remove, ID: id, Intent: in, Grace: x.grace(id)}
 	if in != nil {
 		a.Fate = fateOf(in)
 		a.Kinds = append([]workload.Kind{in.Type}, in.PreviousTypes...)
 	} else {
-		a.Fate = Fate{Keep: tomb.KeepVolumes, KeepShared: tomb.KeepShared}
+		a.Fate = Fate{Keep: tomb.KeepVolumes, KeepShared: tomb.KeepShared, Retain: tomb.Retain}
 		for _, e := range x.engines {
 			a.Kinds = append(a.Kinds, e.Kind)
 		}
@@ -176,7 +177,7 @@ func (x *step) remove(id string, in *Intent, tomb *Tombstone) {
 }
 
 func fateOf(in *Intent) Fate {
-	return Fate{Keep: in.KeepVolumes, KeepShared: in.KeepShared, Purge: in.Purge}
+	return Fate{Keep: in.KeepVolumes, KeepShared: in.KeepShared, Purge: in.Purge, Retain: in.Retain}
 }
 
 // done handles the end of an Act (a driver's action) and decides the next action on its workload.
@@ -202,7 +203,7 @@ func (x *step) done(d Done) {
 		case d.Failed != nil:
 			x.failed(id, in, d.Failed.Class, d.Failed.Message)
 			return
-		case w != nil && w.Intent == in:
+		case w.follows(in):
 			w = x.edit(w)
 			x.carriedOut(w, d.Act.Verb)
 		}
@@ -210,11 +211,13 @@ func (x *step) done(d Done) {
 	}
 }
 
-// lookDone applies the result of a Look and starts the next action.
+// lookDone stores the result of a Look (the inspection of one instance) and starts the next action on the
+// workload.
 func (x *step) lookDone(d Done, w *Workload) {
 	id, in := d.Act.ID, d.Act.Intent
 	if d.Failed != nil {
-		// The state of the instance is unknown, so do nothing now; the task stays open.
+		// The state of the instance is unknown, so do nothing now. The task (the history entry of the order)
+		// stays open.
 		x.rest(id)
 		x.due(id, x.now.Add(x.Policy.Base))
 		return
@@ -232,6 +235,9 @@ func (x *step) lookDone(d Done, w *Workload) {
 		x.schedule(w, next)
 		x.publish(w)
 		if next.do == Nothing {
+			// The order is carried out, so the instance is not started again if it ends from now on. This does not
+			// hold while the state is Unknown: the instance may have ended before the order arrived.
+			w.memory.asked = w.memory.asked && w.Observed != nil && w.Observed.State == workload.Unknown
 			x.do(Settled{id})
 		}
 		x.finishTask(w)
@@ -278,9 +284,9 @@ func (x *step) grace(id string) time.Duration {
 	return workload.OwnGrace
 }
 
-// carriedOut clears the parts of an order that are done once: a restart, the making of a new instance, the
-// removal of a previous type. If the optional Store fails, the next process of the agent may do them a second
-// time.
+// carriedOut clears the one-time requests of an order after an action carried them out: a restart, the
+// making of a new instance, the removal of a previous type. If the optional Store fails, the next process
+// of the agent may carry them out a second time.
 func (x *step) carriedOut(w *Workload, verb Verb) {
 	in := w.Intent
 	next := *in
@@ -288,8 +294,9 @@ func (x *step) carriedOut(w *Workload, verb Verb) {
 	case verb == RemoveFormer:
 		next.PreviousTypes = in.PreviousTypes[1:]
 	case in.Recreate || (in.Restart || in.Refresh) && in.Running():
-		// An instance that was started has the present files.
-		next.Recreate, next.Restart, next.Refresh = false, false, false
+		// A started instance has the current files, so no refresh is pending. In a stack this holds only for the
+		// services that were started.
+		next.Recreate, next.Restart, next.Refresh = false, false, in.Refresh && verb == Ensure && in.Type == workload.Compose
 		w.Failure.Final, w.Failure.Next = false, time.Time{}
 	default:
 		w.Failure.Final, w.Failure.Next = false, time.Time{}
@@ -303,7 +310,7 @@ func (x *step) carriedOut(w *Workload, verb Verb) {
 // failed records a failed action on a workload and schedules the next attempt.
 func (x *step) failed(id string, in *Intent, class workload.Class, message string) {
 	w := x.Get(id)
-	if w == nil || w.Intent != in {
+	if !w.follows(in) {
 		x.turn(id) // the failed action belonged to a previous order, so evaluate the new one at once
 		return
 	}
@@ -320,7 +327,8 @@ func (x *step) failed(id string, in *Intent, class workload.Class, message strin
 	x.publish(w)
 }
 
-// removeDone completes a delete: it marks the tombstone as done and drops the workload from the State.
+// removeDone completes a delete: it sets Done in the tombstone (the record of the delete) and drops the
+// workload from the State.
 func (x *step) removeDone(d Done, w *Workload) {
 	id, in := d.Act.ID, d.Act.Intent
 	if d.Failed != nil {
@@ -377,8 +385,8 @@ func (x *step) storeFailed(id string) {
 	x.due(id, x.now.Add(x.Policy.Base))
 }
 
-// startTask marks a pending task as running, in memory only. A restart of the agent resumes pending
-// and running tasks alike.
+// startTask marks a pending task (an entry of the order history) as running. It does so in memory only: a
+// restarted agent treats pending and running tasks in the same way.
 func (x *step) startTask(id string) {
 	w := x.Get(id)
 	if w == nil || w.Task == nil || w.Task.Status != TaskPending {
@@ -390,7 +398,8 @@ func (x *step) startTask(id string) {
 	x.publish(w)
 }
 
-// finishTask ends the open task of a workload that needs no further work.
+// finishTask marks the open task (the history entry of the order) as ended if the workload needs no further
+// work.
 func (x *step) finishTask(w *Workload) {
 	if !w.Task.Open() {
 		return
@@ -457,7 +466,7 @@ func (x *step) schedule(w *Workload, next decision) {
 	}
 }
 
-// list returns a copy of the list of all workloads, for loops that change workloads.
+// list returns all workloads as a new slice, for loops that change workloads in the State.
 func (x *step) list() []*Workload {
 	out := make([]*Workload, 0, x.workloads.Len())
 	for w := range x.State.Workloads() {

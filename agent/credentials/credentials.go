@@ -1,6 +1,6 @@
 // Package credentials finds the credentials with which an agent pulls images and reads Git repositories. They
-// come from a file on the machine, and from the Docker configuration of the agent's user. So the credentials
-// are never in a workload, in a message, or in the schedulers' log. Both sources are read at each use: a
+// come from a file on the machine, and from the Docker configuration of the agent's user. So no specification,
+// no message and no log entry of the schedulers contains credentials. Both sources are read at each use: a
 // change needs no restart.
 //
 // An entry is for workloads of the default namespace, as is Docker's configuration. The section of a
@@ -79,11 +79,11 @@ type content struct {
 	Namespaces map[string]section `yaml:"namespaces"`
 }
 
-// defaultNamespace is the namespace of a workload that names none.
+// defaultNamespace is the namespace of a workload without a namespace.
 const defaultNamespace = "default"
 
-// in returns the entries for a namespace. An entry of the namespace overrides a shared entry of the same
-// name or registry.
+// in returns the entries of the file that workloads of a namespace may use. An entry of the namespace overrides
+// a shared entry of the same name or registry.
 func (c content) in(namespace string) section {
 	if namespace == "" {
 		namespace = defaultNamespace
@@ -142,13 +142,13 @@ func (s *Store) read() (content, error) {
 	}
 	if err := yaml.UnmarshalWithOptions(raw, &out, yaml.Strict()); err != nil {
 		// The message of the YAML library is left out, because it quotes the lines around the fault, which
-		// may be secret.
+		// may contain secrets.
 		var at yaml.Error
 		if errors.As(err, &at) && at.GetToken() != nil {
-			return content{}, fmt.Errorf("PERSYS_CREDENTIALS_FILE %s: line %d: not understood; the file may have the keys registries and git, which map names to username, password, hosts and shared, and the key namespaces with the same two keys for each namespace",
+			return content{}, fmt.Errorf("PERSYS_CREDENTIALS_FILE %s: line %d: cannot be parsed; the file may have the keys registries and git, which map names to username, password, hosts and shared, and the key namespaces with the same two keys for each namespace",
 				s.File, at.GetToken().Position.Line)
 		}
-		return content{}, fmt.Errorf("PERSYS_CREDENTIALS_FILE %s: not understood; the file may have the keys registries, git and namespaces", s.File)
+		return content{}, fmt.Errorf("PERSYS_CREDENTIALS_FILE %s: cannot be parsed; the file may have the keys registries, git and namespaces", s.File)
 	}
 	all := map[string]section{"": {out.Registries, out.Git}}
 	for namespace, own := range out.Namespaces {
@@ -178,8 +178,8 @@ func hostOf(name string) string {
 	return host
 }
 
-// of returns the file's entry for a registry. If several entries name the host, the entry whose name is
-// only the host (no URL or path) wins.
+// of returns the file's entry for a registry host. If several entries name the host, the entry whose name is
+// only the host (no URL or path) is used.
 func (c section) of(host string) (login, bool) {
 	if l, ok := c.Registries[host]; ok {
 		return l, true
@@ -192,7 +192,7 @@ func (c section) of(host string) (login, bool) {
 	return login{}, false
 }
 
-// tells reports whether the credentials may be sent to a host.
+// tells reports whether the entry lists host, so that its credentials may be sent there.
 func (l login) tells(host string) bool {
 	return slices.ContainsFunc(l.Hosts, func(h string) bool { return hostOf(h) == strings.ToLower(host) })
 }
@@ -240,8 +240,8 @@ func (s *Store) Registry(namespace, ref string) (string, error) {
 	})
 }
 
-// docker reads an entry of Docker's configuration. That may run a credential helper, which has no deadline of
-// its own.
+// docker reads an entry of Docker's configuration. Docker's library may run a credential helper to get the
+// entry, and sets no deadline for the helper.
 func (s *Store) docker(key string) (types.AuthConfig, error) {
 	type answer struct {
 		auth types.AuthConfig

@@ -61,7 +61,7 @@ func TestRegistryCredentialsAreFound(t *testing.T) {
 				t.Fatal(err)
 			}
 			if auth.Username != c.user || auth.Password != c.password {
-				t.Errorf("%s %s, want %s %s", auth.Username, auth.Password, c.user, c.password)
+				t.Errorf("the credentials are user %s and password %s, want %s and %s", auth.Username, auth.Password, c.user, c.password)
 			}
 		})
 	}
@@ -85,19 +85,19 @@ func TestGitCredentialsAreFound(t *testing.T) {
 		{"a host without entry", "", "elsewhere.example.com", "", ""},
 		{"a host with two entries", "", "git.example.com", "", `name one of ["other" "team"]`},
 		{"a name without entry", "nobody", "git.example.com", "", "no entry git.nobody"},
-		{"credentials named by an address", "team", "code.example.com", "bot", ""},
+		{"an entry that the workload names, for one of its hosts", "team", "code.example.com", "bot", ""},
 		{"an entry is not used for another host", "team", "evil.example.com", "", "not for host evil.example.com"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			user, password, err := s.Git("", c.entry, c.host)
 			if c.fault != "" {
 				if err == nil || !strings.Contains(err.Error(), c.fault) || user+password != "" {
-					t.Errorf("%q, %v; want %q", user, err, c.fault)
+					t.Errorf("the user is %q and the error %v, want the error %q", user, err, c.fault)
 				}
 				return
 			}
 			if err != nil || user != c.user || (password == "") != (c.user == "") {
-				t.Errorf("%q, %v; want %q", user, err, c.user)
+				t.Errorf("the user is %q and the error %v, want the user %q", user, err, c.user)
 			}
 		})
 	}
@@ -158,7 +158,7 @@ func TestFaultsTellNoSecret(t *testing.T) {
 	}{
 		{"a file that others can read", file, 0o640, "chmod 600"},
 		{"an unknown key", "registries:\n  a: {username: u, password: hunter2, token: hunter3}\n", 0o600, "line 2"},
-		{"no YAML", "registries: [hunter2", 0o600, "not understood"},
+		{"no YAML", "registries: [hunter2", 0o600, "cannot be parsed"},
 		{"no hosts", "git: {team: {username: u, password: hunter2}}", 0o600, "git.team.hosts"},
 		{"no hosts in a namespace", "namespaces: {shop: {git: {team: {username: u, password: hunter2}}}}", 0o600, "namespaces.shop.git.team.hosts"},
 	} {

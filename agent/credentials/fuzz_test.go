@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// FuzzFile checks that any credentials file is parsed or refused, and that no error contains a secret.
+// FuzzFile checks that every file content is either parsed or refused with an error, and that no such error
+// contains a secret.
 func FuzzFile(f *testing.F) {
 	file := filepath.Join(f.TempDir(), "credentials.yaml")
 	f.Add("registries:\n  r.example:\n    username: u\n    password: correct-horse\n", "r.example/app:1")

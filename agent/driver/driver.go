@@ -10,7 +10,8 @@ import (
 
 // Driver runs workloads of one kind on one engine. The package comment states the contract.
 //
-// Errors are *Error, except that a cancelled or expired context may be reported as such.
+// Errors are *Error, except that a call whose context was cancelled or expired may return the
+// context's error.
 type Driver interface {
 	// Kind returns the kind of workloads, which never changes.
 	Kind() Kind
@@ -27,8 +28,8 @@ type Driver interface {
 
 	// Halt stops the workload and keeps the instance, so that a later Ensure can start it again. The
 	// workload gets the grace period of its specification or else the driver's default, but at most the
-	// duration most, and is then killed. With most 0 it is killed at once; with OwnGrace there is no upper
-	// bound. Halting a stopped or absent workload succeeds.
+	// duration most, and is then killed. If most is 0, the workload is killed at once; if most is
+	// OwnGrace, there is no upper bound. Halting a stopped or absent workload succeeds.
 	Halt(ctx context.Context, id ID, most time.Duration) error
 
 	// Remove stops the workload if needed, as Halt with OwnGrace does, and deletes it with all resources that
@@ -40,8 +41,9 @@ type Driver interface {
 	List(ctx context.Context) ([]Observed, error)
 
 	// Events sends the IDs of workloads that may have changed. When ctx ends, it closes the channel. An ID
-	// is only a hint: hints are merged, may be late or wrong, and are missing while the engine is
-	// unreachable. The empty ID means that any workload may have changed; it is sent after a reconnection.
+	// only means that the workload may have changed: several changes may cause one event, events may be late
+	// or wrong, and there are none while the engine is unreachable. The empty ID means that any workload may
+	// have changed; it is sent after a reconnection.
 	Events(ctx context.Context) (<-chan ID, error)
 
 	// Logs returns the workload's output, stdout and stderr merged in the order the engine
@@ -50,7 +52,8 @@ type Driver interface {
 	Logs(ctx context.Context, id ID, options LogOptions) (io.ReadCloser, error)
 }
 
-// UnhealthyHalter is implemented by drivers whose workloads have parts with health checks of their own.
+// UnhealthyHalter is implemented by drivers whose workloads consist of parts with their own health
+// checks, such as the services of a stack.
 type UnhealthyHalter interface {
 	// HaltUnhealthy stops the parts of a workload that the engine reports as unhealthy, with the time limit of
 	// Halt. It returns false if there are none.
@@ -60,23 +63,24 @@ type UnhealthyHalter interface {
 // Signaler is implemented by drivers that can send a signal to the processes of a workload.
 type Signaler interface {
 	// Signal sends a signal, such as SIGHUP, to the main process of each running container of a workload. In a stack
-	// these are the containers of the service; service is "" for other workloads. Containers that do not run are left
-	// out, because they read their files when they start.
+	// these are the containers of the service; service is "" for other workloads. Containers that do not run get no
+	// signal, because they read the changed files when they start.
 	Signal(ctx context.Context, id ID, service, signal string) error
 }
 
 // Spec is the desired state of one workload.
 type Spec struct {
 	ID ID
-	// Revision is the scheduler's name of this version of the specification; drivers only record it.
+	// Revision is the name that the scheduler gives to this version of the specification. Drivers only store
+	// it in a label.
 	Revision string
 	// Content is a hash of the specification (spec/DESIGN.md). An instance with equal content is never
 	// recreated. Content must not be empty.
 	Content string
-	// Legacy means that this workload was made by a legacy v1 agent: instances without a content label count
-	// as instances with this Content.
+	// Legacy means that a legacy v1 agent made this workload, and did not label its instance with a content.
+	// The driver treats an instance without a content label as if it had this Content.
 	Legacy bool
-	// Generation is the number of the scheduler's order. A driver only records it.
+	// Generation is the number of the scheduler's order. Drivers only store it in a label.
 	Generation Generation
 	ClusterID  string
 	NodeID     string
@@ -86,23 +90,24 @@ type Spec struct {
 	// Labels are set on the instance, in addition to the labels in Body. Keys that start with LabelPrefix are
 	// ignored.
 	Labels map[string]string
-	// Exclusive workloads may be placed elsewhere while this machine is down. The engine must not
+	// Exclusive workloads may be placed on another node while this machine is down. The engine must not
 	// start them by itself, not even when it restarts; the agent does.
 	Exclusive bool
 	// Volumes are the managed volumes that Body names, in the same order.
 	Volumes []Volume
-	// Files are the files in memory that Body names, in the same order: paths on this machine.
+	// Files are the paths, on this machine, of the in-memory files that Body names, in the same
+	// order.
 	Files []string
-	// DiskLimit is how many bytes the workload may occupy beyond its image; 0 is no limit. If the
-	// engine can enforce the limit, the driver sets it there and reports Observed.DiskCapped.
-	// Otherwise the agent measures.
+	// DiskLimit is how many bytes the workload may occupy beyond its image; 0 is no limit. If the engine can
+	// enforce the limit, the driver sets it on the engine and List reports Observed.DiskCapped. Otherwise the
+	// agent measures the disk use.
 	DiskLimit int64
 	// Rules limit the rights of the workload on this machine; nil allows everything.
 	Rules *Rules
 }
 
-// Validate checks the rules that all drivers share. The error is of class InvalidSpecification and
-// names the field.
+// Validate checks the rules for a spec that all drivers have in common. The error is of class
+// InvalidSpecification and names the field.
 func (s Spec) Validate() error {
 	switch {
 	case s.ID == "":
@@ -121,8 +126,8 @@ func (s Spec) Validate() error {
 
 // Capacity describes an engine.
 type Capacity struct {
-	// EngineID identifies the engine; agents on the same engine report the same id. Host ports
-	// are reserved per engine.
+	// EngineID identifies the engine. Agents on the same engine report the same id, so that the schedulers
+	// reserve each host port only once per engine.
 	EngineID string
 	Version  string
 	Healthy  bool
@@ -143,7 +148,8 @@ type LogOptions struct {
 	Service string
 	// Timestamps puts an RFC 3339 time with nanoseconds and a space before every line.
 	Timestamps bool
-	// Seen, if set, is called with the engine's timestamp of every line before the reader returns the line,
-	// so that a reader can resume after an interruption. Not all engines know the times of all lines.
+	// Seen, if set, is called with the engine's timestamp of every line before the line is returned. After
+	// an interruption, the caller can resume at the last timestamp. Not all engines know the times of all
+	// lines.
 	Seen func(time.Time)
 }

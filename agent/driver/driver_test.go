@@ -39,7 +39,7 @@ func TestGenerationsAreParsedAndPrinted(t *testing.T) {
 		}
 		return 1
 	}) {
-		t.Errorf("not in order: %v", order)
+		t.Errorf("the generations are not in ascending order: %v", order)
 	}
 }
 
@@ -69,13 +69,14 @@ func TestLabelsDecideOwnership(t *testing.T) {
 			delete(labels, driver.LabelManaged)
 		}
 		if got := id.Of(labels); got != c.want {
-			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+			t.Errorf("%s: the owner is %d, want %d", c.name, got, c.want)
 		}
 	}
 }
 
-// The test compares every error class with the contract's two tables, which give the cause and the reason
-// of each class. A new class must be added here.
+// The contract has two tables, which map each error class to a cause (whether another node may help) and to the
+// reason in reports. The test checks that the code maps each class as the tables do. A new class must be added
+// here.
 func TestEveryErrorClassHasACauseAndAReason(t *testing.T) {
 	type row struct {
 		cause  driver.Cause
@@ -105,15 +106,15 @@ func TestEveryErrorClassHasACauseAndAReason(t *testing.T) {
 		driver.ImageNotOnNode:         {driver.Passing, "IMAGE_NOT_FOUND"},
 	}
 	if len(want) != len(driver.Classes()) {
-		t.Errorf("%d classes, want %d", len(driver.Classes()), len(want))
+		t.Errorf("there are %d error classes, the contract has %d", len(driver.Classes()), len(want))
 	}
 	for _, c := range driver.Classes() {
 		if got := (row{c.Cause(), c.FailureReason(driver.Container)}); got != want[c] {
-			t.Errorf("%s: %+v, want %+v", c, got, want[c])
+			t.Errorf("class %s has cause and reason %+v, want %+v", c, got, want[c])
 		}
 	}
 	if got := driver.RuntimeError.FailureReason(driver.VM); got != "VM_BOOT_FAILED" {
-		t.Errorf("a VM's runtime error is %s", got)
+		t.Errorf("the reason of a VM's runtime error is %s, want VM_BOOT_FAILED", got)
 	}
 }
 
@@ -144,17 +145,17 @@ func TestBoundCutsLongText(t *testing.T) {
 	}
 	long := driver.Bound(strings.Repeat("ä", driver.MaxMetadata) + "z")
 	if len(long) > driver.MaxMetadata || !utf8.ValidString(long) || !strings.HasSuffix(long, "äz") {
-		t.Errorf("%d bytes, valid %t", len(long), utf8.ValidString(long))
+		t.Errorf("the shortened text has %d bytes and is valid UTF-8: %t; want at most MaxMetadata bytes, valid, with the end of the text", len(long), utf8.ValidString(long))
 	}
 }
 
 func TestAnExitCountsAccordingToTheDesiredState(t *testing.T) {
 	failed := driver.Observed{State: driver.Failed, Class: driver.RuntimeError, Message: "exited with code 137"}
 	if got := failed.Under(false); got.State != driver.Stopped || got.Class != "" || got.Message != failed.Message {
-		t.Errorf("should be stopped: %+v", got)
+		t.Errorf("a failed instance that should be stopped is reported as %+v, want Stopped", got)
 	}
 	if got := failed.Under(true); got.State != driver.Failed {
-		t.Errorf("should run: %+v", got)
+		t.Errorf("a failed instance that should run is reported as %+v, want Failed", got)
 	}
 }
 
@@ -169,7 +170,7 @@ func TestHintsNeverBlock(t *testing.T) {
 	go h.Send(ctx, out)
 	for _, want := range []driver.ID{"a", "b"} {
 		if got := <-out; got != want {
-			t.Errorf("hint %q, want %q", got, want)
+			t.Errorf("the reader got the hint %q, want %q", got, want)
 		}
 	}
 	select {
@@ -179,7 +180,7 @@ func TestHintsNeverBlock(t *testing.T) {
 	}
 	h.Add("c")
 	if got := <-out; got != "c" {
-		t.Errorf("hint %q, want c", got)
+		t.Errorf("the reader got the hint %q, want c", got)
 	}
 	cancel()
 	if _, open := <-out; open {

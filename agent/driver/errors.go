@@ -45,8 +45,8 @@ func ClassOf(err error) Class {
 	return UnknownError
 }
 
-// Generic classifies errors of the standard library and the kernel, for all drivers. It returns ""
-// for other errors. Drivers check the error types of their client library first.
+// Generic returns the class of an error of the standard library or the kernel, and "" for other errors. A
+// driver first checks the error types of its own client library, and then calls Generic.
 func Generic(err error) Class {
 	var dns *net.DNSError
 	var op *net.OpError

@@ -7,19 +7,26 @@ import (
 
 // Execer is implemented by drivers that can run a command inside a running workload.
 type Execer interface {
-	// Exec starts a command. ctx bounds only the start; the session lasts until the command ends or
-	// Close is called. Errors: RuntimeResourceMissing if the workload does not run,
-	// InvalidSpecification if a stack needs a service name. If the command does not exist, the
-	// session starts and ends with exit code 126 or 127 and the reason as its output.
+	// Exec starts a command. ctx bounds only the start; the session lasts until the command ends or Close is
+	// called. The error is of class RuntimeResourceMissing if the workload does not run, and
+	// InvalidSpecification if a stack needs a service name. If the command does not exist, the session starts
+	// and ends with exit code 126 or 127 and the reason as its output.
 	Exec(ctx context.Context, id ID, options ExecOptions) (Session, error)
 }
 
 // Consoler is implemented by drivers whose workloads have a console: the serial line of a virtual
 // machine, or the terminal of a container's first process.
 type Consoler interface {
-	// Console opens the console. ctx bounds only the opening. Errors: RuntimeResourceMissing if the
-	// workload does not run, InvalidSpecification if it has no console.
+	// Console opens the console. ctx bounds only the opening. The error is of class RuntimeResourceMissing if
+	// the workload does not run, and InvalidSpecification if it has no console.
 	Console(ctx context.Context, id ID, options ConsoleOptions) (Session, error)
+}
+
+// ProcessFinder is implemented by drivers whose workloads are processes of this machine.
+type ProcessFinder interface {
+	// Process returns the number of the first process of a running workload. The error is of class
+	// RuntimeResourceMissing if the workload does not run.
+	Process(ctx context.Context, id ID) (pid int, err error)
 }
 
 // ExecOptions describe the command to run.
@@ -28,11 +35,12 @@ type ExecOptions struct {
 	Command []string
 	// Service names one service of a Compose stack; may be empty if the stack has only one service.
 	Service string
-	// TTY gives the command a terminal of Size. A terminal has one output stream, and it receives the
-	// end of input (^D) and signals as bytes of the input.
+	// TTY gives the command a terminal of Size. A terminal has only one output stream. The end of input (^D)
+	// and signals (such as ^C) are sent to it as bytes of the input.
 	TTY  bool
 	Size TerminalSize
-	// Input connects the command's input. Without it the command reads end of file at once.
+	// Input connects the command's standard input to the session. If it is false, the command reads
+	// end of file at once.
 	Input bool
 }
 

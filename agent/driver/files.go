@@ -34,8 +34,8 @@ func WriteFile(root *os.Root, name string, mode os.FileMode, from io.Reader) err
 	return errors.Join(err, w.Chmod(mode), w.Sync(), w.Close())
 }
 
-// Synced flushes a file or a folder's entries to the disk. Some file systems do not support syncing
-// a folder; Synced ignores that error.
+// Synced flushes a file, or the entries of a folder, to the disk (fsync). Some file systems do not
+// support syncing a folder; Synced ignores that error.
 func Synced(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

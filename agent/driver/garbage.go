@@ -37,12 +37,13 @@ const (
 
 // GarbageQuery holds the facts that a driver needs to find garbage.
 type GarbageQuery struct {
-	// Wanted reports whether the agent has an order for a workload. Busy reports whether a task is working on
-	// the workload now; resources of a busy workload are left for the next collection.
+	// Wanted reports whether the agent has an order for a workload. Busy reports whether an action on the
+	// workload is in progress now; resources of a busy workload are left for the next collection.
 	Wanted, Busy func(ID) bool
-	// Settled is the minimum age of garbage. A younger resource may be part of an unfinished operation.
+	// Settled is the minimum age at which an unused resource is garbage. A younger unused resource may belong
+	// to an operation that has not ended.
 	Settled time.Duration
-	// LeftFor is how long after the move of a workload to another node its disks stay here before they are
+	// LeftFor is how long the disks of a workload that moved to another node stay on this node before they are
 	// garbage.
 	LeftFor time.Duration
 	// Pulled lists the images that this agent pulled, oldest first. ImageBudget is how many bytes of

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Hints is a queue of workload ids that may have changed; an id is queued once at most. A slow reader does
-// not block Add. Use NewHints; the zero value is not usable.
+// Hints is a queue of ids of workloads that may have changed; an id is in the queue at most once. A slow reader
+// does not block Add. Use NewHints; the zero value is not usable.
 type Hints struct {
 	mu    sync.Mutex
 	set   map[ID]struct{}
@@ -33,7 +33,7 @@ func (h *Hints) Add(id ID) {
 	}
 }
 
-// Send delivers hints to out until ctx ends, then closes out.
+// Send sends the queued ids to the channel out until ctx ends, then closes out.
 func (h *Hints) Send(ctx context.Context, out chan<- ID) {
 	defer close(out)
 	for {

@@ -20,9 +20,9 @@ const (
 const DefaultNamespace = "default"
 
 // CheckNamespace returns an error if the labels of an instance or volume name another namespace than spec.
-// The parameter what describes the object in the error. An object without a namespace label belongs to any
-// namespace if it carries the workload's id. If a legacy v1 agent made the object (claimed), the object
-// belongs to the default namespace, because such agents know no other.
+// The parameter what describes the object in the error. An object with the workload's id but without a
+// namespace label is accepted in any namespace, with one exception: if a legacy v1 agent made the object
+// (claimed), it belongs to the default namespace, because such agents have no namespaces.
 func CheckNamespace(spec Spec, what string, labels map[string]string, claimed bool) error {
 	want := spec.Body.GetNamespace()
 	have := labels[LabelNamespace]
@@ -33,7 +33,8 @@ func CheckNamespace(spec Spec, what string, labels map[string]string, claimed bo
 		"%s on this node belongs to namespace %q, not to %q: use another workload id, or let an admin remove it (persysctl drift, persysctl gc)", what, orDefault(have), orDefault(want))
 }
 
-// OtherNamespace reports whether labels name another namespace.
+// OtherNamespace reports whether the namespace label in labels is set and names a namespace other than the
+// given one.
 func OtherNamespace(labels map[string]string, namespace string) bool {
 	have := labels[LabelNamespace]
 	return have != "" && !SameNamespace(have, namespace)
@@ -49,17 +50,19 @@ func orDefault(namespace string) string {
 	return namespace
 }
 
-// Identity decides which instances a driver may list and change.
+// Identity holds the ids of the agent's cluster and node. From these and the labels of an instance, it decides
+// whether a driver may list and change the instance.
 type Identity struct {
 	ClusterID string
 	NodeID    string
-	// Owns reports whether the agent's store lists a workload. It decides who owns an instance without a node
-	// label, which a legacy v1 agent made. If Owns is nil, such instances belong to a Stranger.
+	// Owns reports whether the agent's store lists a workload. An instance without a node label, which a
+	// legacy v1 agent made, belongs to this agent if Owns returns true for its workload. If Owns is nil, such
+	// instances are treated as foreign (Stranger).
 	Owns func(ID) bool
 }
 
-// Check returns an error if spec names another cluster or node than id: this agent would not own the
-// instance.
+// Check returns an error if spec names another cluster or node than id, because the instance would then carry
+// labels by which this agent does not find it.
 func (id Identity) Check(spec Spec) error {
 	if err := spec.Validate(); err != nil {
 		return err
@@ -77,8 +80,9 @@ func (id Identity) Check(spec Spec) error {
 type Ownership int
 
 // The kinds of owners. A Sibling is another agent of our cluster on the same engine; if one of its instances
-// has the name that we want, we use another name. Every other foreign owner is a Stranger. We never change
-// instances of a Stranger, and return an error if one has a name that we need.
+// has the name that a new instance should get, the driver uses another name. Every other owner that is not this
+// agent is a Stranger. Drivers never change instances of a Stranger. If an instance of a Stranger has the name,
+// the driver returns an error.
 const (
 	Stranger Ownership = iota
 	Sibling
@@ -138,8 +142,8 @@ func Labels(kind Kind, spec Spec, user map[string]string) map[string]string {
 	return out
 }
 
-// FromLabels returns an Observed with the fields that an instance's labels contain. An unreadable generation
-// becomes zero, which is lower than any real one.
+// FromLabels returns an Observed in which only those fields are set that an instance's labels contain. An
+// unreadable generation becomes zero, which is lower than any real one.
 func FromLabels(labels map[string]string) Observed {
 	generation, err := ParseGeneration(labels[LabelGeneration])
 	if err != nil {

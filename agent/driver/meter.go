@@ -24,8 +24,8 @@ type DiskMeter interface {
 	Occupied(ctx context.Context, of []Observed) (map[ID]int64, error)
 }
 
-// Usage is the resource usage of one workload. Counters only grow while Instance stays the same;
-// readers take the difference of two readings.
+// Usage is the resource usage of one workload. Counters only grow while Instance stays the same, so the
+// difference of two readings is the usage between them.
 type Usage struct {
 	ID ID
 	// Instance changes when the counters start at zero again. It usually consists of Observed.RuntimeID
@@ -36,7 +36,7 @@ type Usage struct {
 	// CPU is the processor time consumed so far.
 	CPU time.Duration
 	// Memory is the memory in use in bytes, without page cache that the kernel can drop at any time.
-	// MemoryLimit is 0 if there is no limit.
+	// MemoryLimit is the limit in bytes, 0 if there is none.
 	Memory, MemoryLimit int64
 	// DiskRead and DiskWrite count bytes on block devices, NetReceived and NetSent count bytes on the
 	// workload's own interfaces.

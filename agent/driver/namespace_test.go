@@ -24,12 +24,12 @@ func TestInstancesOfOtherNamespacesAreRefused(t *testing.T) {
 		refused   string
 	}{
 		{"a volume with the label of the workload's own namespace", "shop", labels("db", "shop"), false, ""},
-		{"its own, of the default namespace", "", labels("db", "default"), false, ""},
+		{"a volume of the workload itself, both in the default namespace", "", labels("db", "default"), false, ""},
 		{"the default namespace by its name", "default", labels("db", "default"), false, ""},
 		{"a volume of another namespace", "shop", labels("db", "bank"), false, `belongs to namespace "bank", not to "shop"`},
 		{"an instance of a team's namespace, and a workload of the default namespace", "", labels("db", "bank"), false, `"bank"`},
 		{"an instance of the default namespace, and a workload of a team's namespace", "shop", labels("db", "default"), false, `"default"`},
-		{"older than the label, its own", "shop", labels("db", ""), false, ""},
+		{"a volume of the workload itself that has no namespace label", "shop", labels("db", ""), false, ""},
 		{"an instance without a namespace label, of another workload", "shop", labels("other", ""), false, `"default"`},
 		{"a volume of another workload without a namespace label, and a workload of the default namespace", "", labels("other", ""), false, ""},
 		{"an instance of a legacy v1 agent, and a workload of a team's namespace", "shop", labels("db", ""), true, `"default"`},
@@ -39,7 +39,7 @@ func TestInstancesOfOtherNamespacesAreRefused(t *testing.T) {
 		spec := driver.Spec{ID: "db", Body: &agentv1.WorkloadSpec{Namespace: c.namespace}}
 		err := driver.CheckNamespace(spec, "container db", c.labels, c.claimed)
 		if (err != nil) != (c.refused != "") || err != nil && (!strings.Contains(err.Error(), c.refused) || !strings.Contains(err.Error(), "container db")) {
-			t.Errorf("%s: %v, want %q", c.name, err, c.refused)
+			t.Errorf("%s: CheckNamespace returned %v, want %q", c.name, err, c.refused)
 		}
 		if got := driver.Labels(driver.Container, spec, nil)[driver.LabelNamespace]; got != c.namespace {
 			t.Errorf("in the case %s the namespace label of a new instance is %q, want that of the spec", c.name, got)

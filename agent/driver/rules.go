@@ -15,15 +15,15 @@ import (
 // Rules limit the rights of one workload on its machine. A driver checks these rules before it creates an
 // instance. An existing instance is not checked again.
 type Rules struct {
-	// Policies are the policies that apply to the workload. All of them must allow each ask, which is a thing
-	// that the workload asks of the machine, such as a host folder.
+	// Policies are the policies that apply to the workload. Each policy must allow all resources of the
+	// machine that the workload needs, such as host folders (the code calls them asks).
 	Policies []Rule
-	// Private are files and folders of the agent. If a policy forbids privileged containers, it also
-	// forbids mounts that reach these files.
+	// Private are files and folders of the agent. A policy that forbids privileged containers also
+	// forbids mounts of these paths or of folders that contain them.
 	Private []string
 	// Protected are data folders of schedulers. Usual are the folders in which schedulers usually store their
-	// data; each is protected only if it exists. A mount that reaches such a folder is refused, unless Open
-	// contains the folder itself.
+	// data; each is protected only if it exists. A mount of such a folder, or of a folder above it, is
+	// refused, unless Open lists the data folder.
 	Protected, Usual []string
 	Open             []policy.HostPath
 	// CPU in millicores, Memory in MiB and Disk in GiB are the resources that the scheduler reserved for the
@@ -31,7 +31,7 @@ type Rules struct {
 	CPU, Memory, Disk int64
 }
 
-// Rule is one policy, and the advice that ends the error when the policy refuses a workload.
+// Rule is one policy, and the advice to the user with which the error ends if the policy refuses a workload.
 type Rule struct {
 	*policy.Policy
 	Next string // the next step for the user, at the end of an error
@@ -40,9 +40,9 @@ type Rule struct {
 // maxNamed is the maximum number of violated policy rules that an error names.
 const maxNamed = 3
 
-// Judge returns an error of class InvalidSpecification if the rules forbid one of the things in asked, which
-// the workload asks of the machine. It resolves symbolic links in paths first. engine holds the socket and the
-// data folder of the driver's engine.
+// Judge returns an error of class InvalidSpecification if the rules forbid a resource of the machine that
+// the workload needs; asked lists these resources. It resolves symbolic links in paths first. engine
+// holds the socket and the data folder of the driver's engine.
 func (s Spec) Judge(kind Kind, asked []policy.Ask, engine []string) error {
 	r := s.Rules
 	if r == nil {
@@ -98,8 +98,8 @@ func (s Spec) Judge(kind Kind, asked []policy.Ask, engine []string) error {
 	return nil
 }
 
-// protected returns the data folder of a scheduler that a mounted path reaches. It returns "" if there is
-// none, or if Open contains that folder.
+// protected returns the data folder of a scheduler that the workload could access through the mount a. It
+// returns "" if there is none, or if Open lists that folder.
 func (r *Rules) protected(a policy.Ask) string {
 	for i, p := range append(r.Protected[:len(r.Protected):len(r.Protected)], r.Usual...) {
 		at := asks.Links(policy.Clean(p))

@@ -53,8 +53,8 @@ func TestRulesFollowLinks(t *testing.T) {
 		{"a later policy refuses", Rules{Policies: []Rule{wide, builtin(policy.Baseline)}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("real")},
 			[]string{`policy "baseline"`, "rule host_paths", "next step"}},
 		{"a folder of the agent", Rules{Policies: []Rule{{Policy: shop}}, Private: []string{at("state/db")}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("state")}, []string{`policy "shop"`, "rule protected_paths", at("state/db")}},
-		{"the agent's own under privileged", Rules{Policies: []Rule{wide}, Private: []string{at("state/db")}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("state")}, nil},
-		{"the engine's folder", Rules{Policies: []Rule{{Policy: shop}}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("srv/shop/engine")}, []string{"rule host_paths"}},
+		{"a folder of the agent under the policy privileged", Rules{Policies: []Rule{wide}, Private: []string{at("state/db")}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("state")}, nil},
+		{"the engine's folder under a policy that allows its parent", Rules{Policies: []Rule{{Policy: shop}}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("srv/shop/engine")}, []string{"rule host_paths"}},
 		{"the engine's folder as a disk", Rules{Policies: []Rule{{Policy: &policy.Policy{Name: "disks", Kinds: []string{"*"}, Disks: []string{"*"}}}}}, policy.Ask{Rule: policy.RuleDisk, Value: at("engine/layer")},
 			[]string{"rule engine_socket", at("engine")}},
 		{"the engine's folder under privileged", Rules{Policies: []Rule{wide}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("engine")}, nil},
@@ -81,7 +81,7 @@ func TestRulesFollowLinks(t *testing.T) {
 				return
 			}
 			if ClassOf(err) != InvalidSpecification {
-				t.Fatalf("%v, want a refusal", err)
+				t.Fatalf("Judge returned %v, want an error of class InvalidSpecification", err)
 			}
 			for _, word := range tt.want {
 				if !strings.Contains(err.Error(), word) {
@@ -97,13 +97,13 @@ func TestRulesFollowLinks(t *testing.T) {
 
 func strOf(s string) string { return `"` + s + `"` }
 
-// TestRulesJudgeAmounts: policies can limit the resources that the scheduler reserves for a workload. The
-// error names at most three violations.
+// TestRulesJudgeAmounts: a policy limits how much CPU, memory and disk a scheduler may reserve for a workload.
+// The error names at most three violated limits.
 func TestRulesJudgeAmounts(t *testing.T) {
 	small := &policy.Policy{Name: "small", Kinds: []string{"container"}, MaxMemory: 64, MaxCPU: 100}
 	err := Spec{Rules: &Rules{Policies: []Rule{{Policy: small}}, CPU: 100, Memory: 65}}.Judge(Container, nil, nil)
 	if err == nil || !strings.Contains(err.Error(), "rule max_memory_mib") || strings.Contains(err.Error(), "max_cpu") {
-		t.Errorf("65 MiB: %v", err)
+		t.Errorf("a workload of 65 MiB under a limit of 64 MiB: Judge returned %v, want a violation of max_memory_mib only", err)
 	}
 	caps := make([]policy.Ask, 5)
 	for i := range caps {
@@ -111,6 +111,6 @@ func TestRulesJudgeAmounts(t *testing.T) {
 	}
 	err = Spec{Rules: &Rules{Policies: []Rule{{Policy: small}}, CPU: 1, Memory: 1}}.Judge(Container, caps, nil)
 	if err == nil || strings.Count(err.Error(), "SYS_ADMIN") != 3 {
-		t.Errorf("five violations: %v", err)
+		t.Errorf("Judge returned %v for five violations, want an error that names three", err)
 	}
 }

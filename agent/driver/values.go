@@ -2,7 +2,8 @@ package driver
 
 import "github.com/persys/compute/agent/workload"
 
-// The values that drivers share with the agent's core; package workload documents them.
+// Types and values of package workload, which drivers share with the agent's core. Package workload documents
+// them.
 type (
 	Kind       = workload.Kind
 	ID         = workload.ID
@@ -71,7 +72,8 @@ const (
 	Final     = workload.Final
 )
 
-// OwnGrace is passed to Halt to give a workload its own grace period, without an upper limit.
+// OwnGrace, passed to Halt, means that the workload gets its own grace period without an upper
+// limit.
 const OwnGrace = workload.OwnGrace
 
 // MaxMetadata is the maximum size in bytes of a value in Observed.Metadata.
@@ -83,5 +85,5 @@ func Classes() []Class { return workload.Classes() }
 // ParseGeneration parses a generation (the number of an order) from the form that Generation.String writes.
 func ParseGeneration(s string) (Generation, error) { return workload.ParseGeneration(s) }
 
-// Bound cuts s to its last MaxMetadata bytes, at the start of a UTF-8 character.
+// Bound cuts s to at most its last MaxMetadata bytes. The result starts with a whole UTF-8 character.
 func Bound(s string) string { return workload.Bound(s) }

@@ -2,7 +2,7 @@ package driver
 
 import "context"
 
-// Pool is a storage pool of an engine. The engine creates disks of workloads in it.
+// Pool is a storage pool of an engine, in which the engine creates the disks of workloads.
 type Pool struct {
 	Name string
 	// Type is local, nfs, iscsi or ceph-rbd.
@@ -24,8 +24,9 @@ type Volume struct {
 	// Name is the volume's name in the specification. A Compose file refers to it as an external volume of
 	// that name.
 	Name string
-	// Path is a folder of the machine, for containers and stacks. A driver must not let its engine create
-	// a missing folder: the new folder would be empty and on the wrong disk.
+	// Path is a folder of the machine, for containers and stacks. A driver must not let its engine create a
+	// missing folder. The folder is missing if the volume is not mounted, and the new folder would be empty
+	// and on the wrong disk.
 	Path string
 	// Disk is for virtual machines: the path of a raw image file or block device, or
 	// rbd:<pool>/<image>.
@@ -42,12 +43,21 @@ type Namespaced interface {
 	Foreign(ctx context.Context, id ID, namespace string) (bool, error)
 }
 
+// VolumeOwner is implemented by drivers whose engine makes volumes that a specification names.
+type VolumeOwner interface {
+	// RemoveInstance is Remove for a workload that a person deleted without its volumes. It keeps the volumes that the
+	// specification names, and the folders that the workload uses like volumes, and removes everything else. If the
+	// workload is applied again on this machine, it uses them again.
+	RemoveInstance(ctx context.Context, id ID) error
+}
+
 // Leaver is implemented by drivers whose resources must survive a move: a workload that moves to
 // another node leaves them here.
 type Leaver interface {
-	// Leave is Remove for a workload that runs, or may run, on another node. It removes the instance, but
-	// keeps shared resources that the other node may use. If volumes is true, the workload certainly runs
-	// elsewhere. Then Leave also keeps the engine's own volumes, and the driver's folders that replace
-	// volumes: they may be the only copy of the workload's data, and only this machine can reach them.
+	// Leave is called in place of Remove for a workload that runs, or may run, on another node. It removes the
+	// instance, but keeps shared resources that the other node may use. volumes is true if it is certain that
+	// the workload runs on another node. Leave then also keeps the engine's own volumes, and the folders of
+	// the driver that serve as volumes: they may hold the only copy of the workload's data, and other machines
+	// cannot reach them.
 	Leave(ctx context.Context, id ID, volumes bool) error
 }

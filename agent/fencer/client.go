@@ -16,12 +16,13 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// Client connects an agent to its fencers. Only one goroutine may use it.
+// Client connects an agent to its fencers, the processes that stop exclusive workloads when the lease ends.
+// Only one goroutine may use a Client.
 type Client struct {
 	Dir string
 	// Start starts a fencer process; nil if a supervisor such as systemd starts it.
 	Start func() error
-	// Version of the fencers that this client starts. A fencer of another version is replaced.
+	// Version is the version of the fencers that this client starts. It replaces a fencer of another version.
 	Version string
 	Logger  *slog.Logger
 
@@ -32,17 +33,17 @@ type Client struct {
 	silent  int // number of consecutive calls that were not answered in time
 }
 
-// Time limits of one call to the fencer. With longer limits the agent could not confirm the end of a lease in
-// time.
+// Time limits of one call to the fencer. They are short, because an agent whose fencer does not answer must
+// still confirm the end of a lease in time: after lease.KillAfter a fencer kills the agent.
 const (
 	callTimeout  = time.Second
 	startTimeout = 3 * time.Second
 	startAgain   = time.Second
 )
 
-// Renew sends the current lease and its workloads to the fencer, and returns the answer. If the client may
-// start fencers, it starts one if none runs. It kills the first fencer if that does not answer, so that the
-// second one takes over.
+// Renew sends the current lease, and the workloads to stop at its end, to the fencer and returns the answer. If
+// Client.Start is set and no fencer runs, Renew starts one. If the first fencer does not answer, Renew kills
+// it, so that the second fencer takes over.
 func (c *Client) Renew(ctx context.Context, in lease.Renewal) (lease.Status, error) {
 	out, err := c.call(ctx, in)
 	if err != nil {
@@ -138,7 +139,7 @@ func (c *Client) dial() error {
 	if err != nil {
 		return fmt.Errorf("fencer: %w", err)
 	}
-	// The socket tells which process listens on it, even if that process never answers.
+	// Ask the kernel which process listens on the socket, because the process itself may never answer.
 	if p, err := listener(conn); err == nil {
 		c.last = lease.Status{Fencer: p}
 	}

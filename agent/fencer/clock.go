@@ -40,7 +40,8 @@ func processOf(pid int) (lease.Process, error) {
 	if err != nil {
 		return lease.Process{}, err
 	}
-	// In /proc/PID/stat the name of the program is in parentheses and may contain any character.
+	// In /proc/PID/stat the name of the program is in parentheses. It may contain any character, so look for
+	// the last closing parenthesis.
 	text := string(raw)
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 {
@@ -53,7 +54,7 @@ func processOf(pid int) (lease.Process, error) {
 	return lease.Process{PID: pid, Start: start}, err
 }
 
-// Alive reports whether the process exists. A paused process is alive.
+// Alive reports whether the process exists. It returns true for a paused process.
 func Alive(p lease.Process) bool {
 	now, err := processOf(p.PID)
 	return p.PID > 0 && err == nil && now == p

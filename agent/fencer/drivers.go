@@ -13,9 +13,9 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// Drivers is a Runtime that uses the agent's drivers. New is called to make the drivers for a cluster when
-// they are first needed. It is called again while the driver of a kind is missing, because its engine may be
-// installed after the fencer started.
+// Drivers is a Runtime that uses the agent's drivers. It calls New to make the drivers for a cluster when they
+// are first needed. It calls New again while there is no driver for a kind of workload, because the engine of
+// that kind may be installed after the fencer started.
 type Drivers struct {
 	New func(cluster string) ([]driver.Driver, error)
 
@@ -27,7 +27,7 @@ type Drivers struct {
 func (d *Drivers) of(cluster string, workloads ...lease.Workload) ([]driver.Driver, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// If there is no driver for a workload's kind, the fencer cannot know that the workload is stopped.
+	// If there is no driver for a workload's kind, the fencer cannot know whether the workload runs.
 	lacks := func(list []driver.Driver) error {
 		for _, w := range workloads {
 			if !slices.ContainsFunc(list, func(drv driver.Driver) bool { return drv.Kind() == w.Kind }) {

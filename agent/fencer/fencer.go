@@ -22,7 +22,7 @@ import (
 
 // Runtime lists and stops workloads on the engines of this machine.
 type Runtime interface {
-	// Running returns those workloads of a list that may still run: all that are not known to be stopped. The
+	// Running returns those workloads of a list that run, or may run because their state is unknown. The
 	// error names the engines that did not answer.
 	Running(ctx context.Context, cluster string, of []lease.Workload) ([]lease.Workload, error)
 	Halt(ctx context.Context, cluster string, w lease.Workload, grace time.Duration) error
@@ -34,12 +34,13 @@ type Options struct {
 	// nothing else.
 	Dir     string
 	Runtime Runtime
-	// Stops are the kinds of workloads that Runtime can stop, now or once their engine has started; nil = not
-	// known.
+	// Stops are the kinds of workloads (container, stack, VM) that Runtime can stop, now or once their engine
+	// has started. nil means that they are not known.
 	Stops []driver.Kind
-	// Grace is how long a workload may take to stop by itself.
+	// Grace is how long a workload may take to stop after it was asked to; then the fencer kills it.
 	Grace time.Duration
-	// UntilIdle: the fencer ends when its agent is dead and there is nothing left to stop.
+	// UntilIdle: the fencer ends when its agent is dead and no workload has to be stopped, now or at the end
+	// of the lease.
 	UntilIdle bool
 	// IdleFor is how long a fencer with UntilIdle waits for a restarted agent before it ends; default
 	// 10 s.
@@ -47,16 +48,16 @@ type Options struct {
 	// Beat, if set, is called five times a second. If the supervisor gets no such signal for a while, it ends
 	// this process and starts another one.
 	Beat func()
-	// Second starts the second fencer process, which must outlive this process.
+	// Second starts the second fencer process. That process must continue if this one ends.
 	Second  func() (*os.Process, error)
 	Version string
 	Logger  *slog.Logger
 }
 
-// ErrEnough is the error of Run if two fencers run already.
+// ErrEnough is the error of Run if both fencers of the node run already.
 var ErrEnough = errors.New("there are two fencers already")
 
-// Fencer is one of the two fencers of a node.
+// Fencer is one of the two fencer processes of a node, which stop leased workloads when the lease ends.
 type Fencer struct {
 	opt    Options
 	boot   string
@@ -126,8 +127,8 @@ func Run(ctx context.Context, opt Options) error {
 	return nil
 }
 
-// claim takes the lock file of the first fencer, or else that of the second. A second fencer waits in the
-// background for the lock of the first.
+// claim takes the lock file of the first fencer, or else the lock file of the second. A second fencer waits
+// in the background for the lock of the first.
 func (f *Fencer) claim(ctx context.Context) (*os.File, error) {
 	first, err := lockFile(filepath.Join(f.opt.Dir, firstLock))
 	if err == nil {
@@ -192,8 +193,8 @@ func (f *Fencer) lead(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
-	// Remove temporary lease files, which killed fencers have left. If the second fencer is writing such a
-	// file now, it will write the file again.
+	// Remove temporary lease files of killed fencers. If the second fencer is just writing one, its rename
+	// fails and it writes the file again.
 	left, _ := filepath.Glob(filepath.Join(f.opt.Dir, nextLeases))
 	for _, path := range left {
 		_ = os.Remove(path)
@@ -206,8 +207,8 @@ func (f *Fencer) lead(ctx context.Context) error {
 	return nil
 }
 
-// at returns a path of a file in dir that is short enough for the address of a socket. done releases the
-// path.
+// at returns a path of the file called name in dir that is short enough for a Unix socket address. The path is
+// valid until done is called.
 func at(dir, name string) (path string, done func(), err error) {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -246,8 +247,8 @@ func (f *Fencer) keepSecond(ctx context.Context) {
 			select {
 			case <-ended:
 			case <-ctx.Done():
-				// If this process ends in order, it ends the second fencer too. If this process is killed,
-				// the second fencer continues.
+				// This process ends normally, so it ends the second fencer too. If this process were
+				// killed, the second fencer would continue.
 				_ = p.Kill()
 				<-ended
 			}
@@ -314,7 +315,7 @@ func (f *Fencer) talk(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// take answers one renewal of the lease by the agent.
+// take applies one renewal of the lease by the agent, and returns the answer.
 func (f *Fencer) take(in lease.Renewal) lease.Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -338,13 +339,14 @@ func (f *Fencer) take(in lease.Renewal) lease.Status {
 	return f.sign(out)
 }
 
-// sign adds the facts about this fencer to an answer. It is called with mu held.
+// sign adds the facts about this fencer (such as its process and version) to an answer. It is
+// called with mu held.
 func (f *Fencer) sign(out lease.Status) lease.Status {
 	out.Version, out.Fencer, out.Second, out.Stops = f.opt.Version, f.self, f.second, f.opt.Stops
 	return out
 }
 
-// tick gives a lease.Tick to the lease package. Before that it reads the lease file again if necessary.
+// tick applies the input lease.Tick. If State.ReadsFile requires it, tick reads the lease file first.
 func (f *Fencer) tick(ctx context.Context) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -359,7 +361,8 @@ func (f *Fencer) tick(ctx context.Context) {
 	f.step(ctx, lease.Tick{AgentAlive: Alive(f.state.Lease.Agent)})
 }
 
-// step applies an input to the lease and carries out its effects. It is called with mu held.
+// step applies an input to the state of the lease and carries out the effects that result. It is called with mu
+// held.
 func (f *Fencer) step(ctx context.Context, in lease.Input) {
 	var effects []lease.Effect
 	f.state, effects = lease.Step(f.state, Now(), in)

@@ -23,8 +23,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// deafEnv is a variable that names a folder. If it is set, this test binary listens there as a fencer that
-// never answers.
+// deafEnv is a variable that names a folder. If it is set, this test binary runs as a fake fencer: it
+// listens on the socket in that folder and never answers.
 const deafEnv = "FENCER_TEST_DEAF"
 
 func TestMain(m *testing.M) {
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 
 var db = lease.Workload{Kind: driver.Container, ID: "db"}
 
-// engine records which workloads run, and when each was stopped.
+// engine is a fake Runtime that records which workloads run and when each was stopped.
 type engine struct {
 	mu      sync.Mutex
 	running map[lease.Workload]bool
@@ -88,7 +88,7 @@ func (e *engine) at(w lease.Workload) time.Duration {
 	return e.stopped[w]
 }
 
-// rig is a fencer folder with an engine, and with fencers that end with the test.
+// rig is the fixture of a test: the folder of the fencers, a fake engine, and fencers that end with the test.
 type rig struct {
 	*testing.T
 	dir    string
@@ -139,7 +139,8 @@ func (r *rig) feed(in lease.Renewal) lease.Status {
 	return st
 }
 
-// victim starts a process that the fencers take for the agent.
+// victim starts a process and returns it. A test passes it to the fencers as the agent, so that they kill it
+// instead.
 func (r *rig) victim() lease.Process {
 	cmd := exec.Command("sleep", "60")
 	if err := cmd.Start(); err != nil {
@@ -173,8 +174,8 @@ func TestTheFencerStopsWorkloadsAtTheDeadlineAndNotBefore(t *testing.T) {
 	if !st.Lapsed || st.Lapses != 1 {
 		t.Fatalf("the fencer's status does not report the end of the lease: %+v", st)
 	}
-	// An instance that starts late is stopped too, until the agent has confirmed that it knows of the end of
-	// the lease.
+	// After the end of the lease the engine starts the workload once more. The fencer must stop it again,
+	// because the agent has not confirmed the end of the lease yet.
 	r.engine.start(db)
 	testbed.Until(r, "stopped again", func() bool { return r.engine.at(db) > 0 })
 	st = r.feed(lease.Renewal{Deadline: Now() + time.Hour, Lapses: 1})
@@ -194,7 +195,8 @@ func TestTheFencerStopsWorkloadsAtTheDeadlineAndNotBefore(t *testing.T) {
 	}
 }
 
-// The fencer does not wait for a slow engine: every workload is stopped within lease.Bound.
+// One engine answers slowly. The fencer does not wait for it: every workload is stopped within the time
+// lease.Bound after the end of the lease.
 func TestTheFencerStopsWorkloadsInTimeWithASlowEngine(t *testing.T) {
 	r := newRig(t)
 	r.engine.slow, r.agent = true, r.victim()
@@ -243,7 +245,7 @@ func comesBackLater(t *testing.T, fencers int) {
 	came := Now()
 	testbed.Until(r, "the restarted agent has some time to confirm", func() bool {
 		if !Alive(r.agent) {
-			t.Fatalf("killed after %s", Now()-came)
+			t.Fatalf("the restarted agent was killed %s after its start, before it had time to confirm", Now()-came)
 		}
 		return Now() > came+4*tick
 	})
@@ -259,7 +261,7 @@ func TestAnotherProcessOfTheSameIDIsNotKilled(t *testing.T) {
 		t.Errorf("Kill of a process whose id was reused returned %v, want ErrProcessDone", err)
 	}
 	if !Alive(p) || Alive(other) {
-		t.Error("the wrong one is alive")
+		t.Error("the process that must not be killed has ended")
 	}
 }
 
@@ -326,8 +328,8 @@ func TestFencerContinuesFromItsFile(t *testing.T) {
 	}
 }
 
-// If the fencer cannot store a renewal, the renewal changes nothing, because the second fencer cannot know of
-// it.
+// If the fencer cannot write a renewal of the lease to the lease file, it refuses the renewal and keeps the old
+// lease, because the second fencer cannot know of the new one.
 func TestARenewalThatIsNotStoredChangesNothing(t *testing.T) {
 	vm := lease.Workload{Kind: driver.VM, ID: "vm"}
 	have := func() lease.Lease {
@@ -390,7 +392,7 @@ func TestAnIdleFencerEndsWithItsSecond(t *testing.T) {
 // over.
 func TestAFencerThatNeverAnswersIsKilled(t *testing.T) {
 	r := newRig(t)
-	// A process that listens and never answers: this test binary, started again.
+	// The fencer that never answers is this test binary, started again with deafEnv.
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), deafEnv+"="+r.dir)
 	if err := cmd.Start(); err != nil {
@@ -417,7 +419,7 @@ func TestAFencerThatNeverAnswersIsKilled(t *testing.T) {
 	}
 }
 
-// only is a driver of one kind, with one workload that runs until it is halted.
+// only is a fake driver for one kind of workload. It has one workload, which runs until Halt is called.
 type only struct {
 	driver.Driver
 	kind   driver.Kind
@@ -441,8 +443,8 @@ func (o *only) Close() error {
 	return nil
 }
 
-// If the fencer has no driver for a workload's engine, the workload is not known to be stopped. The fencer
-// also finds an engine that is installed later.
+// As long as the fencer has no driver for a workload's engine, it assumes that the workload may run. It
+// also uses an engine that is installed after the fencer started.
 func TestARuntimeThatIsInstalledLater(t *testing.T) {
 	vm := lease.Workload{Kind: driver.VM, ID: "vm"}
 	kinds := []driver.Kind{driver.Container}

@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// FuzzLease gives the fencer any lease file and any message of an agent. It checks that after a lapse nothing
-// is leased, and that a deadline never moves back.
+// FuzzLease gives the fencer any lease file and any message of an agent. It checks that after a lapse (the end
+// of a lease) the list of leased workloads is empty, and that the deadline never becomes earlier.
 func FuzzLease(f *testing.F) {
 	dir := f.TempDir()
 	f.Add([]byte(`{"boot":"b","deadline":5,"leased":[{"kind":"container","id":"x"}]}`), []byte(`{"boot":"b","leased":[{"kind":"container","id":"y"}],"deadline":9}`), int64(7))
@@ -33,7 +33,7 @@ func FuzzLease(f *testing.F) {
 		next, _ := lease.Step(lease.State{Lease: l}, time.Duration(now), in)
 		l = next.Lease
 		if l.Deadline < before.Deadline || l.Lapses < before.Lapses {
-			t.Fatalf("%+v became %+v", before, l)
+			t.Fatalf("a message moved the deadline back: the lease %+v became %+v", before, l)
 		}
 		if l.Lapsed && len(l.Leased) != 0 && !before.Lapsed {
 			t.Fatalf("the lease has lapsed, but workloads are still leased: %+v", l)

@@ -32,10 +32,11 @@ type Config struct {
 	// FailedAfter is how long ago a workload must have failed permanently before the agent drops its order.
 	// Only legacy v1 schedulers leave this to agents. Default 1 h.
 	FailedAfter time.Duration
-	// VolumesAfter is how long ago a volume without retain policy must have been released, or a virtual machine
-	// must have moved to another node, before the volume or the machine's disks are deleted; default 72 h.
+	// VolumesAfter is how long data stays before it is deleted: a volume without retain policy after no
+	// workload uses it any more, and the disks of a virtual machine after it moved to another node. Default 72
+	// h.
 	VolumesAfter time.Duration
-	// Settled is the minimum age of anything that is removed as garbage; default 1 min.
+	// Settled is the minimum age at which an unused resource is removed as garbage; default 1 min.
 	Settled time.Duration
 	// ImageBudget is how many bytes of images may stay that the agent pulled and no workload uses; 0 = no
 	// limit.
@@ -57,7 +58,7 @@ type Collector struct {
 	at time.Time // time of the last periodic run
 }
 
-// Findings are the garbage that one run found.
+// Findings is the result of one run: the garbage that it found and what it could not check.
 type Findings struct {
 	Items   []Finding
 	Skipped []string // engines and other sources that were not searched, each with the reason
@@ -118,7 +119,7 @@ func (c *Collector) look(ctx context.Context) Findings {
 	now := time.Now()
 	out.Items = append(out.Items, c.oldRecords(now)...)
 	for _, v := range c.Storage.List() {
-		if v.Phase != volume.Released || v.Retain || len(v.Users) > 0 || now.Sub(v.ReleasedAt) < c.VolumesAfter || v.ReleasedAt.IsZero() {
+		if v.Phase != volume.Released || v.Kept() || len(v.Users) > 0 || now.Sub(v.ReleasedAt) < c.VolumesAfter || v.ReleasedAt.IsZero() {
 			continue
 		}
 		id := v.ID
@@ -131,7 +132,7 @@ func (c *Collector) look(ctx context.Context) Findings {
 	return out
 }
 
-// garbageOf returns the garbage of one driver, after its engine has answered.
+// garbageOf returns the garbage that one driver finds, or an error if its engine does not answer.
 func (c *Collector) garbageOf(ctx context.Context, drv driver.Driver, q driver.GarbageQuery) ([]driver.Garbage, error) {
 	from, ok := drv.(driver.Collector)
 	if !ok {
@@ -164,7 +165,7 @@ func (c *Collector) oldRecords(now time.Time) []Finding {
 			Garbage: driver.Garbage{Kind: driver.Record, Name: w.ID, Workload: driver.ID(w.ID),
 				Reason: fmt.Sprintf("failed %s ago, and has no instance on this node", now.Sub(w.Failure.At).Round(time.Second))},
 			From: "agent", collect: func(ctx context.Context) error {
-				// Release with Keep does not delete the volumes of the dropped order.
+				// Only the order is dropped, and the volumes must stay. So release them with Keep.
 				if err := c.Storage.Release(ctx, w.ID, volume.Fate{Keep: true}); err != nil {
 					return err
 				}
@@ -176,8 +177,8 @@ func (c *Collector) oldRecords(now time.Time) []Finding {
 	return out
 }
 
-// Collect finds garbage and, unless dry, removes it. by is the person who requested the collection, and may
-// be empty.
+// Collect finds garbage and, unless dry is set, removes it. by is the person who requested the collection,
+// and may be empty.
 func (c *Collector) Collect(ctx context.Context, dry, orphans bool, by string) Findings {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -200,7 +201,8 @@ func (c *Collector) Collect(ctx context.Context, dry, orphans bool, by string) F
 	return out
 }
 
-// Record adds a removal to the task history.
+// Record adds the removal of a resource to the agent's history (its tasks), from which schedulers make events.
+// by is the person who requested it.
 func (c *Collector) Record(f *Finding, by string) {
 	now := time.Now()
 	text := fmt.Sprintf("%s %s: %s", f.Kind, f.Name, f.Reason)
@@ -237,6 +239,6 @@ func (c *Collector) Periodic(ctx context.Context, now time.Time) {
 		return
 	}
 	if out := c.Collect(ctx, false, c.Orphans, ""); len(out.Skipped) > 0 {
-		c.Logger.Info("some places were not searched for garbage", "skipped", strings.Join(out.Skipped, "; "))
+		c.Logger.Info("some engines or records were not searched for garbage", "skipped", strings.Join(out.Skipped, "; "))
 	}
 }

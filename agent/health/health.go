@@ -28,14 +28,15 @@ const (
 	Unhealthy = "unhealthy"
 )
 
-// atOnce is the maximum number of checks that run at the same time. A check that takes longer than hold
-// does not count towards atOnce, so that checks that hang do not block other checks.
+// atOnce is the maximum number of checks that run at the same time. A check that has run for longer than hold
+// is not counted any more, so that hanging checks do not block other checks.
 const (
 	atOnce = 16
 	hold   = 10 * time.Second
 )
 
-// The defaults of a health check, and limits of what it reads and reports.
+// The defaults of a health check, the maximum size of the answer that it reads, and the maximum length of the
+// reason that it reports.
 const (
 	defaultInterval = 10 * time.Second
 	defaultTimeout  = 3 * time.Second
@@ -51,11 +52,12 @@ type Target struct {
 	// dropped.
 	Instance string
 	Started  time.Time
-	// Addresses are those of the workload. Ports are used if it has no address: the host forwards them to it.
+	// Addresses are the addresses of the workload. If it has none, the host forwards Ports to it, and the
+	// check uses these.
 	Addresses []string
 	Ports     []driver.Port
 	Check     *agentv1.HealthCheck
-	// Execer runs commands; without one, command checks fail.
+	// Execer runs commands in the workload; if it is nil, checks with a command fail.
 	Execer driver.Execer
 }
 
@@ -79,13 +81,13 @@ type watch struct {
 	failed int // number of consecutive failures
 }
 
-// New makes a checker that ends with ctx. spawn starts a goroutine. changed is called, from such a goroutine,
-// when the result of State for a workload has changed.
+// New makes a checker whose checks end with ctx. It starts goroutines with spawn. In one of them it calls
+// changed when the result of State for a workload has changed.
 func New(ctx context.Context, spawn func(func()), changed func(driver.ID)) *Checker {
 	return &Checker{ctx: ctx, spawn: spawn, changed: changed, slots: make(chan struct{}, atOnce), watched: map[driver.ID]*watch{}}
 }
 
-// Watch checks a target from now on, in place of an earlier target with the same ID. If the Instance is the
+// Watch checks a target from now on, and replaces an earlier target with the same ID. If the Instance is the
 // same, the running check only gets the new addresses.
 func (c *Checker) Watch(t Target) {
 	c.mu.Lock()
@@ -131,8 +133,9 @@ func or(v int32, otherwise time.Duration) time.Duration {
 	return time.Duration(v) * time.Second
 }
 
-// run makes the first check at once and then one check per interval. Until the first success or failure is
-// established it checks ten times as often, so that a workload that is ready is reported soon.
+// run makes the first check at once and then one check per interval. Until the workload is reported as healthy
+// or unhealthy for the first time, run checks ten times as often, so that a workload that is ready is reported
+// soon.
 func (c *Checker) run(ctx context.Context, w *watch) {
 	check := w.target.Check
 	interval := or(check.GetIntervalSeconds(), defaultInterval)
@@ -170,7 +173,8 @@ func (c *Checker) run(ctx context.Context, w *watch) {
 	}
 }
 
-// note counts the result of one check, and returns the new state of the workload.
+// note adds the result of one check to the consecutive successes or failures, and returns the new state of the
+// workload.
 func (c *Checker) note(w *watch, err error) string {
 	check := w.target.Check
 	c.mu.Lock()
@@ -179,7 +183,7 @@ func (c *Checker) note(w *watch, err error) string {
 	case err == nil:
 		w.state, w.detail, w.failed = Healthy, "", 0
 	case w.state != Healthy && time.Since(w.target.Started) < time.Duration(check.GetStartPeriodSeconds())*time.Second:
-		// Failures in the start period of the workload do not count.
+		// The check failed in the start period of the workload. Ignore the failure.
 	default:
 		retries := int(check.GetRetries())
 		if retries <= 0 {

@@ -41,14 +41,15 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// becomes waits until the check of a workload is in a state, and returns the detail.
+// becomes waits until the health check of a workload is in the state want, and returns the text with the
+// reason.
 func (r *rig) becomes(id driver.ID, want string) string {
 	r.t.Helper()
 	var detail string
 	testbed.Within(r.t, testbed.Patience, "health", func() (err error) {
 		var state string
 		if state, detail = r.State(id); state != want {
-			err = fmt.Errorf("workload %s is %q (%s), want %q", id, state, detail, want)
+			err = fmt.Errorf("the health of workload %s is %q (%s), want %q", id, state, detail, want)
 		}
 		return err
 	})
@@ -91,7 +92,7 @@ func TestHTTPChecksReportHealth(t *testing.T) {
 	if n := r.news.Load(); n != 3 {
 		t.Errorf("changed was called %d times, want once for each change of the state", n)
 	}
-	// Results of earlier instances do not count for a new instance.
+	// A new instance starts without a result: results of earlier instances are dropped.
 	broken.Store(true)
 	target.Instance = "2"
 	r.Watch(target)
@@ -127,8 +128,8 @@ func TestTCPOverAForwardedPort(t *testing.T) {
 	}
 }
 
-// A workload has two addresses, and one does not answer: it may be in a network that only the workload can
-// reach. The check of the other address still has time to succeed.
+// A workload has two addresses. One does not answer, for example because it is in a network that this
+// machine cannot reach. The check of the other address still succeeds within the time limit.
 func TestASilentAddressLeavesTimeForTheOthers(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.2:0") // this listener accepts connections and never answers
 	if err != nil {

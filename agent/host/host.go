@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/agent/usage"
 )
 
-// Totals are the sizes of a machine's CPU, memory and disks.
+// Totals are the sizes of a machine's CPU, memory and disks, whether in use or not.
 type Totals struct {
 	CPUMillicores int64
 	MemoryMB      int64
@@ -38,8 +38,8 @@ type Host interface {
 	Run(ctx context.Context) error
 }
 
-// New measures this machine. The disk is the file system of path, which is reported as storage pool "root".
-// New returns an error if the first measurement fails.
+// New returns a Host that measures this machine. It measures the disk of the file system that contains path,
+// and reports it as storage pool "root". New returns an error if the first measurement fails.
 func New(path string) (Host, error) {
 	h := &machine{path: path}
 	memory, err := mem.VirtualMemory()
@@ -90,7 +90,7 @@ func (h *machine) Run(ctx context.Context) error {
 	}
 }
 
-// sample measures the machine. If a number cannot be read, its last value is kept.
+// sample makes one measurement. If a number cannot be read, its previous value is kept.
 func (h *machine) sample(ctx context.Context) {
 	times, timesErr := cpu.TimesWithContext(ctx, false)
 	memory, memoryErr := mem.VirtualMemoryWithContext(ctx)
@@ -121,7 +121,7 @@ func (h *machine) sample(ctx context.Context) {
 	}
 }
 
-// The time of guests is left out, because the user time includes it already.
+// Leave out the time of guests (of virtual machines), because the user time already includes it.
 func busy(t cpu.TimesStat) float64 {
 	return t.User + t.System + t.Nice + t.Irq + t.Softirq + t.Steal
 }

@@ -1,7 +1,7 @@
 // Package memfile keeps the secrets and configs of workloads as files in memory, below a folder on a tmpfs of
 // the machine. Containers mount the files read-only. The files of a workload are deleted with it, and are lost
-// when the machine restarts; the agent then writes them again from its sealed state before it starts the
-// workload.
+// when the machine restarts; the agent then writes them again, from the encrypted copy in its state file,
+// before it starts the workload.
 package memfile
 
 import (
@@ -22,11 +22,13 @@ import (
 
 // File is one file of a workload.
 type File struct {
-	// Key names the file in all contents of the workload that have a file with this key; "" = the file belongs to one
-	// content only.
+	// Key identifies the file across updates of its workload: the file keeps its path when the specification,
+	// and so the content (its hash), changes. If Key is "", the file is used for one content only, and another
+	// content gets a new file.
 	Key string
-	// InPlace means that the contents of an existing file change in its inode, so that a container that has mounted the
-	// file sees them at once. A reader may see both contents mixed until Put returns.
+	// InPlace: if the file changes, its existing inode is overwritten, so that a container that has mounted
+	// the file sees the change at once. Until Put returns, a reader may see a mixture of the old and the new
+	// bytes.
 	InPlace  bool
 	Mode     os.FileMode // permission bits
 	UID, GID int
@@ -44,8 +46,9 @@ type Store struct {
 // Bases returns the folders below which Open looks for a tmpfs, in order.
 func Bases() []string { return []string{"/run", "/dev/shm"} }
 
-// Open returns the store of the agent that has this name, below the first of bases that is on a tmpfs. It creates
-// nothing. Names of agents of one machine must differ. If no folder is on a tmpfs, Put returns an error.
+// Open returns the store of the agent with this name, below the first folder of bases that is on a tmpfs. It
+// creates no files. Agents on one machine must have different names. If no folder of bases is on a tmpfs, Put
+// returns an error.
 func Open(name string, bases ...string) *Store {
 	s := &Store{bases: bases}
 	for _, base := range bases {
@@ -58,26 +61,27 @@ func Open(name string, bases ...string) *Store {
 	return s
 }
 
-// inMemory reports whether a folder is on a file system that is in memory only.
+// inMemory reports whether a folder is on a tmpfs or ramfs.
 func inMemory(dir string) bool {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
 		return false
 	}
-	kind := uint32(fs.Type) // its type depends on the architecture
+	kind := uint32(fs.Type) // the type of fs.Type depends on the architecture
 	return kind == unix.TMPFS_MAGIC || kind == unix.RAMFS_MAGIC
 }
 
 // Root returns the folder of the store; "" if there is no tmpfs.
 func (s *Store) Root() string { return s.root }
 
-// folder returns the folder for one content of a workload. Ids of workloads are names of files; content is hashed.
+// folder returns the folder for the files of a workload with one content (hash of the specification). A
+// workload id is a valid file name; the content is hashed.
 func (s *Store) folder(workload, content string) string {
 	sum := sha256.Sum256([]byte(content))
 	return filepath.Join(s.root, workload, hex.EncodeToString(sum[:8]))
 }
 
-// path returns the path of file number i of a content.
+// path returns the path of f, which is file number i of a workload with this content.
 func (s *Store) path(workload, content string, i int, f File) string {
 	if f.Key == "" {
 		return filepath.Join(s.folder(workload, content), strconv.Itoa(i))
@@ -86,16 +90,17 @@ func (s *Store) path(workload, content string, i int, f File) string {
 	return filepath.Join(s.root, workload, keyed, hex.EncodeToString(sum[:8]))
 }
 
-// keyed is the folder of the files of a workload that have a key. Names of other folders are hexadecimal.
+// keyed is the name of the folder for those files of a workload whose Key is set. All other folder names are
+// hexadecimal hashes, so none equals keyed.
 const keyed = "keyed"
 
-// Put writes the files of one content of a workload and returns their paths. Files that are right already keep
-// their inodes, because a running container has mounted them.
+// Put writes the files of a workload for one content (hash of the specification) and returns their
+// paths. An unchanged file keeps its inode, because a running container has mounted it.
 func (s *Store) Put(workload, content string, files []File) ([]string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.root == "" {
-		return nil, fmt.Errorf("none of %v is on a tmpfs: mount one, so that secrets and configs are in memory only", s.bases)
+		return nil, fmt.Errorf("secrets and configs are kept in memory only, but none of the folders %v is on a tmpfs: mount a tmpfs at one of them", s.bases)
 	}
 	for _, dir := range []string{s.root, filepath.Join(s.root, workload)} {
 		if err := private(dir); err != nil {
@@ -115,8 +120,8 @@ func (s *Store) Put(workload, content string, files []File) ([]string, error) {
 	return paths, nil
 }
 
-// private makes a folder that only the agent's user can enter. /dev/shm is writable for everybody, so a folder
-// that is there must belong to the agent's user.
+// private creates a folder that only the agent's user can enter. Every user can write to /dev/shm, so an
+// existing folder must belong to the agent's user.
 func private(dir string) error {
 	err := os.Mkdir(dir, 0o700)
 	if err == nil || !errors.Is(err, os.ErrExist) {
@@ -132,25 +137,14 @@ func private(dir string) error {
 	return nil
 }
 
-// Changed reports for each file whether Put would change it. A file that does not exist yet is changed.
-func (s *Store) Changed(workload, content string, files []File) []bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	out := make([]bool, len(files))
-	for i, f := range files {
-		out[i] = !same(s.path(workload, content, i, f), f)
-	}
-	return out
-}
-
-// rewrite changes the contents of an existing file with the mode and owner of f. It returns false if there is none.
+// rewrite overwrites an existing file that has the mode and owner of f. It returns false if there is no such file.
 func rewrite(path string, f File) (bool, error) {
 	info, err := os.Lstat(path)
 	if err != nil || !owned(info, f) {
 		return false, ignoreAbsent(err)
 	}
 	w, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if errors.Is(err, os.ErrPermission) { // an agent without root needs permission for its own file too
+	if errors.Is(err, os.ErrPermission) { // the file may be read-only, and an agent that is not root must make it writable first
 		if err = os.Chmod(path, f.Mode|0o200); err == nil {
 			w, err = os.OpenFile(path, os.O_WRONLY, 0)
 		}
@@ -168,7 +162,8 @@ func owned(info os.FileInfo, f File) bool {
 	return ok && info.Mode().IsRegular() && info.Mode().Perm() == f.Mode && int(st.Uid) == f.UID && int(st.Gid) == f.GID
 }
 
-// write makes a file complete under a temporary name and then renames it.
+// write writes a file under a temporary name and then renames it, so that readers never see an incomplete
+// file.
 func write(path string, f File) error {
 	if same(path, f) {
 		return nil
@@ -199,7 +194,7 @@ func write(path string, f File) error {
 	return err
 }
 
-// same reports whether the file at path is f already.
+// same reports whether the file at path already has the content, mode and owner of f.
 func same(path string, f File) bool {
 	info, err := os.Lstat(path)
 	if err != nil || !owned(info, f) || info.Size() != int64(len(f.Data)) {
@@ -209,7 +204,7 @@ func same(path string, f File) bool {
 	return err == nil && bytes.Equal(have, f.Data)
 }
 
-// Trim deletes the files of a workload but those that Put returned in keep.
+// Trim deletes all files of a workload except those whose paths are in keep, for example after an update.
 func (s *Store) Trim(workload string, keep []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

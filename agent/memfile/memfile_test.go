@@ -10,7 +10,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// memory returns an empty store on the machine's tmpfs.
+// memory returns an empty Store whose folder is on a tmpfs of the machine.
 func memory(t *testing.T) *Store {
 	t.Helper()
 	s := Open(t.TempDir(), Bases()...)
@@ -71,16 +71,10 @@ func TestFilesOfAWorkload(t *testing.T) {
 	at := put(t, s, "web", "c1:a", live)[0]
 	was := inode(at)
 	live.Data = []byte("short")
-	if got := s.Changed("web", "c1:a", []File{live}); !got[0] {
-		t.Error("Changed does not report a file with another value")
-	}
 	put(t, s, "web", "c1:a", live)
 	data, _ := os.ReadFile(at)
 	if info, _ := os.Stat(at); string(data) != "short" || inode(at) != was || info.Mode() != 0o440 {
 		t.Errorf("the file that changes in place has %q, inode %d and mode %s, want the inode %d", data, inode(at), info.Mode(), was)
-	}
-	if got := s.Changed("web", "c1:a", []File{live}); got[0] {
-		t.Error("Changed reports a file that Put has just written")
 	}
 	shared := own("four")
 	shared.Key = "db secret/four/1"
@@ -125,11 +119,11 @@ func TestForeignFolderIsRefused(t *testing.T) {
 	if err := os.Mkdir(s.Root(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(s.Root(), 0o777); err != nil { //nolint:gosec // the test needs a folder that everybody may enter
+	if err := os.Chmod(s.Root(), 0o777); err != nil { //nolint:gosec // the test needs a folder that every user can write to
 		t.Fatal(err)
 	}
 	if _, err := s.Put("web", "c1:a", []File{own("x")}); err == nil || !strings.Contains(err.Error(), "0700") {
-		t.Errorf("Put into a folder that everybody may enter returned %v, want a refusal", err)
+		t.Errorf("Put into a folder that every user can write to returned %v, want a refusal", err)
 	}
 }
 

@@ -35,14 +35,15 @@ type Metrics struct {
 	networkProblems                               prometheus.Gauge
 }
 
-// Limited counts a call or connection that a limit refused.
+// Limited counts a call or connection that was refused because of the limit named reason.
 func (m *Metrics) Limited(reason string) {
 	if m != nil {
 		m.tooMany.WithLabelValues(reason).Inc()
 	}
 }
 
-// List returns the metrics that an agent exports, without those of Go and of the process.
+// List returns the descriptions of the metrics that an agent exports, without those of the Go runtime and of
+// the process.
 func List() []telemetry.Metric { return describe(nil).Metrics() }
 
 // Source provides the values of the agent's gauges at each scrape.
@@ -111,8 +112,8 @@ func (m *Metrics) Reconciled(d time.Duration) {
 	}
 }
 
-// Applied counts an action that created, replaced, started or stopped an instance, and records how long it took.
-// created: the action made a new instance.
+// Applied counts an action that created, replaced, started or stopped an instance, and records that it took the
+// time d. created says whether the action made a new instance.
 func (m *Metrics) Applied(d time.Duration, created bool) {
 	if m == nil {
 		return
@@ -130,7 +131,7 @@ func (m *Metrics) Failed(class driver.Class) {
 	}
 }
 
-// Deleted counts the delete of a workload, and records how long it took.
+// Deleted counts the delete of a workload, which took the time d.
 func (m *Metrics) Deleted(d time.Duration) {
 	if m != nil {
 		m.removed.Inc()
@@ -145,7 +146,7 @@ func (m *Metrics) Orphan(kind driver.Kind) {
 	}
 }
 
-// CollectedOne counts a resource of a kind that garbage collection removed.
+// CollectedOne counts one resource that garbage collection removed; kind is the kind of the resource.
 func (m *Metrics) CollectedOne(kind string) {
 	if m != nil {
 		m.gcDeleted.WithLabelValues(kind).Inc()
@@ -176,14 +177,15 @@ func (m *Metrics) Said(call, code string) {
 	}
 }
 
-// NetworkRepaired counts a repair of this machine's part of the networks between nodes.
+// NetworkRepaired counts a repair of the networks between nodes on this machine, after another program changed
+// them.
 func (m *Metrics) NetworkRepaired() {
 	if m != nil {
 		m.networkRepairs.Inc()
 	}
 }
 
-// NetworkProblems records how many problems of the networks between nodes this machine has.
+// NetworkProblems sets the gauge of the problems that this machine has with the networks between nodes.
 func (m *Metrics) NetworkProblems(n int) {
 	if m != nil {
 		m.networkProblems.Set(float64(n))
@@ -196,11 +198,12 @@ func (m *Metrics) Refused(r *core.Refusal) {
 	}
 }
 
-// oldFailure is how long a workload must have been Failed to count as an old failure (contract/semantics.md,
-// section 11).
+// oldFailure is how long a workload must have been Failed before the gauge of old failures counts it
+// (contract/semantics.md, section 11).
 const oldFailure = time.Hour
 
-// readAgent declares the gauges. from may be nil if only the names are needed.
+// readAgent declares the gauges, whose values come from the argument from. It may be nil if only the names are
+// needed.
 func (m *Metrics) readAgent(from *Source) {
 	var (
 		workloads = m.ReadGauge("workload_count", "Workloads by state and type.", "state", "type")

@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/agent/usage"
 )
 
-// A workload that has been Failed for more than an hour is an old failure.
+// A workload that has been Failed for more than an hour is counted by the gauge of old failures.
 func TestFailuresOlderThanAnHourAreCounted(t *testing.T) {
 	now := time.Now()
 	saved := core.Saved{Status: map[string]core.SavedStatus{}}

@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { testbed.Exit(m.Run()) }
 
-// scheduler answers with what it was last told to. A nil reply is an error.
+// scheduler is a fake Source that returns the reply that a test has set. A nil reply means an error.
 type scheduler struct {
 	mu    sync.Mutex
 	reply *controlv1.WatchNetworkNamesResponse
@@ -50,7 +50,26 @@ func (s *scheduler) WatchNetworkNames(_ context.Context, req *controlv1.WatchNet
 	return s.reply, nil
 }
 
-func onNetworkOne(netip.Addr) []uint32 { return []uint32{1} }
+// machine has all containers on network 1.
+type machine struct {
+	mu       sync.Mutex
+	services workload.ServiceView
+	deaf     bool // services are not reached at their addresses yet
+}
+
+func (m *machine) NetworksAt(netip.Addr) []uint32 { return []uint32{1} }
+
+func (m *machine) SetServices(v workload.ServiceView) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.services = v
+}
+
+func (m *machine) Serves(netip.Addr) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !m.deaf
+}
 
 func opened(t *testing.T, path, cluster string) (*Resolver, *bytes.Buffer) {
 	t.Helper()
@@ -60,7 +79,7 @@ func opened(t *testing.T, path, cluster string) (*Resolver, *bytes.Buffer) {
 	}
 	t.Cleanup(func() { _ = st.Close() })
 	log := &bytes.Buffer{}
-	r := New(onNetworkOne, filepath.Join(t.TempDir(), "resolv.conf"), slog.New(slog.NewTextHandler(log, nil)))
+	r := New(&machine{}, filepath.Join(t.TempDir(), "resolv.conf"), slog.New(slog.NewTextHandler(log, nil)))
 	if err := r.Open(st, cluster); err != nil {
 		t.Fatal(err)
 	}
@@ -69,8 +88,9 @@ func opened(t *testing.T, path, cluster string) (*Resolver, *bytes.Buffer) {
 
 func query(name string) *dns.Msg { return new(dns.Msg).SetQuestion(name, dns.TypeA) }
 
-// TestNamesOutliveSchedulers: names are taken over, kept while no scheduler answers and over a restart, and marked as
-// old. Older names and those of another cluster are refused.
+// TestNamesOutliveSchedulers: the resolver uses new names of the schedulers, and keeps them while no
+// scheduler answers and after a restart. While no scheduler answers, it reports that the names may be
+// outdated. It refuses older names and names of another cluster.
 func TestNamesOutliveSchedulers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	st, err := store.Open(path, true)
@@ -78,7 +98,7 @@ func TestNamesOutliveSchedulers(t *testing.T) {
 		t.Fatal(err)
 	}
 	log := &bytes.Buffer{}
-	r := New(onNetworkOne, "none", slog.New(slog.NewTextHandler(log, nil)))
+	r := New(&machine{}, "none", slog.New(slog.NewTextHandler(log, nil)))
 	if err := r.Open(st, "c1"); err != nil {
 		t.Fatal(err)
 	}
@@ -122,16 +142,16 @@ func TestNamesOutliveSchedulers(t *testing.T) {
 	} {
 		s.set(c.reply)
 		if err := ask(); err == nil {
-			t.Errorf("%s: taken over, want an error", c.name)
+			t.Errorf("%s: the names were accepted, want an error", c.name)
 		}
 		answers(c.name)
 	}
 	s.set(&controlv1.WatchNetworkNamesResponse{})
 	if err := ask(); err != nil {
-		t.Errorf("unchanged names: %v", err)
+		t.Errorf("names that have not changed returned the error %v", err)
 	}
 	if last := s.asked[len(s.asked)-1]; last.GetIndex() != 9 || last.GetDigest() != 7 || last.GetIncarnation() != 1 || last.GetNodeId() != "n" || last.GetClusterId() != "c1" {
-		t.Errorf("the schedulers were asked with %v, want the names that the agent has", last)
+		t.Errorf("the request to the scheduler has %v, want the index of the names that the agent has", last)
 	}
 	r.listening[1] = &listener{}
 	if age := r.Age(); age != 0 {
@@ -139,7 +159,7 @@ func TestNamesOutliveSchedulers(t *testing.T) {
 	}
 	r.confirmed = time.Now().Add(-time.Minute)
 	r.warn()
-	if age := r.Age(); age < time.Minute || !strings.Contains(log.String(), "the names of networks are old") {
+	if age := r.Age(); age < time.Minute || !strings.Contains(log.String(), "the names of networks may be outdated") {
 		t.Errorf("after a minute the age is %s and the log %q, want a minute and a warning", age, log)
 	}
 	answers("old names")
@@ -165,8 +185,9 @@ func TestNamesOutliveSchedulers(t *testing.T) {
 	})
 }
 
-// TestListen: a resolver answers on each bridge over UDP and TCP, but only containers of its slice, and names the
-// address that another program has.
+// TestListen: at the address of each bridge, the resolver answers over UDP and TCP, but only to containers in
+// the address range of that bridge. Listen also returns the addresses at which it cannot listen, because
+// another program uses the DNS port.
 func TestListen(t *testing.T) {
 	var err error
 	if os.Geteuid() != 0 {
@@ -186,13 +207,13 @@ func TestListen(t *testing.T) {
 	}
 	works, problems := r.Listen([]workload.NetworkBridge{one, two})
 	if len(works) != 1 || works[0] != 1 || len(problems) != 1 || !strings.Contains(problems[0], "names on network 2: ") {
-		t.Fatalf("it works on %v, with the problems %q; want network 1, and a problem of network 2", works, problems)
+		t.Fatalf("the resolver listens on the networks %v, with the problems %q; want network 1, and a problem of network 2", works, problems)
 	}
 	if err := taken.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if works, problems = r.Listen([]workload.NetworkBridge{one, two}); len(works) != 2 || len(problems) != 0 {
-		t.Fatalf("when the port is free again it works on %v, with the problems %q; want both networks", works, problems)
+		t.Fatalf("after the port is free again, the resolver listens on the networks %v, with the problems %q; want both networks", works, problems)
 	}
 	ask := func(protocol, from, to string) (*dns.Msg, error) {
 		c := &dns.Client{Net: protocol, Timeout: time.Second, Dialer: &net.Dialer{Timeout: time.Second, LocalAddr: &net.UDPAddr{IP: net.ParseIP(from)}}}
@@ -208,18 +229,19 @@ func TestListen(t *testing.T) {
 		}
 	}
 	if m, err := ask("udp", "127.77.0.70", "127.77.0.1"); err == nil {
-		t.Errorf("an address outside of the slice was answered: %v", m)
+		t.Errorf("a client outside of the slice got the answer %v", m)
 	}
 	if works, _ = r.Listen([]workload.NetworkBridge{two}); len(works) != 1 {
-		t.Errorf("it works on %v, want network 2", works)
+		t.Errorf("the resolver listens on the networks %v, want network 2", works)
 	}
 	if m, err := ask("udp", "127.77.0.5", "127.77.0.1"); err == nil {
-		t.Errorf("the bridge of a network that is gone was answered: %v", m)
+		t.Errorf("the resolver still answers at the bridge of a network that has left the view: %v", m)
 	}
 }
 
-// TestOtherNamesGoToTheMachinesResolvers: what is not a name of the cluster is answered by the resolvers of the
-// machine. If none answers, a name below a namespace does not exist, and the answer for others is a failure.
+// TestOtherNamesGoToTheMachinesResolvers: queries for names outside the cluster go to the machine's own
+// resolvers. If none of these answers, a name that ends with a namespace does not exist, and other names get
+// a server failure.
 func TestOtherNamesGoToTheMachinesResolvers(t *testing.T) {
 	pc, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {
@@ -254,14 +276,14 @@ func TestOtherNamesGoToTheMachinesResolvers(t *testing.T) {
 	q := query("example.org.")
 	m := r.respond(q, []uint32{1}, false)
 	if len(m.Answer) != 1 || m.Id != q.Id || m.Rcode != 0 {
-		t.Errorf("the answer is %v, want that of the machine's resolver", m)
+		t.Errorf("the answer is %v, want the answer of the machine's resolver", m)
 	}
 	if m := r.respond(query("late.default."), []uint32{1}, false); len(m.Answer) != 0 || m.Rcode != 0 {
 		t.Errorf("the name of a member that is not ready was answered with %v, want no record", m)
 	}
 }
 
-// TestBadQueries: queries that are no questions are answered with a code.
+// TestBadQueries: messages that are no valid questions get a response with an error code.
 func TestBadQueries(t *testing.T) {
 	r, _ := opened(t, filepath.Join(t.TempDir(), "state.db"), "c1")
 	for _, c := range []struct {

@@ -18,20 +18,20 @@ import (
 
 const (
 	port = 53
-	// ioLimit is how long a client may take to send a query over TCP, or to take its answer.
+	// ioLimit is the time limit for a client to send a query over TCP, and to take its answer.
 	ioLimit = 2 * time.Second
-	// maxTCP bounds the queries on one connection.
+	// maxTCP is the maximum number of queries on one TCP connection.
 	maxTCP = 128
 )
 
-// listener is the pair of sockets at the bridge of one network.
+// listener holds the UDP and TCP sockets at the address of this machine's bridge of one network.
 type listener struct {
 	bridge   workload.NetworkBridge
 	udp, tcp *dns.Server
 }
 
-// Listen makes the resolver listen at the addresses of bridges, and nowhere else. It returns the networks on which it
-// listens, sorted, and why it does not on others.
+// Listen makes the resolver listen at the addresses of bridges, and nowhere else. It returns the sorted ids
+// of the networks on which it listens, and the reasons why it does not listen on others.
 func (r *Resolver) Listen(bridges []workload.NetworkBridge) (works []uint32, problems []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -66,7 +66,7 @@ func (r *Resolver) Listen(bridges []workload.NetworkBridge) (works []uint32, pro
 	return works, problems
 }
 
-// Close closes all sockets. Listen then opens no others.
+// Close closes all sockets. After that Listen opens none.
 func (r *Resolver) Close() {
 	r.Listen(nil)
 	r.mu.Lock()
@@ -74,7 +74,8 @@ func (r *Resolver) Close() {
 	r.mu.Unlock()
 }
 
-// open listens at the address of a bridge. The sockets outlive the bridge, which the engine may make again.
+// open opens the UDP and TCP sockets at the address of a bridge. The sockets work even after the container
+// engine has made the bridge anew.
 func (r *Resolver) open(b workload.NetworkBridge) (*listener, error) {
 	at := netip.AddrPortFrom(b.Address, port).String()
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
@@ -99,7 +100,7 @@ func (r *Resolver) open(b workload.NetworkBridge) (*listener, error) {
 	}
 	for _, s := range []*dns.Server{l.udp, l.tcp} {
 		go func() {
-			// It ends when the socket is closed.
+			// ActivateAndServe serves queries and returns when the socket is closed.
 			if err := s.ActivateAndServe(); err != nil {
 				r.log.Debug("resolver", "network", b.Network, "error", err)
 			}
@@ -114,19 +115,20 @@ func (l *listener) close() {
 	_ = l.tcp.Listener.Close()
 }
 
-// serve answers one query. Only containers on the bridge are answered: other machines may have routes to its address.
+// serve answers one query. It answers only containers on the bridge, because other machines may have routes
+// to the bridge's address.
 func (r *Resolver) serve(b workload.NetworkBridge, w dns.ResponseWriter, q *dns.Msg) {
 	_, tcp := w.RemoteAddr().(*net.TCPAddr)
 	from, err := netip.ParseAddrPort(w.RemoteAddr().String())
 	if err != nil || !b.Slice.Contains(from.Addr().Unmap()) || q.Response {
 		return
 	}
-	if err := w.WriteMsg(r.respond(q, r.networks(from.Addr().Unmap()), tcp)); err != nil {
+	if err := w.WriteMsg(r.respond(q, r.machine.NetworksAt(from.Addr().Unmap()), tcp)); err != nil {
 		r.log.Debug("resolver", "client", from.Addr(), "error", err)
 	}
 }
 
-// respond returns the answer to a query of a container on some networks.
+// respond returns the answer to a query of a container that is on the given networks.
 func (r *Resolver) respond(q *dns.Msg, networks []uint32, tcp bool) *dns.Msg {
 	reply := new(dns.Msg)
 	reply.SetReply(q)
@@ -147,7 +149,7 @@ func (r *Resolver) respond(q *dns.Msg, networks []uint32, tcp bool) *dns.Msg {
 	if !known {
 		v = newView(nil)
 	}
-	out := v.answer(q.Question[0], networks)
+	out := v.answer(q.Question[0], networks, r.machine.Serves)
 	if out.foreign {
 		if answer := r.upstream.ask(q, tcp); answer != nil {
 			return answer
@@ -159,9 +161,9 @@ func (r *Resolver) respond(q *dns.Msg, networks []uint32, tcp bool) *dns.Msg {
 		return reply
 	}
 	if out.rcode == dns.RcodeNameError && !known {
-		out.rcode = dns.RcodeServerFailure // the schedulers have not told the names yet
+		out.rcode = dns.RcodeServerFailure // no names have arrived from the schedulers yet
 	}
-	if n := uint32(len(out.answer)); n > 1 { // clients use the first record
+	if n := uint32(len(out.answer)); n > 1 { // rotate the records, because clients use the first one
 		first := r.turn.Add(1) % n
 		out.answer = slices.Concat(out.answer[first:], out.answer[:first])
 	}
@@ -178,5 +180,5 @@ func (r *Resolver) respond(q *dns.Msg, networks []uint32, tcp bool) *dns.Msg {
 	return reply
 }
 
-// maxUDP is the largest answer over UDP in bytes.
+// maxUDP is the maximum size of an answer over UDP, in bytes.
 const maxUDP = 1232

@@ -10,22 +10,23 @@ import (
 )
 
 const (
-	// askLimit is how long one of the machine's resolvers may take, and allLimit how long all may take together. The
-	// engine gives up after 4 s.
+	// askLimit is the time limit for the answer of one of the machine's resolvers, and allLimit that for all
+	// of them together. allLimit is below 4 s, after which the DNS proxy of the container engine gives up.
 	askLimit, allLimit = 1500 * time.Millisecond, 3 * time.Second
-	// maxServers is the number of resolvers of the machine that are asked, as in the C library.
+	// maxServers is the maximum number of entries of resolv.conf that are used, as in the C
+	// library.
 	maxServers = 3
 	// maxAsked is the number of queries that may wait for the machine's resolvers at the same time.
 	maxAsked = 256
 )
 
-// upstream are the resolvers of the machine, as its file resolv.conf names them.
+// upstream holds the machine's own resolvers, as listed in its resolv.conf.
 type upstream struct {
 	path  string
 	slots chan struct{}
 
 	mu      sync.Mutex
-	read    time.Time // modification time of the file that was read
+	read    time.Time // modification time of resolv.conf when it was last read
 	servers []string
 }
 
@@ -33,7 +34,7 @@ func newUpstream(path string) *upstream {
 	return &upstream{path: path, slots: make(chan struct{}, maxAsked)}
 }
 
-// current returns the machine's resolvers. It reads the file again if it has changed.
+// current returns the machine's resolvers. It reads resolv.conf again if the file has changed.
 func (u *upstream) current() []string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -52,7 +53,7 @@ func (u *upstream) current() []string {
 	return u.servers
 }
 
-// ask returns the answer of the first resolver of the machine that answers; nil if none does.
+// ask forwards a query to the machine's resolvers in turn and returns the first answer; nil if none answers.
 func (u *upstream) ask(q *dns.Msg, tcp bool) *dns.Msg {
 	select {
 	case u.slots <- struct{}{}:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -16,15 +17,22 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// overlay records the views that it gets.
+// overlay is a fake Overlay that records the network views that it gets.
 type overlay struct{ views []workload.NetworkView }
 
 func (o *overlay) Set(v workload.NetworkView) { o.views = append(o.views, v) }
 func (o *overlay) Run(context.Context)        {}
+func (o *overlay) ProbePeers(context.Context, uint32, []string) ([]*agentv1.NetworkProbe, error) {
+	return nil, nil
+}
+func (o *overlay) Trace(context.Context, []netip.AddrPort, string, int) ([]*agentv1.TracedAddress, int) {
+	return nil, 0
+}
 func (o *overlay) Join(context.Context, driver.ID, []uint32) ([]driver.Place, error) {
 	return nil, nil
 }
-func (o *overlay) Leave(driver.ID, ...uint32) error { return nil }
+func (o *overlay) Withdraw(context.Context, driver.ID) {}
+func (o *overlay) Leave(driver.ID, ...uint32) error    { return nil }
 
 func view(incarnation, term, index uint64) *agentv1.NetworkView {
 	return &agentv1.NetworkView{
@@ -43,7 +51,8 @@ func changed(change func(*agentv1.NetworkView)) *agentv1.NetworkView {
 	return m
 }
 
-// TestOffer: after the view 1/5 with index 20, only newer views of the same cluster are taken.
+// TestOffer: the Keeper has a view of incarnation 1, term 5 and index 20. Only a newer view of the same cluster
+// replaces it.
 func TestOffer(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -54,12 +63,12 @@ func TestOffer(t *testing.T) {
 		{"a higher index", view(1, 5, 21), true, ""},
 		{"a higher index of a later term", view(1, 6, 21), true, ""},
 		{"the same index", view(1, 6, 20), false, ""},
-		{"a lower index", view(1, 6, 19), false, "index 19, the present one 20"},
+		{"a lower index", view(1, 6, 19), false, "index 19, which is older than index 20"},
 		{"a lower index of a later incarnation", view(2, 1, 3), true, ""},
 		{"the same index of a later incarnation", view(2, 1, 20), true, ""},
 		{"a lower term", view(1, 4, 30), false, "epoch"},
 		{"an earlier incarnation", view(0, 9, 30), false, "incarnation"},
-		{"another cluster", changed(func(m *agentv1.NetworkView) { m.Epoch.ClusterId = "c2" }), false, "of cluster c2"},
+		{"another cluster", changed(func(m *agentv1.NetworkView) { m.Epoch.ClusterId = "c2" }), false, "from cluster c2"},
 		{"no epoch", changed(func(m *agentv1.NetworkView) { m.Epoch = nil }), false, "epoch"},
 		{"no networks any more", changed(func(m *agentv1.NetworkView) { m.Networks, m.Peers = nil, nil }), true, ""},
 		{"no address", changed(func(m *agentv1.NetworkView) { m.Address = "" }), false, "networks.address"},
@@ -75,7 +84,7 @@ func TestOffer(t *testing.T) {
 			n.Id = 2
 			m.Networks = append(m.Networks, n)
 		}), false, "overlaps"},
-		{"a network around the nodes", changed(func(m *agentv1.NetworkView) { m.Networks[0].Cidr = "10.0.0.0/8" }), true, ""},
+		{"a network whose subnet contains the addresses of the nodes", changed(func(m *agentv1.NetworkView) { m.Networks[0].Cidr = "10.0.0.0/8" }), true, ""},
 		{"host bits", changed(func(m *agentv1.NetworkView) { m.Networks[0].Cidr = "10.216.0.1/20" }), false, "host bits"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -97,7 +106,7 @@ func TestOffer(t *testing.T) {
 			}
 			err = k.Offer(c.offer)
 			if (err != nil) != (c.fault != "") || err != nil && !strings.Contains(err.Error(), c.fault) {
-				t.Errorf("the error is %v, want one with %q", err, c.fault)
+				t.Errorf("the error is %v, want an error with %q", err, c.fault)
 			}
 			if (len(o.views) == 2) != c.taken {
 				t.Errorf("the overlay got the view: %t, want %t", len(o.views) == 2, c.taken)
@@ -106,7 +115,7 @@ func TestOffer(t *testing.T) {
 			if err := st.Close(); err != nil {
 				t.Fatal(err)
 			}
-			// A restarted agent continues with the same view.
+			// The agent restarts: a new Keeper on the same state file has the same view.
 			if st, err = store.Open(path, true); err != nil {
 				t.Fatal(err)
 			}

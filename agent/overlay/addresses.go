@@ -13,7 +13,8 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// addresses holds the addresses of containers on networks. Each change is on disk before it is used.
+// addresses holds the addresses that this node gave to its containers on networks. Each change is written to
+// disk before a container gets the address.
 type addresses struct {
 	store AddressStore
 	mu    sync.Mutex
@@ -38,7 +39,7 @@ func (a *addresses) put(r workload.NetworkAddress) error {
 	return nil
 }
 
-// drop deletes a record. a.mu must be held.
+// drop deletes the record of an address, on disk and in memory. a.mu must be held.
 func (a *addresses) drop(r workload.NetworkAddress) error {
 	if err := a.store.DropAddress(r); err != nil {
 		return err
@@ -51,7 +52,8 @@ func (a *addresses) of(network uint32) []workload.NetworkAddress {
 	return slices.DeleteFunc(slices.Clone(a.all), func(r workload.NetworkAddress) bool { return r.Network != network })
 }
 
-// take gives a workload its address on a network.
+// take returns a workload's address on a network. It keeps the address that the workload has or had, and
+// otherwise chooses a free one.
 func (a *addresses) take(n workload.Network, id string, now time.Time) (workload.NetworkAddress, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -69,7 +71,7 @@ func (a *addresses) take(n workload.Network, id string, now time.Time) (workload
 	return out, a.put(out)
 }
 
-// free frees the addresses of a workload, except those on some networks.
+// free records that a workload has given up its addresses, except those on the networks in except.
 func (a *addresses) free(id string, except []uint32, now time.Time) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -85,8 +87,9 @@ func (a *addresses) free(id string, except []uint32, now time.Time) error {
 	return nil
 }
 
-// learn records addresses of existing containers that have no record, as after the loss of the state file. It deletes
-// the records of networks that neither the view nor the engine has.
+// learn records the addresses of existing containers that have no record, for example after the loss of the
+// state file. It deletes the records of networks that neither the schedulers' newest view nor the engine
+// contains.
 func (a *addresses) learn(held []workload.NetworkAddress, v *workload.NetworkView, networks []plan.ObservedNetwork) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -110,7 +113,7 @@ func (a *addresses) learn(held []workload.NetworkAddress, v *workload.NetworkVie
 	return nil
 }
 
-// networksAt returns the networks of the workload that has an address; none if no workload has it.
+// networksAt returns the networks of the workload that has the address; nil if no workload has it.
 func (a *addresses) networksAt(at netip.Addr) (out []uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -154,10 +157,11 @@ func (o *Overlay) Join(ctx context.Context, id driver.ID, networks []uint32) ([]
 	return places, nil
 }
 
-// joinLimit is how long Join waits for networks.
+// joinLimit is how long Join waits until the networks of a container are set up on this machine.
 const joinLimit = 30 * time.Second
 
-// await waits until networks work, and returns the view that has them.
+// await waits until the networks are set up on this machine, and returns the view of the schedulers that
+// describes them.
 func (o *Overlay) await(ctx context.Context, networks []uint32) (*workload.NetworkView, error) {
 	limit := time.NewTimer(joinLimit)
 	defer limit.Stop()
@@ -187,7 +191,7 @@ func (o *Overlay) await(ctx context.Context, networks []uint32) (*workload.Netwo
 		case missing != 0 && view != nil && len(view.Problems) > 0:
 			return nil, driver.Errorf(driver.NetworkUnreachable, "network", "network %d is not set up on this node: %s", missing, strings.Join(view.Problems, "; "))
 		case missing != 0:
-			return nil, driver.Errorf(driver.NetworkUnreachable, "network", "network %d is not in what the schedulers told this node about networks: wait, or look at the agent's connection to the schedulers", missing)
+			return nil, driver.Errorf(driver.NetworkUnreachable, "network", "network %d is unknown to this node, because the schedulers have not sent it yet: wait, or check the agent's connection to the schedulers", missing)
 		case len(problems) > 0:
 			return nil, driver.Errorf(driver.NetworkUnreachable, "network", "network %d is not set up on this node: %s", unready, strings.Join(problems, "; "))
 		}

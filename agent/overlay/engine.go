@@ -18,7 +18,8 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Labels of the engine's networks, besides those for cluster and node.
+// Labels of the networks in the container engine. These networks also carry the labels for cluster
+// and node.
 const (
 	labelID   = driver.LabelPrefix + "network_id"
 	labelName = driver.LabelPrefix + "network" // namespace/name
@@ -29,11 +30,11 @@ type engine interface {
 	// Networks lists the networks with our labels, and the addresses of containers on them.
 	Networks(ctx context.Context) ([]plan.ObservedNetwork, []workload.NetworkAddress, error)
 	Create(ctx context.Context, n plan.EngineNetwork) error
-	// Remove removes a network. If a container is on it, the engine refuses, and Remove returns an error.
+	// Remove removes a network. It returns an error while a container is connected to the network.
 	Remove(ctx context.Context, id uint32) error
 }
 
-// engineName returns the engine's name of a network.
+// engineName returns the name of a network in the container engine.
 func engineName(id uint32) string { return "persys-" + plan.Bridge(id) }
 
 // docker is a Docker engine.
@@ -44,9 +45,10 @@ type docker struct {
 
 const callTimeout = 20 * time.Second
 
-// Options of a bridge network. Docker must not translate addresses of the network's own traffic, and must not drop
-// packets that come from other nodes: engines from version 28 on drop them unless the mode is nat-unprotected; older
-// ones ignore that option. Our nftables table decides who reaches the containers.
+// Options of a bridge network. Docker must not translate addresses of the network's own traffic, and must not
+// drop packets that come from other nodes. Engines from version 28 on drop such packets unless the gateway mode
+// is nat-unprotected; older engines ignore that option. Packets are filtered by our own nftables table instead:
+// it decides which machines and containers can reach the containers.
 const (
 	optionBridge     = "com.docker.network.bridge.name"
 	optionMasquerade = "com.docker.network.bridge.enable_ip_masquerade"
@@ -58,7 +60,7 @@ func (d *docker) filters() client.Filters {
 	return make(client.Filters).Add("label", driver.LabelCluster+"="+d.cluster, driver.LabelNode+"="+d.node, labelID)
 }
 
-// Networks implements engine with two calls.
+// Networks implements engine with two calls of the Docker API.
 func (d *docker) Networks(ctx context.Context) ([]plan.ObservedNetwork, []workload.NetworkAddress, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -3,6 +3,7 @@ package overlay
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -10,21 +11,23 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/persys/compute/agent/overlay/plan"
 )
 
-// kernel is the network stack of the machine: the VXLAN device, its entries, and our nftables rules. Its methods are
-// called by one goroutine at a time.
+// kernel is the network stack of the machine: the VXLAN device with its entries, and our nftables rules.
+// Only one goroutine at a time calls its methods.
 type kernel struct {
 	links *netlink.Handle
 	rules *rules
 }
 
-// openKernel opens the sockets, in the network namespace of the calling thread.
+// openKernel returns a kernel. It opens the netlink sockets in the network namespace of the calling thread.
 func openKernel() (*kernel, error) {
 	links, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -43,10 +46,10 @@ func (k *kernel) Close() {
 	k.rules.Close()
 }
 
-// dumpAttempts is how often a list is asked for again that the kernel changed while it was read.
+// dumpAttempts is the maximum number of attempts to read a list that the kernel changes during the reading.
 const dumpAttempts = 3
 
-// dump calls list, and again while the result is inconsistent.
+// dump calls list until the result is consistent, at most dumpAttempts times.
 func dump[T any](list func() ([]T, error)) (out []T, err error) {
 	for range dumpAttempts {
 		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -56,7 +59,8 @@ func dump[T any](list func() ([]T, error)) (out []T, err error) {
 	return out, err
 }
 
-// Observe reads everything of plan.Observed but the engine's part. address is the node's underlay address.
+// Observe reads all fields of plan.Observed except those about the engine. address is the node's underlay
+// address: its address on the network between the nodes.
 func (k *kernel) Observe(address netip.Addr) (seen plan.Observed, err error) {
 	addrs, err := dump(func() ([]netlink.Addr, error) { return k.links.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -87,7 +91,7 @@ func (k *kernel) Observe(address netip.Addr) (seen plan.Observed, err error) {
 	return seen, nil
 }
 
-// device reads the VXLAN device and its entries.
+// device reads the VXLAN device, its forwarding entries, its neighbour entries and its routes.
 func (k *kernel) device(seen *plan.Observed) error {
 	link, err := k.link(plan.Device)
 	if err != nil {
@@ -126,7 +130,7 @@ func (k *kernel) device(seen *plan.Observed) error {
 	}
 	for _, n := range neighbours {
 		if n.State&(netlink.NUD_PERMANENT) == 0 {
-			continue // of the kernel, for example one that it could not resolve
+			continue // the kernel made this entry, for example for an address that it could not resolve
 		}
 		entry := plan.Neighbour{Address: toAddr(n.IP)}
 		copy(entry.MAC[:], n.HardwareAddr)
@@ -151,13 +155,15 @@ func (k *kernel) device(seen *plan.Observed) error {
 	return nil
 }
 
-// reversePath is the sysctl that says how strictly the source of packets from a device is checked.
+// reversePath returns the path of the sysctl rp_filter of a device, which sets how strictly the kernel
+// checks the source addresses of received packets.
 func reversePath(device string) string {
 	return filepath.Join("/proc/sys/net/ipv4/conf", device, "rp_filter")
 }
 
-// proxyARP is the sysctl that makes a bridge answer for addresses behind other interfaces. proxyDelay is the longest time
-// for which it waits before such an answer, in hundredths of a second.
+// proxyARP returns the path of the sysctl that makes a bridge answer ARP requests for addresses behind
+// other interfaces. proxyDelay is the sysctl for the maximum delay of such an answer, in hundredths of a
+// second.
 func proxyARP(bridge string) string {
 	return filepath.Join("/proc/sys/net/ipv4/conf", bridge, "proxy_arp")
 }
@@ -166,16 +172,99 @@ func proxyDelay(bridge string) string {
 	return filepath.Join("/proc/sys/net/ipv4/neigh", bridge, "proxy_delay")
 }
 
-// Bridge returns whether the kernel has a bridge, and whether it answers at once for addresses behind other interfaces.
-func (k *kernel) Bridge(name string) (exists, answers bool, err error) {
-	if exists, err = k.HasLink(name); err != nil || !exists {
-		return exists, false, err
+// filterBridge turns on connection tracking for packets between the ports of a bridge.
+func (k *kernel) filterBridge(name string) error {
+	link, err := k.links.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	msg.Index = int32(link.Attrs().Index)
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
+	info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(nl.IFLA_BR_NF_CALL_IPTABLES, []byte{1})
+	req.AddData(msg)
+	req.AddData(info)
+	_, err = req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+// Reflect turns on hairpin mode for the ports of bridges: a port may send a packet back to where it came from.
+// So an instance that calls its own service can reach itself. Each port for which Reflect has turned the mode
+// on is added to ports (by its interface index), and is skipped by later calls.
+func (k *kernel) Reflect(bridges map[int]bool, ports map[int]bool) error {
+	links, err := dump(k.links.LinkList)
+	if err != nil {
+		return fmt.Errorf("interfaces: %w", err)
+	}
+	seen := map[int]bool{}
+	for _, l := range links {
+		a := l.Attrs()
+		if !bridges[a.MasterIndex] {
+			continue
+		}
+		seen[a.Index] = true
+		if ports[a.Index] {
+			continue
+		}
+		if err := k.links.LinkSetHairpin(l, true); gone(err) != nil {
+			return fmt.Errorf("port %s: %w", a.Name, err)
+		}
+		ports[a.Index] = true
+	}
+	maps.DeleteFunc(ports, func(index int, _ bool) bool { return !seen[index] })
+	return nil
+}
+
+// bridgeFiltered reports whether filterBridge has already set its option on a bridge. It also returns true if
+// the kernel lacks the option, so that nobody tries to set it.
+func bridgeFiltered(index int) (bool, error) {
+	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	msg.Index = int32(index)
+	req.AddData(msg)
+	replies, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+	if err != nil {
+		return false, err
+	}
+	inside := func(raw []byte, kind uint16) ([]byte, bool) {
+		attrs, err := nl.ParseRouteAttr(raw)
+		i := slices.IndexFunc(attrs, func(a syscall.NetlinkRouteAttr) bool { return a.Attr.Type&nl.NLA_TYPE_MASK == kind })
+		if err != nil || i < 0 {
+			return nil, false
+		}
+		return attrs[i].Value, true
+	}
+	for _, raw := range replies {
+		if info, ok := inside(raw[min(len(raw), unix.SizeofIfInfomsg):], unix.IFLA_LINKINFO); ok {
+			if data, ok := inside(info, nl.IFLA_INFO_DATA); ok {
+				if value, ok := inside(data, nl.IFLA_BR_NF_CALL_IPTABLES); ok && len(value) == 1 {
+					return value[0] == 1, nil
+				}
+			}
+		}
+	}
+	return true, nil
+}
+
+// Bridge returns the index of a bridge, 0 if the kernel has none with the name, and whether the operation
+// plan.SetUpBridge was applied to it.
+func (k *kernel) Bridge(name string) (index int, set bool, err error) {
+	link, err := k.link(name)
+	if err != nil || link == nil {
+		return 0, false, err
+	}
+	index = link.Attrs().Index
+	filtered, err := bridgeFiltered(index)
+	if err != nil {
+		return index, false, err
 	}
 	is := func(path, want string) bool {
 		raw, err := os.ReadFile(path)
 		return err == nil && strings.TrimSpace(string(raw)) == want
 	}
-	return true, is(proxyARP(name), "1") && is(proxyDelay(name), "0"), nil
+	return index, filtered && is(proxyARP(name), "1") && is(proxyDelay(name), "0"), nil
 }
 
 func toAddr(ip net.IP) netip.Addr {
@@ -187,7 +276,8 @@ func toNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// Apply carries out one operation. Operations on the engine's networks are not the kernel's.
+// Apply carries out one operation on the kernel. Operations on the networks of the container engine are
+// carried out by the engine and not here.
 func (k *kernel) Apply(op plan.Op) error {
 	switch op := op.(type) {
 	case plan.CreateDevice:
@@ -199,13 +289,13 @@ func (k *kernel) Apply(op plan.Op) error {
 	case plan.DropTable:
 		return k.rules.Replace(nil)
 	case plan.AcceptInto:
-		return k.rules.Accept(op.Bridge)
+		return k.rules.Accept(op.UserRule)
 	case plan.DropAccept:
-		return k.rules.DropAccept(op.Bridge)
+		return k.rules.DropAccept(op.UserRule)
 	case plan.SetReversePath:
 		return os.WriteFile(reversePath(plan.Device), []byte(strconv.Itoa(op.Value)), 0o600)
-	case plan.SetProxyARP:
-		return errors.Join(os.WriteFile(proxyDelay(op.Bridge), []byte("0"), 0o600), os.WriteFile(proxyARP(op.Bridge), []byte("1"), 0o600))
+	case plan.SetUpBridge:
+		return errors.Join(k.filterBridge(op.Bridge), os.WriteFile(proxyDelay(op.Bridge), []byte("0"), 0o600), os.WriteFile(proxyARP(op.Bridge), []byte("1"), 0o600))
 	}
 	link, err := k.links.LinkByName(plan.Device)
 	if err != nil {
@@ -225,7 +315,10 @@ func (k *kernel) Apply(op plan.Op) error {
 		return gone(k.links.NeighDel(neighbour(index, plan.Neighbour{Address: op.Address})))
 	case plan.PutRoute:
 		r := &netlink.Route{
-			LinkIndex: index, Dst: toNet(op.Slice), Gw: op.Via.AsSlice(), Flags: int(netlink.FLAG_ONLINK), MTU: op.MTU, Protocol: unix.RTPROT_STATIC,
+			LinkIndex: index, Dst: toNet(op.Slice), Scope: netlink.SCOPE_LINK, MTU: op.MTU, Protocol: unix.RTPROT_STATIC,
+		}
+		if op.Via.IsValid() {
+			r.Gw, r.Flags, r.Scope = op.Via.AsSlice(), int(netlink.FLAG_ONLINK), netlink.SCOPE_UNIVERSE
 		}
 		if op.Source.IsValid() {
 			r.Src = op.Source.AsSlice()
@@ -237,7 +330,7 @@ func (k *kernel) Apply(op plan.Op) error {
 	return fmt.Errorf("unknown operation %T", op)
 }
 
-// create creates the VXLAN device, in the place of one with its name.
+// create creates the VXLAN device. It replaces an existing interface of the same name.
 func (k *kernel) create(op plan.CreateDevice) error {
 	d := op.Device
 	if err := k.remove(); err != nil {
@@ -267,7 +360,7 @@ func (k *kernel) adjust(link netlink.Link, mtu int, alias string) error {
 	return k.links.LinkSetUp(link)
 }
 
-// remove removes the VXLAN device, if there is one.
+// remove removes the VXLAN device if it exists.
 func (k *kernel) remove() error {
 	link, err := k.link(plan.Device)
 	if err != nil || link == nil {
@@ -287,7 +380,7 @@ func neighbour(index int, n plan.Neighbour) *netlink.Neigh {
 	return &netlink.Neigh{LinkIndex: index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT, IP: n.Address.AsSlice(), HardwareAddr: n.MAC[:]}
 }
 
-// gone turns the error of removing what does not exist into nil.
+// gone returns nil if err says that the object to remove does not exist, and err otherwise.
 func gone(err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENODEV) {
 		return nil
@@ -295,13 +388,13 @@ func gone(err error) error {
 	return err
 }
 
-// HasLink reports whether the kernel has an interface.
+// HasLink reports whether the kernel has a network interface of this name.
 func (k *kernel) HasLink(name string) (bool, error) {
 	link, err := k.link(name)
 	return link != nil, err
 }
 
-// link returns an interface; nil if there is none with the name.
+// link returns the interface with a name, or nil if there is none.
 func (k *kernel) link(name string) (netlink.Link, error) {
 	link, err := k.links.LinkByName(name)
 	var none netlink.LinkNotFoundError

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/moby/moby/client"
@@ -24,7 +25,8 @@ type Config struct {
 	DockerHost string
 	// Store holds the addresses of containers.
 	Store AddressStore
-	// Names may be nil: then containers get no resolver of this machine.
+	// Names answers the DNS queries of containers. If Names is nil, containers get no DNS server on this
+	// machine.
 	Names Names
 	// Metrics may be nil.
 	Metrics Metrics
@@ -33,12 +35,13 @@ type Config struct {
 
 // Names answers the DNS queries of containers. *names.Resolver implements it.
 type Names interface {
-	// Listen listens at the address of each bridge, and nowhere else. It returns the networks on which containers are
-	// answered, sorted, and why they are not on others. It must not block.
+	// Listen listens at the address of each bridge, and nowhere else. It returns the sorted ids of the
+	// networks on which it answers queries, and the reasons why it does not answer on others. It must not
+	// block.
 	Listen(bridges []workload.NetworkBridge) (works []uint32, problems []string)
 }
 
-// Metrics counts repairs and problems. *metrics.Metrics implements it.
+// Metrics counts repairs of the networks, and records the number of problems. *metrics.Metrics implements it.
 type Metrics interface {
 	NetworkRepaired()
 	NetworkProblems(n int)
@@ -57,48 +60,57 @@ type AddressStore interface {
 	DropAddress(workload.NetworkAddress) error
 }
 
-// Overlay keeps this machine's part of the networks between nodes as the newest view wants it.
+// Overlay sets up the networks between nodes on this machine, as the newest view of the schedulers
+// describes them.
 type Overlay struct {
 	cfg     Config
 	log     *slog.Logger
 	engine  func(cluster string) (engine, error)
-	compare time.Duration // between two full compares
+	compare time.Duration // time between two comparisons of the whole machine with the view
 
-	wake    chan struct{} // there is a new view
-	foreign chan struct{} // the kernel announced a change
+	wake    chan struct{} // receives a value when there is a new view
+	foreign chan struct{} // receives a value when the kernel has announced a change by another program
+	balance chan struct{} // receives a value when the table of services must be compared
 
 	addresses addresses
+	bridges   atomic.Pointer[map[int]bool] // indexes of our bridges
 
 	mu       sync.Mutex
-	view     *workload.NetworkView // newest; nil before the first Set
-	stale    bool                  // the engine's networks must be listed again
-	ready    []uint32              // networks that work
-	named    []uint32              // networks on which containers are answered by the resolver, sorted
+	view     *workload.NetworkView // the newest view; nil before the first Set
+	stale    bool                  // the list of the engine's networks is outdated
+	ready    []uint32              // ids of networks that are set up, sorted
+	named    []uint32              // ids of networks on which the resolver answers containers, sorted
 	problems []string
 	passed   chan struct{} // closed at the end of the next pass
+	services serviceState
 }
 
 const (
-	// compareEvery is the time between two compares of everything with the view. It finds what no monitor announces.
+	// compareEvery is the time between two comparisons of the whole machine with the schedulers' view of its
+	// networks. Such a comparison finds changes that no monitor announced.
 	compareEvery = time.Minute
-	// calm is how long Run collects announcements of foreign changes before it compares.
+	// calm is how long Run waits after the kernel announced a change by another program, to collect further
+	// changes, before it compares the machine with the view.
 	calm = 200 * time.Millisecond
-	// Passes that fail are repeated after retryMin, then twice as late each time, at most after retryMax.
+	// A failed pass (one comparison of the machine with the view) is repeated after a delay: retryMin at
+	// first, then doubled each time up to retryMax.
 	retryMin, retryMax = time.Second, 30 * time.Second
-	// maxPasses bounds the passes until the machine is as wanted. Two are enough unless other programs interfere: the
-	// second sees the addresses of new bridges.
+	// maxPasses is the maximum number of passes for one view. In a pass the agent compares the machine with
+	// the view and makes changes. Two passes are enough unless other programs interfere: the second pass sees
+	// the addresses of the bridges that the first one created.
 	maxPasses = 5
 )
 
-// New makes an Overlay. It opens nothing before Run.
+// New makes an Overlay from its settings. The sockets through which it configures the kernel are opened by Run.
 func New(cfg Config) (*Overlay, error) {
 	if cfg.Metrics == nil {
 		cfg.Metrics = noMetrics{}
 	}
 	o := &Overlay{
 		cfg: cfg, log: cfg.Logger, compare: compareEvery, passed: make(chan struct{}),
-		wake: make(chan struct{}, 1), foreign: make(chan struct{}, 1), addresses: addresses{store: cfg.Store},
+		wake: make(chan struct{}, 1), foreign: make(chan struct{}, 1), balance: make(chan struct{}, 1), addresses: addresses{store: cfg.Store},
 	}
+	o.services.told = make(chan struct{})
 	o.engine = func(cluster string) (engine, error) {
 		opts := []client.Opt{client.FromEnv}
 		if cfg.DockerHost != "" {
@@ -113,19 +125,21 @@ func New(cfg Config) (*Overlay, error) {
 	return o, o.addresses.load()
 }
 
-// Set gives Run a new view. It does not block. Until the first Set, Run changes nothing.
+// Set gives Run a new view of the node's networks from the schedulers. It does not block. Until the first call
+// of Set, Run changes nothing.
 func (o *Overlay) Set(v workload.NetworkView) {
 	o.mu.Lock()
 	o.view, o.stale = &v, true
 	o.mu.Unlock()
 	signal(o.wake)
+	signal(o.balance)
 }
 
-// Problems returns what keeps networks of this machine from working, in plain text.
+// Problems returns one text for each reason why a network of this machine does not work.
 func (o *Overlay) Problems() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return slices.Clone(o.problems)
+	return slices.Concat(o.problems, o.services.problems)
 }
 
 func signal(c chan<- struct{}) {
@@ -135,14 +149,14 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// Run keeps the machine as the newest view wants it, until ctx ends. It takes nothing down at its end. It must run in
-// the network namespace of the container engine.
+// Run sets up this machine as the newest view describes it, until ctx ends. At the end it removes nothing.
+// It must run in the network namespace of the container engine.
 func (o *Overlay) Run(ctx context.Context) {
 	var workers sync.WaitGroup
 	defer workers.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	r := &reconciler{o: o}
+	r := &reconciler{o: o, ports: map[int]bool{}}
 	defer r.close()
 	ticker := time.NewTicker(o.compare)
 	defer ticker.Stop()
@@ -150,7 +164,8 @@ func (o *Overlay) Run(ctx context.Context) {
 	defer retry.Stop()
 	pause := retryMin
 	watching := false
-	broken := make(chan struct{}, 1) // a monitor broke
+	broken := make(chan struct{}, 1) // receives a value when a monitor has failed
+	balancing := false
 	for {
 		select {
 		case <-ctx.Done():
@@ -166,13 +181,22 @@ func (o *Overlay) Run(ctx context.Context) {
 				return
 			}
 			drain(o.foreign)
+			signal(o.balance)
 		}
 		if o.current() == nil {
 			continue
 		}
-		if !watching { // before the compare, so that no change is missed
+		if !balancing { // opened here, because sockets belong to the namespace of their thread
+			if b, err := OpenBalancer(); err != nil {
+				o.log.Warn("services of networks", "error", err)
+			} else {
+				balancing = true
+				workers.Go(func() { o.runServices(ctx, b) })
+			}
+		}
+		if !watching { // start the monitors before the comparison, so that no change is missed
 			if err := o.watch(ctx, &workers, broken); err != nil {
-				o.log.Warn("changes of the network by other programs are found only once a minute", "error", err)
+				o.log.Warn("cannot watch the kernel's networks: changes by other programs are found only once a minute", "error", err)
 			} else {
 				watching = true
 			}
@@ -204,9 +228,12 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// watch starts the monitors.
+// watch starts the monitors, which announce changes of the kernel's networks.
 func (o *Overlay) watch(ctx context.Context, workers *sync.WaitGroup, broken chan<- struct{}) error {
-	monitors, err := openMonitors()
+	monitors, err := openMonitors(func(bridge int) bool {
+		ours := o.bridges.Load()
+		return ours != nil && (*ours)[bridge]
+	})
 	if err != nil {
 		for _, m := range monitors {
 			_ = m.conn.Close()
@@ -219,7 +246,7 @@ func (o *Overlay) watch(ctx context.Context, workers *sync.WaitGroup, broken cha
 		var all sync.WaitGroup
 		for _, m := range monitors {
 			all.Go(func() {
-				defer cancel() // one that breaks ends the others too
+				defer cancel() // if one monitor fails, stop the others too
 				if err := m.watch(ctx, func() { signal(o.foreign) }); err != nil {
 					o.log.Warn("watching the network", "error", err)
 					signal(broken)
@@ -237,7 +264,8 @@ func (o *Overlay) current() *workload.NetworkView {
 	return o.view
 }
 
-// Address returns the address of this node between nodes in the newest view; the zero address if there is none.
+// Address returns this node's address on the network between the nodes, from the schedulers' newest view; the
+// zero address if no view has arrived yet.
 func (o *Overlay) Address() netip.Addr {
 	if v := o.current(); v != nil {
 		return v.Address
@@ -245,8 +273,9 @@ func (o *Overlay) Address() netip.Addr {
 	return netip.Addr{}
 }
 
-// NetworksAt returns the networks of the container with an address, for the resolver. A container of another program
-// has only the network to whose slice its address belongs.
+// NetworksAt returns the networks of the container with an address; the resolver uses it to decide which
+// names a container may resolve. For a container that another program started on a bridge, it returns only
+// the network whose slice (the part of the subnet that this node uses) contains the address.
 func (o *Overlay) NetworksAt(a netip.Addr) []uint32 {
 	if list := o.addresses.networksAt(a); len(list) > 0 {
 		return list
@@ -261,7 +290,7 @@ func (o *Overlay) NetworksAt(a netip.Addr) []uint32 {
 	return nil
 }
 
-// refresh makes the next pass list the engine's networks.
+// refresh makes the next pass list the engine's networks again, because they may have changed.
 func (o *Overlay) refresh() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -276,13 +305,15 @@ func (o *Overlay) takeStale() bool {
 	return stale
 }
 
-// report publishes the result of a pass and wakes Join.
+// report publishes the result of a pass: the ids of the networks that are set up, and the problems. It wakes
+// the calls of Join that wait for a network.
 func (o *Overlay) report(ready []uint32, problems []string) {
 	slices.Sort(problems)
 	problems = slices.Compact(problems)
 	o.mu.Lock()
 	news := !slices.Equal(problems, o.problems)
 	o.ready, o.problems = ready, problems
+	o.route(o.view, ready)
 	close(o.passed)
 	o.passed = make(chan struct{})
 	o.mu.Unlock()
@@ -302,6 +333,7 @@ type reconciler struct {
 	networks []plan.ObservedNetwork // as the engine listed them last
 	listed   bool                   // the engine has answered
 	settled  *workload.NetworkView  // view for which the last pass found nothing to do
+	ports    map[int]bool           // ports of bridges that reflect, see kernel.Reflect
 }
 
 func (r *reconciler) close() {
@@ -310,7 +342,7 @@ func (r *reconciler) close() {
 	}
 }
 
-// open opens what is not open yet.
+// open opens the connections to the kernel and to the engine, unless they are open.
 func (r *reconciler) open(v *workload.NetworkView) (err error) {
 	if r.kernel == nil {
 		if r.kernel, err = openKernel(); err != nil {
@@ -325,20 +357,21 @@ func (r *reconciler) open(v *workload.NetworkView) (err error) {
 	return err
 }
 
-// reconcile compares and changes until nothing is left to do. It returns false if something is left.
+// reconcile changes the machine until its networks equal the present view. It returns false if operations are left
+// to do.
 func (r *reconciler) reconcile(ctx context.Context) bool {
 	v := r.o.current()
 	if err := r.open(v); err != nil {
 		r.o.report(nil, []string{err.Error()})
 		return false
 	}
-	foreign := r.settled == v // all operations now repair changes of other programs
+	foreign := r.settled == v // the view is established already, so any operation repairs a change by another program
 	var repaired []string
 	var res plan.Result
 	var failed error
 	done := false
 	for pass := 0; pass < maxPasses && ctx.Err() == nil; pass++ {
-		// The kernel comes first: the engine may take long to answer.
+		// Carry out the kernel's operations first, because the engine may take long to answer.
 		ops, err := r.pass(ctx, v, &res, &repaired, false)
 		if r.o.takeStale() {
 			r.list(ctx, v)
@@ -375,7 +408,8 @@ func (r *reconciler) reconcile(ctx context.Context) bool {
 	return done && r.listed && len(problems) == 0
 }
 
-// listen has the resolver listen on the bridges that the engine has made. It returns why it does not on some.
+// listen tells the resolver to listen on the bridges that the engine has made. It returns the reasons why the
+// resolver does not listen on some of them.
 func (r *reconciler) listen(v *workload.NetworkView) []string {
 	if r.o.cfg.Names == nil {
 		return nil
@@ -393,7 +427,8 @@ func (r *reconciler) listen(v *workload.NetworkView) []string {
 	return problems
 }
 
-// list lists the engine's networks. If the engine does not answer, the former list stays.
+// list asks the engine for its networks with our labels and stores the list. If the engine does not answer, the
+// previous list is kept.
 func (r *reconciler) list(ctx context.Context, v *workload.NetworkView) {
 	networks, held, err := r.engine.Networks(ctx)
 	if err != nil {
@@ -408,21 +443,34 @@ func (r *reconciler) list(ctx context.Context, v *workload.NetworkView) {
 	}
 }
 
-// pass observes, plans, and carries out the operations of the engine or those of the kernel. It returns how many there
-// were.
+// alias returns the text that marks the VXLAN device and the nftables tables as those of this
+// agent.
+func alias(cluster, node string) string { return "persys " + cluster + " " + node }
+
+// pass reads the state of the machine and computes the operations that are needed. Then it carries out either
+// those on the engine or those on the kernel, and returns how many there were.
 func (r *reconciler) pass(ctx context.Context, v *workload.NetworkView, res *plan.Result, log *[]string, ofEngine bool) (n int, err error) {
 	seen, err := r.kernel.Observe(v.Address)
 	if err != nil {
 		return 1, err
 	}
 	seen.Engine, seen.Answers = slices.Clone(r.networks), r.listed
+	bridges := map[int]bool{}
 	for i := range seen.Engine {
 		n := &seen.Engine[i]
-		if n.Link, n.ProxyARP, err = r.kernel.Bridge(plan.Bridge(n.ID)); err != nil {
+		index, set, err := r.kernel.Bridge(plan.Bridge(n.ID))
+		if err != nil {
 			return 1, err
 		}
+		if n.Link, n.Set = index != 0, set; n.Link {
+			bridges[index] = true
+		}
 	}
-	*res = plan.Plan(plan.Input{View: *v, Alias: "persys " + v.Cluster + " " + r.o.cfg.Node, Seen: seen})
+	r.o.bridges.Store(&bridges)
+	if err := r.kernel.Reflect(bridges, r.ports); err != nil {
+		return 1, err
+	}
+	*res = plan.Plan(plan.Input{View: *v, Alias: alias(v.Cluster, r.o.cfg.Node), Seen: seen})
 	var errs []error
 	for _, op := range res.Ops {
 		var err error

@@ -35,13 +35,13 @@ func namespaces(t *testing.T) {
 	testbed.Need(t, "a network namespace", err)
 }
 
-// slice returns the nth slice of a network.
+// slice returns the nth slice of a network's subnet. Each node gives its containers the addresses in one slice.
 func slice(network uint32, n int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 216, byte(16 * network), byte(64 * n)}), 26)
 }
 
-// viewOf returns the view of a node among nodes. networks lists for each network the nodes that have a slice, in the
-// order of their slices.
+// viewOf returns the view that the schedulers would send to node me. networks maps the id of each network to
+// the nodes that are in it. The nth node gets the nth slice (part of the network's addresses).
 func viewOf(me *node, nodes []*node, networks map[uint32][]*node) workload.NetworkView {
 	v := workload.NetworkView{Cluster: "c1", Index: 1, Port: 4790, VNI: 7001, Address: me.address}
 	peers := map[*node]bool{}
@@ -70,8 +70,9 @@ func viewOf(me *node, nodes []*node, networks map[uint32][]*node) workload.Netwo
 	return v
 }
 
-// TestWhoReachesWhom: containers of one network reach each other over nodes with their own addresses. Nobody else
-// reaches them, and they reach other machines with the address of their node.
+// TestWhoReachesWhom: containers of one network reach each other across nodes, with their own addresses.
+// Other machines and containers cannot reach them. When a container connects to another machine, that
+// machine sees the address of the container's node.
 func TestWhoReachesWhom(t *testing.T) {
 	namespaces(t)
 	net := fabric(t)
@@ -81,8 +82,8 @@ func TestWhoReachesWhom(t *testing.T) {
 	for _, n := range nodes[:3] {
 		n.Start(t, viewOf(n, nodes, networks))
 	}
-	// The stranger knows the network identifier and the peers' addresses, and sends packets of network 1 with the
-	// source addresses of node b's slice.
+	// The machine stranger is not in the cluster. It knows the VXLAN network identifier and the nodes' addresses,
+	// and sends packets of network 1 with source addresses that belong to containers of node b.
 	claims := map[uint32][]*node{1: {a, stranger}}
 	stranger.Start(t, viewOf(stranger, nodes, claims))
 
@@ -115,7 +116,7 @@ func TestWhoReachesWhom(t *testing.T) {
 		t.Run(x.name, func(t *testing.T) {
 			if x.want == "" {
 				if from, err := x.from.ask(x.to); err == nil {
-					t.Errorf("reached %s, seen as %s", x.to, from)
+					t.Errorf("a connection to %s must fail, but it succeeded with the source address %s", x.to, from)
 				}
 				return
 			}
@@ -126,22 +127,24 @@ func TestWhoReachesWhom(t *testing.T) {
 				return err
 			})
 			if from != x.want {
-				t.Errorf("seen as %s, want %s", from, x.want)
+				t.Errorf("the server saw the source address %s, want %s", from, x.want)
 			}
 		})
 	}
-	// Answers to the stranger would go to node b, so a connection would fail in any case: no packet may arrive at all.
+	// Replies to the stranger would go to node b, so a TCP connection would fail in any case. So check with
+	// UDP datagrams that no packet of the stranger arrives.
 	heard := a1.listen(t)
 	b1.send(t, a1.address)
 	if from := heard(testbed.Patience); from != b1.address {
-		t.Errorf("a datagram of b1 came from %q", from)
+		t.Errorf("the datagram of b1 has the source address %q", from)
 	}
 	s1.send(t, a1.address)
 	if from := heard(700 * time.Millisecond); from.IsValid() {
 		t.Errorf("a datagram of the stranger arrived, with the source %s", from)
 	}
-	// A machine that takes the address of a member of another node is not heard, although the kernel does not check
-	// sources on eth0 and the engine accepts packets from there, as engines from version 28 on do.
+	// A machine on the nodes' network takes the address of a container on another node. Its packets must be
+	// dropped even if the kernel does not check source addresses on eth0 and the engine's firewall accepts
+	// packets from eth0, as Docker from version 28 on does.
 	a.do(t, func() error {
 		c, err := nftables.New()
 		if err != nil {
@@ -153,9 +156,9 @@ func TestWhoReachesWhom(t *testing.T) {
 	net.do(t, func() error { return address("br0", b1.address.String()+"/32") })
 	net.sendFrom(t, b1.address, a1.address)
 	if from := heard(700 * time.Millisecond); from.IsValid() {
-		t.Errorf("a datagram came from the nodes' network with the source %s", from)
+		t.Errorf("a datagram of a machine with a forged source address %s arrived", from)
 	}
-	// A container that takes the address of a member of another network is not answered.
+	// A container takes the address of a container of another network. Its packets must be dropped.
 	a2.do(t, func() error { return address("eth0", b1.address.String()+"/32") })
 	a2.sendFrom(t, b1.address, a1.address)
 	if from := heard(700 * time.Millisecond); from.IsValid() {
@@ -163,8 +166,8 @@ func TestWhoReachesWhom(t *testing.T) {
 	}
 }
 
-// TestTwoNetworks: a container on two networks reaches the members of both on another node, with its address on that
-// network, and the members reach it.
+// TestTwoNetworks: a container on two networks reaches the members of both networks on another node, each
+// with its address on that network, and they reach the container.
 func TestTwoNetworks(t *testing.T) {
 	namespaces(t)
 	net := fabric(t)
@@ -182,7 +185,7 @@ func TestTwoNetworks(t *testing.T) {
 			testbed.Within(t, 10*time.Second, fmt.Sprintf("network %d: %s", i+1, c.name), func() error {
 				seen, err := c.from.ask(c.to.address)
 				if err == nil && seen != c.from.address.String() {
-					err = fmt.Errorf("seen as %s, want %s", seen, c.from.address)
+					err = fmt.Errorf("the server saw the source address %s, want %s", seen, c.from.address)
 				}
 				return err
 			})
@@ -190,7 +193,7 @@ func TestTwoNetworks(t *testing.T) {
 	}
 }
 
-// fakeNames listens on network 1 only.
+// fakeNames is a resolver that can listen on network 1 only.
 type fakeNames struct {
 	mu   sync.Mutex
 	last []workload.NetworkBridge
@@ -203,8 +206,9 @@ func (f *fakeNames) Listen(bridges []workload.NetworkBridge) (works []uint32, pr
 	return []uint32{1}, []string{"names on network 2: the port is taken"}
 }
 
-// TestResolver: the resolver learns of the bridges, and containers get its address where it works. It knows the
-// networks of each container by its address.
+// TestResolver: the resolver gets the addresses of the bridges, and containers get the resolver's address
+// on the networks on which it listens. The resolver learns the networks of a container from the container's
+// address.
 func TestResolver(t *testing.T) {
 	namespaces(t)
 	a := newNode(t, fabric(t), "a", 11)
@@ -216,22 +220,22 @@ func TestResolver(t *testing.T) {
 	places, err := a.overlay.Join(ctx, "both", []uint32{1, 2})
 	must(t, err)
 	if places[0].Resolver != plan.Gateway(slice(1, 0)) || places[1].Resolver.IsValid() {
-		t.Errorf("the places have the resolvers %s and %s, want that of network 1 only", places[0].Resolver, places[1].Resolver)
+		t.Errorf("the resolvers of the container on networks 1 and 2 are %s and %s, want a resolver on network 1 only", places[0].Resolver, places[1].Resolver)
 	}
 	names.mu.Lock()
 	if len(names.last) != 2 || names.last[0] != (workload.NetworkBridge{Network: 1, Address: plan.Gateway(slice(1, 0)), Slice: slice(1, 0)}) {
-		t.Errorf("the resolver got the bridges %v", names.last)
+		t.Errorf("the resolver got the bridges %v, want those of networks 1 and 2", names.last)
 	}
 	names.mu.Unlock()
 	if p := a.overlay.Problems(); len(p) != 1 || !strings.Contains(p[0], "the port is taken") {
-		t.Errorf("the problems are %q, want that of the resolver", p)
+		t.Errorf("the problems are %q, want the error of the resolver", p)
 	}
 	for _, c := range []struct {
 		at   netip.Addr
 		want string
 	}{
 		{places[0].Address, "[1 2]"}, {places[1].Address, "[1 2]"},
-		{slice(2, 0).Addr().Next().Next().Next(), "[2]"}, // of another program
+		{slice(2, 0).Addr().Next().Next().Next(), "[2]"}, // an address that no workload has, in the slice of network 2
 		{netip.MustParseAddr("10.99.0.11"), "[]"},
 	} {
 		if got := fmt.Sprint(a.overlay.NetworksAt(c.at)); got != c.want {
@@ -244,8 +248,9 @@ func TestResolver(t *testing.T) {
 	}
 }
 
-// TestForeignChangesAreRepaired: after each change of another program, containers reach each other again, and nothing
-// that works is touched when the agent restarts.
+// TestForeignChangesAreRepaired: the test changes the networks of a machine as another program could. After
+// each change the agent repairs them, and containers reach each other again. A restart of the agent changes
+// nothing on a machine that is set up.
 func TestForeignChangesAreRepaired(t *testing.T) {
 	namespaces(t)
 	net := fabric(t)
@@ -262,7 +267,7 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 		testbed.Within(t, within, "b1 reaches a1", func() error {
 			from, err := b1.ask(a1.address)
 			if err == nil && from != b1.address.String() {
-				err = fmt.Errorf("seen as %s", from)
+				err = fmt.Errorf("the server saw the source address %s", from)
 			}
 			return err
 		})
@@ -297,7 +302,7 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 		})
 	}
 	hasTable := func() error {
-		return a.try(func() error {
+		return a.Do(func() error {
 			r, err := openRules()
 			if err != nil {
 				return err
@@ -313,7 +318,7 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		damage func() error
-		// announced: a monitor announces it, so it is repaired without a full compare
+		// announced: the kernel announces the change, so it is repaired before the next full comparison
 		announced bool
 	}{
 		{"nft flush ruleset", func() error {
@@ -362,10 +367,10 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 		})
 	}
 	if !strings.Contains(a.log.String(), "another program changed the networks between nodes; repaired") {
-		t.Errorf("the log says nothing of the repairs:\n%s", a.log)
+		t.Errorf("the log does not mention the repairs:\n%s", a.log)
 	}
 
-	t.Run("device of another agent", func(t *testing.T) {
+	t.Run("the VXLAN device belongs to another agent", func(t *testing.T) {
 		rename := func(alias string) {
 			a.do(t, func() error {
 				link, err := netlink.LinkByName(plan.Device)
@@ -389,7 +394,7 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 	t.Run("restart", func(t *testing.T) {
 		before := device().Index
 		a.stop()
-		reach(t, time.Second) // nothing runs on node a
+		reach(t, time.Second) // traffic continues although no agent runs on node a
 		n := len(a.log.String())
 		a.Start(t, viewOf(a, nodes, networks))
 		ready(t)
@@ -397,11 +402,11 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 			t.Errorf("the restarted agent changed something:\n%s", said)
 		}
 		if device().Index != before {
-			t.Error("the restarted agent made the device again")
+			t.Error("the restarted agent replaced the VXLAN device")
 		}
 	})
 
-	t.Run("plain rules in DOCKER-USER", func(t *testing.T) {
+	t.Run("iptables shows the rules in DOCKER-USER with all their conditions", func(t *testing.T) {
 		path := testbed.Program(t, "iptables")
 		var out []byte
 		a.do(t, func() (err error) {
@@ -409,7 +414,7 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 			return err
 		})
 		if !strings.Contains(string(out), "-A DOCKER-USER -i pvx0 -o ps1 ") || !strings.Contains(string(out), "-j ACCEPT") {
-			t.Errorf("iptables shows:\n%s", out)
+			t.Errorf("iptables shows the following, want an ACCEPT rule from pvx0 to ps1:\n%s", out)
 		}
 	})
 
@@ -417,7 +422,7 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 		v := viewOf(a, nodes, map[uint32][]*node{1: {a}})
 		a.overlay.Set(v)
 		testbed.Within(t, 10*time.Second, "no route to the peer", func() error {
-			return a.try(onDevice(func(index int) error {
+			return a.Do(onDevice(func(index int) error {
 				routes, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index}, netlink.RT_FILTER_OIF)
 				if err == nil && len(routes) > 0 {
 					err = fmt.Errorf("routes: %v", routes)
@@ -430,7 +435,7 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 	t.Run("no network", func(t *testing.T) {
 		a.overlay.Set(workload.NetworkView{Cluster: "c1", Index: 3, Address: a.address})
 		testbed.Within(t, 10*time.Second, "nothing of ours", func() error {
-			return a.try(func() error {
+			return a.Do(func() error {
 				k, err := openKernel()
 				if err != nil {
 					return err
@@ -442,7 +447,7 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 					return err
 				}
 				if seen.Device != nil || seen.Table != nil || len(seen.UserChain) > 0 || bridge {
-					return fmt.Errorf("left: %v %v %v %v", seen.Device, seen.Table, seen.UserChain, bridge)
+					return fmt.Errorf("the overlay left the device %v, the table %v, the rules %v, the bridge %v", seen.Device, seen.Table, seen.UserChain, bridge)
 				}
 				return nil
 			})
@@ -450,13 +455,14 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 	})
 }
 
-// TestMonitors: each monitor announces the changes that it is for.
+// TestMonitors: the test changes interfaces, routes and nftables rules, and the monitor of each kind must
+// report the change.
 func TestMonitors(t *testing.T) {
 	namespaces(t)
 	s := newSpace(t)
 	var monitors []monitor
 	s.do(t, func() (err error) {
-		monitors, err = openMonitors()
+		monitors, err = openMonitors(func(int) bool { return false })
 		return err
 	})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -489,29 +495,31 @@ func TestMonitors(t *testing.T) {
 		select {
 		case <-heard[c.monitor]:
 		case <-time.After(testbed.Patience):
-			t.Errorf("%s: not announced", c.name)
+			t.Errorf("%s: the monitor did not announce the change", c.name)
 		}
 	}
 }
 
-// brokenSocket breaks at the first message.
+// brokenSocket is a socket that fails when the first message is read.
 type brokenSocket struct{ closed atomic.Int32 }
 
 func (s *brokenSocket) Receive() ([]kernelnetlink.Message, error) { return nil, unix.EBADF }
 func (s *brokenSocket) Close() error                              { s.closed.Add(1); return nil }
 
-// TestBrokenMonitorsAreClosed: the agent opens new monitors in the place of broken ones, so these must not stay open.
+// TestBrokenMonitorsAreClosed: the agent replaces failed monitors by new ones, so the failed ones must be
+// closed.
 func TestBrokenMonitorsAreClosed(t *testing.T) {
 	s := &brokenSocket{}
 	if err := (monitor{conn: s}).watch(t.Context(), func() {}); !errors.Is(err, unix.EBADF) {
-		t.Errorf("the error is %v, want that of the socket", err)
+		t.Errorf("the error is %v, want the error of the socket", err)
 	}
 	if n := s.closed.Load(); n != 1 {
 		t.Errorf("the broken socket was closed %d times, want once", n)
 	}
 }
 
-// TestManyPeers: a view with 700 peers is set up; its table needs several messages.
+// TestManyPeers sets up a network with 700 other nodes. Its nftables table does not fit into one message to the
+// kernel.
 func TestManyPeers(t *testing.T) {
 	namespaces(t)
 	a := newNode(t, fabric(t), "a", 11)
@@ -530,7 +538,7 @@ func TestManyPeers(t *testing.T) {
 	t.Logf("700 peers in %s", time.Since(began).Round(time.Millisecond))
 }
 
-// TestProbe: what Probe says of this machine.
+// TestProbe checks the MTU and the problems that Probe reports for different addresses of this machine.
 func TestProbe(t *testing.T) {
 	namespaces(t)
 	a := newNode(t, fabric(t), "a", 11)
@@ -551,7 +559,7 @@ func TestProbe(t *testing.T) {
 		a.do(t, func() error {
 			mtu, problem := Probe(t.Context(), netip.MustParseAddr(c.address))
 			if mtu != c.mtu || !strings.Contains(problem, c.problem) || c.problem == "" && problem != "" {
-				t.Errorf("%s: %d %q", c.address, mtu, problem)
+				t.Errorf("Probe of %s returned MTU %d and problem %q", c.address, mtu, problem)
 			}
 			return nil
 		})

@@ -10,13 +10,13 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/overlay/plan"
+	enginerules "github.com/persys/compute/engine"
 )
 
-// Probe reports whether this machine can take part in networks between nodes: the largest MTU of a network over the
-// node's underlay address, or a problem in plain text. It makes a VXLAN device that it removes at once, and changes no
-// rules.
+// Probe checks whether this machine can take part in networks between nodes. It returns the largest MTU that a
+// network can have if packets between nodes use the given address, or a problem as text. To test the kernel, it
+// creates a VXLAN device and removes it at once. It changes no nftables rules.
 func Probe(ctx context.Context, address netip.Addr) (mtu int, problem string) {
 	mtu, err := probe(ctx, address)
 	if errors.Is(err, unix.EPERM) {
@@ -28,7 +28,7 @@ func Probe(ctx context.Context, address netip.Addr) (mtu int, problem string) {
 	return mtu, ""
 }
 
-// probeVNI is the identifier of the device that Probe makes. Clusters do not use it.
+// probeVNI is the VXLAN network identifier of the device that Probe makes. No cluster uses this identifier.
 const probeVNI = 1<<24 - 1
 
 func probe(ctx context.Context, address netip.Addr) (mtu int, err error) {
@@ -46,7 +46,7 @@ func probe(ctx context.Context, address netip.Addr) (mtu int, err error) {
 		return 0, err
 	case seen.Underlay == nil:
 		return 0, fmt.Errorf("no interface of this machine has the address %s, with which the node registered: set PERSYS_AGENT_GRPC_ENDPOINT", address)
-	case host.Inside(seen.Underlay.Name):
+	case enginerules.InsideInterface(seen.Underlay.Name):
 		return 0, fmt.Errorf("the node registered with %s, the address of the bridge %s inside this machine, which other machines cannot reach: set PERSYS_AGENT_GRPC_ENDPOINT", address, seen.Underlay.Name)
 	}
 	x := &netlink.Vxlan{

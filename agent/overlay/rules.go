@@ -19,18 +19,20 @@ import (
 	"github.com/persys/compute/agent/overlay/plan"
 )
 
-// rules reads and writes nftables. It writes with google/nftables. It reads rules itself, because that library cannot
-// decode all expressions, and only the comments are needed.
+// rules reads and writes nftables. It writes with the library google/nftables. That library cannot decode
+// all expressions of a rule, so reading does not use it: rules reads only the comments, which identify the
+// rules.
 type rules struct {
 	conn *nftables.Conn
 	read *netlink.Conn
 }
 
 const (
-	// buffers is the size of the sockets' buffers. With the default one the kernel carries out a transaction of a few
-	// hundred elements and then loses its answer.
+	// buffers is the size of the sockets' buffers in bytes. With the default size, the kernel carries out a
+	// transaction of a few hundred elements, but its answer does not fit into the buffer and is lost.
 	buffers = 8 << 20
-	// elementsPerMessage bounds the elements in one message, whose size is a number of 16 bits.
+	// elementsPerMessage is the maximum number of set elements in one message to the kernel, because the
+	// length field of their list has only 16 bits.
 	elementsPerMessage = 500
 )
 
@@ -62,7 +64,7 @@ var (
 )
 
 var hooks = map[string]*nftables.ChainHook{
-	"prerouting": nftables.ChainHookPrerouting, "input": nftables.ChainHookInput, "forward": nftables.ChainHookForward, "postrouting": nftables.ChainHookPostrouting,
+	"prerouting": nftables.ChainHookPrerouting, "input": nftables.ChainHookInput, "forward": nftables.ChainHookForward, "postrouting": nftables.ChainHookPostrouting, "output": nftables.ChainHookOutput,
 }
 
 // Table returns our table, in the form of plan.Table.Stored; nil if there is none.
@@ -110,7 +112,7 @@ func (r *rules) Table() (*plan.Table, error) {
 			chain.Priority = int(*c.Priority)
 		}
 		if c.Policy != nil && *c.Policy != nftables.ChainPolicyAccept {
-			chain.Type += " policy drop" // equals no wanted chain
+			chain.Type += " policy drop" // a wanted chain never has this type, so the table counts as changed
 		}
 		for _, rule := range list {
 			chain.Rules = append(chain.Rules, plan.Rule{Comment: rule.comment})
@@ -199,9 +201,9 @@ func (r *rules) comments(t *nftables.Table, chain string) ([]storedRule, error) 
 	return out, nil
 }
 
-// Replace puts a table in the place of ours, in one transaction. Nil removes ours.
+// Replace replaces our table by t in one transaction. If t is nil, it removes our table.
 func (r *rules) Replace(t *plan.Table) error {
-	r.conn.AddTable(ourTable) // so that there is one to delete
+	r.conn.AddTable(ourTable) // the delete below would fail if there were no table
 	r.conn.DelTable(ourTable)
 	if t == nil {
 		return r.conn.Flush()
@@ -252,11 +254,20 @@ func (r *rules) Replace(t *plan.Table) error {
 	return r.conn.Flush()
 }
 
-// userMark begins the comment of our rules in DOCKER-USER; the name of the bridge follows.
-const userMark = "persys: VXLAN to "
+// userMark returns the comment and the matches with which a UserRule is written to the chain DOCKER-USER.
+func userMark(r plan.UserRule) (comment string, matches []plan.Match) {
+	switch in, out := r.Interfaces(); {
+	case in != "" && out != "":
+		return "persys: VXLAN to " + out, []plan.Match{{Kind: plan.InInterface, Name: in}, {Kind: plan.OutInterface, Name: out}}
+	case out != "":
+		return "persys: ingress to " + out, []plan.Match{{Kind: plan.OutInterface, Name: out}}
+	default:
+		return "persys: ingress from " + in, []plan.Match{{Kind: plan.InInterface, Name: in}}
+	}
+}
 
-// UserChain returns the bridges with our rule in DOCKER-USER, sorted, and whether that chain exists in nftables.
-func (r *rules) UserChain() (bridges []string, exists bool, err error) {
+// UserChain returns our rules in DOCKER-USER, sorted, and whether that chain exists in nftables.
+func (r *rules) UserChain() (ours []plan.UserRule, exists bool, err error) {
 	chains, err := r.conn.ListChainsOfTableFamily(userTable.Family)
 	if err != nil {
 		return nil, false, err
@@ -269,35 +280,37 @@ func (r *rules) UserChain() (bridges []string, exists bool, err error) {
 		return nil, true, err
 	}
 	for _, rule := range list {
-		if bridge, ok := strings.CutPrefix(rule.comment, userMark); ok {
-			bridges = append(bridges, bridge)
+		for prefix, of := range map[string]func(string) plan.UserRule{
+			"persys: VXLAN to ": plan.FromPeersTo, "persys: ingress to ": plan.AllTo, "persys: ingress from ": plan.AllFrom,
+		} {
+			if name, ok := strings.CutPrefix(rule.comment, prefix); ok {
+				ours = append(ours, of(name))
+			}
 		}
 	}
-	slices.Sort(bridges)
-	return bridges, true, nil
+	slices.Sort(ours)
+	return ours, true, nil
 }
 
-// Accept puts our rule for a bridge at the head of DOCKER-USER. It is a plain rule: iptables-save shows a rule with a
-// set without its condition.
-func (r *rules) Accept(bridge string) error {
-	rule := plan.Rule{
-		Matches: []plan.Match{{Kind: plan.InInterface, Name: plan.Device}, {Kind: plan.OutInterface, Name: bridge}},
-		Verdict: plan.Accept,
-	}
+// Accept adds a rule at the head of DOCKER-USER. The rule uses neither a named set nor connection tracking, because
+// iptables-save leaves out such conditions.
+func (r *rules) Accept(of plan.UserRule) error {
+	comment, matches := userMark(of)
 	r.conn.InsertRule(&nftables.Rule{
-		Table: userTable, Chain: userChain, Exprs: expressions(rule, nil), UserData: userdata.AppendString(nil, userdata.TypeComment, userMark+bridge),
+		Table: userTable, Chain: userChain, Exprs: expressions(plan.Rule{Matches: matches, Verdict: plan.Accept}, nil), UserData: userdata.AppendString(nil, userdata.TypeComment, comment),
 	})
 	return r.conn.Flush()
 }
 
-// DropAccept removes our rules for a bridge from DOCKER-USER.
-func (r *rules) DropAccept(bridge string) error {
+// DropAccept removes all copies of a rule from DOCKER-USER.
+func (r *rules) DropAccept(of plan.UserRule) error {
 	list, err := r.comments(userTable, plan.UserChain)
 	if err != nil {
 		return err
 	}
+	comment, _ := userMark(of)
 	for _, rule := range list {
-		if rule.comment == userMark+bridge {
+		if rule.comment == comment {
 			if err := r.conn.DelRule(&nftables.Rule{Table: userTable, Chain: userChain, Handle: rule.handle}); err != nil {
 				return err
 			}
@@ -306,7 +319,8 @@ func (r *rules) DropAccept(bridge string) error {
 	return gone(r.conn.Flush())
 }
 
-// expressions translates a rule to what the kernel runs. Register 1 holds the value that is compared.
+// expressions translates a rule into the kernel's expressions. For each match, the value from the packet is
+// loaded into register 1 and compared there.
 func expressions(rule plan.Rule, sets map[string]*nftables.Set) []expr.Any {
 	var out []expr.Any
 	add := func(e ...expr.Any) { out = append(out, e...) }
@@ -353,6 +367,13 @@ func expressions(rule plan.Rule, sets map[string]*nftables.Set) []expr.Any {
 			mask := toNet(m.Prefix).Mask
 			add(&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: make([]byte, 4)})
 			compare(m, m.Prefix.Addr().AsSlice())
+		case plan.Destination:
+			meta(expr.MetaKeyNFPROTO, unix.NFPROTO_IPV4)
+			network(16, 4)
+			add(&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: toNet(m.Prefix).Mask, Xor: make([]byte, 4)})
+			compare(m, m.Prefix.Addr().AsSlice())
+		case plan.TCP:
+			meta(expr.MetaKeyL4PROTO, unix.IPPROTO_TCP)
 		case plan.Source4Set:
 			meta(expr.MetaKeyNFPROTO, unix.NFPROTO_IPV4)
 			network(12, 4)
@@ -370,7 +391,11 @@ func expressions(rule plan.Rule, sets map[string]*nftables.Set) []expr.Any {
 			bit(binaryutil.NativeEndian.PutUint32(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), make([]byte, 4), expr.CmpOpNeq)
 		case plan.Translated:
 			add(&expr.Ct{Key: expr.CtKeySTATUS, Register: 1})
-			bit(binaryutil.NativeEndian.PutUint32(statusDNAT), make([]byte, 4), expr.CmpOpNeq)
+			set := expr.CmpOpNeq
+			if m.Not {
+				set = expr.CmpOpEq
+			}
+			bit(binaryutil.NativeEndian.PutUint32(statusDNAT), make([]byte, 4), set)
 		case plan.NoWayBack:
 			meta(expr.MetaKeyNFPROTO, unix.NFPROTO_IPV4)
 			add(&expr.Fib{Register: 1, ResultOIF: true, FlagSADDR: true, FlagIIF: true})
@@ -389,6 +414,12 @@ func expressions(rule plan.Rule, sets map[string]*nftables.Set) []expr.Any {
 		add(&expr.Verdict{Kind: expr.VerdictAccept})
 	case plan.Drop:
 		add(&expr.Verdict{Kind: expr.VerdictDrop})
+	case plan.Reset:
+		add(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+	case plan.Reject:
+		add(&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH})
+	case plan.SNAT:
+		add(&expr.Immediate{Register: 1, Data: rule.To.AsSlice()}, &expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1})
 	case plan.Masquerade:
 		add(&expr.Masq{})
 	case plan.ClampMSS:
@@ -405,7 +436,7 @@ const (
 	tcpOptionMSS = 2
 )
 
-// interfaceName returns a name as the kernel compares it: 16 bytes, padded with zeros.
+// interfaceName returns an interface name in the kernel's form: 16 bytes, padded with zeros.
 func interfaceName(name string) []byte {
 	out := make([]byte, unix.IFNAMSIZ)
 	copy(out[:unix.IFNAMSIZ-1], name)

@@ -21,39 +21,22 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 
 	"github.com/persys/compute/agent/overlay/plan"
 	"github.com/persys/compute/agent/workload"
+	"github.com/persys/compute/testbed"
 )
 
-// space is a network namespace with a thread in it.
-type space struct {
-	fd   netns.NsHandle
-	work chan func()
-}
+// space is a network namespace.
+type space struct{ *testbed.Namespace }
 
-// newSpace makes a namespace that lasts until the test ends.
+// newSpace makes a network namespace that exists until the test ends.
 func newSpace(t *testing.T) *space {
 	t.Helper()
-	s := &space{work: make(chan func())}
-	ready := make(chan error)
-	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with the goroutine
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			s.fd, err = netns.Get()
-		}
-		ready <- err
-		for f := range s.work {
-			f()
-		}
-	}()
-	must(t, <-ready)
-	t.Cleanup(func() {
-		close(s.work)
-		_ = s.fd.Close()
-	})
+	n, err := testbed.NewNamespace()
+	must(t, err)
+	t.Cleanup(n.Close)
+	s := &space{n}
 	s.do(t, func() error { return up("lo") })
 	return s
 }
@@ -61,22 +44,16 @@ func newSpace(t *testing.T) *space {
 // do runs f in the namespace.
 func (s *space) do(t testing.TB, f func() error) {
 	t.Helper()
-	must(t, s.try(f))
+	must(t, s.Do(f))
 }
 
-func (s *space) try(f func() error) error {
-	done := make(chan error)
-	s.work <- func() { done <- f() }
-	return <-done
-}
-
-// run runs f in the namespace on a thread of its own.
+// run runs f on a new thread, which is in the network namespace s.
 func (s *space) run(wait *sync.WaitGroup, f func()) {
 	wait.Add(1)
 	go func() {
 		defer wait.Done()
 		runtime.LockOSThread()
-		if err := netns.Set(s.fd); err != nil {
+		if err := netns.Set(s.Handle); err != nil {
 			panic(err)
 		}
 		f()
@@ -98,7 +75,8 @@ func up(name string) error {
 	return netlink.LinkSetUp(link)
 }
 
-// address gives an interface of the calling thread's namespace an address, and brings it up.
+// address adds an address to an interface in the namespace of the calling thread, and brings the interface
+// up.
 func address(name, text string) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -111,7 +89,8 @@ func address(name, text string) error {
 	return errors.Join(netlink.AddrAdd(link, a), netlink.LinkSetUp(link))
 }
 
-// cable connects a bridge in one namespace with an interface eth0 in another.
+// cable connects a bridge in one network namespace to a new interface eth0 in another namespace, like a cable
+// between machines. text is the address and prefix length of eth0.
 func cable(t testing.TB, from *space, bridge string, to *space, text string) {
 	t.Helper()
 	cableTo(t, from, bridge, to, "eth0", text)
@@ -124,8 +103,8 @@ func cableTo(t testing.TB, from *space, bridge string, to *space, name, text str
 		if err != nil {
 			return err
 		}
-		end := fmt.Sprintf("v%d%s", int(to.fd), name)
-		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: end, TxQLen: -1, MTU: br.Attrs().MTU}, PeerName: name, PeerNamespace: netlink.NsFd(to.fd)}
+		end := fmt.Sprintf("v%d%s", int(to.Handle), name)
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: end, TxQLen: -1, MTU: br.Attrs().MTU}, PeerName: name, PeerNamespace: netlink.NsFd(to.Handle)}
 		if err := netlink.LinkAdd(veth); err != nil {
 			return err
 		}
@@ -139,14 +118,15 @@ func bridge(name string, mtu int, text string) error {
 	return errors.Join(err, address(name, text))
 }
 
-// fabric is a machine between the nodes, with the address 10.99.0.1.
+// fabric makes the network namespace whose bridge connects the nodes, as a switch does. Its own address is
+// 10.99.0.1.
 func fabric(t *testing.T) *space {
 	s := newSpace(t)
 	s.do(t, func() error { return bridge("br0", 1500, "10.99.0.1/24") })
 	return s
 }
 
-// node is a machine with an overlay. The engine is fake: it makes bridges and its firewall, and no containers.
+// node is a machine with an overlay. Its fake engine creates bridges and a firewall, but no containers.
 type node struct {
 	*space
 	name    string
@@ -154,7 +134,7 @@ type node struct {
 	store   memory
 	log     *lines
 	counts  counts
-	compare time.Duration // between two full compares
+	compare time.Duration // time between two full comparisons
 	names   Names
 
 	stop    func()
@@ -171,8 +151,8 @@ func newNode(t *testing.T, net *space, name string, last int) *node {
 	return n
 }
 
-// firewall makes the chains of a Docker engine before version 28: what comes from a bridge passes, answers pass, and
-// DOCKER-USER decides about the rest, which is dropped otherwise.
+// firewall creates the chains of a Docker engine before version 28. They accept packets from a bridge, and
+// answers. Other packets are dropped unless DOCKER-USER accepts them.
 func firewall() error {
 	c, err := nftables.New()
 	if err != nil {
@@ -212,7 +192,7 @@ func (n *node) Start(t *testing.T, v workload.NetworkView) {
 	o.Set(v)
 }
 
-// counts counts repairs, and holds the last number of problems.
+// counts is a fake Metrics. It counts repairs and holds the last number of problems.
 type counts struct{ repairs, problems atomic.Int64 }
 
 func (c *counts) NetworkRepaired()      { c.repairs.Add(1) }
@@ -264,10 +244,11 @@ func (m *memory) DropAddress(r workload.NetworkAddress) error {
 	return nil
 }
 
-// fakeEngine makes bridges. A network exists as long as its bridge: an interface with an alias.
+// fakeEngine is a fake container engine that only creates bridges. A bridge that has an alias represents one of
+// the engine's networks.
 type fakeEngine struct{ space *space }
 
-// The methods run on the thread of Overlay.Run, which is in the namespace.
+// The methods run on the thread of Overlay.Run, which is in the network namespace of the node.
 
 func (e *fakeEngine) Networks(context.Context) (out []plan.ObservedNetwork, _ []workload.NetworkAddress, err error) {
 	links, err := netlink.LinkList()
@@ -306,20 +287,22 @@ func (e *fakeEngine) Remove(_ context.Context, id uint32) error {
 	return netlink.LinkDel(link)
 }
 
-// container is a namespace on a bridge of a node. It answers on TCP port 80 with the address of the caller.
+// container is a network namespace that is connected to a bridge of a node, as a container is. It answers on
+// TCP port 80 with the address of the caller.
 type container struct {
 	*space
 	address netip.Addr
 }
 
-// newContainer puts a container on a network. The bridge's whole network is its subnet, as the engine makes it.
+// newContainer connects a container to a network. As with the real engine, the container's subnet is the
+// whole network.
 func newContainer(t *testing.T, n *node, id string, network uint32) *container {
 	t.Helper()
 	return onNetworks(t, n, id, network)[0]
 }
 
-// onNetworks puts a container on several networks. It returns it once for each network, with the address there. The
-// first network is its default route.
+// onNetworks connects one container to several networks. It returns one *container for each network, with the address that
+// the container has in that network. The default route of the container goes through the first network.
 func onNetworks(t *testing.T, n *node, id string, networks ...uint32) []*container {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -369,8 +352,12 @@ func (s *space) serve(t *testing.T) {
 
 // ask connects to an address and returns the caller's address as the server sees it.
 func (s *space) ask(to netip.Addr) (from string, err error) {
-	err = s.try(func() error {
-		conn, err := net.DialTimeout("tcp4", netip.AddrPortFrom(to, 80).String(), 700*time.Millisecond)
+	return s.askAt(netip.AddrPortFrom(to, 80))
+}
+
+func (s *space) askAt(to netip.AddrPort) (from string, err error) {
+	err = s.Do(func() error {
+		conn, err := net.DialTimeout("tcp4", to.String(), 700*time.Millisecond)
 		if err != nil {
 			return err
 		}
@@ -383,8 +370,8 @@ func (s *space) ask(to netip.Addr) (from string, err error) {
 	return from, err
 }
 
-// listen receives datagrams in a container. The returned function waits for the next one, at most for a limit, and
-// returns its source; without a datagram that is the zero address.
+// listen receives datagrams in a container. The returned function waits at most the limit for the next
+// datagram and returns its source address, or the zero address if none arrives.
 func (c *container) listen(t *testing.T) func(limit time.Duration) netip.Addr {
 	t.Helper()
 	var l *net.UDPConn
@@ -408,7 +395,7 @@ const datagrams = 9000
 // send sends a datagram from a container.
 func (c *container) send(t *testing.T, to netip.Addr) { c.sendFrom(t, c.address, to) }
 
-// sendFrom sends a datagram with one of the addresses of a namespace.
+// sendFrom sends a datagram from the namespace s, with the source address from.
 func (s *space) sendFrom(t *testing.T, from, to netip.Addr) {
 	t.Helper()
 	s.do(t, func() error {

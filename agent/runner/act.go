@@ -18,7 +18,7 @@ import (
 	"github.com/persys/compute/agent/volume"
 )
 
-// running holds what is needed to cancel an action that is in progress.
+// running is an action that is in progress, with the functions to cancel it.
 type running struct {
 	whole, start context.Context
 	cancelWhole  context.CancelFunc
@@ -35,7 +35,7 @@ func (r *running) interrupt(starting bool) {
 	}
 }
 
-// begin starts an action in a goroutine. r.mu must be held.
+// begin starts a driver's action in a goroutine. r.mu must be held.
 func (r *Runner) begin(a *core.Act) {
 	run := &running{}
 	run.whole, run.cancelWhole = context.WithCancel(r.life)
@@ -62,7 +62,7 @@ func (r *Runner) begin(a *core.Act) {
 	})
 }
 
-// moved takes a driver's report of progress for a workload. The action on the workload then gets the full
+// moved handles a driver's report of progress for a workload. The action on the workload then gets the full
 // StepTimeout again.
 func (r *Runner) moved(id, text string) {
 	r.do(core.Progress{ID: id, Text: text})
@@ -75,7 +75,8 @@ func (r *Runner) moved(id, text string) {
 	}
 }
 
-// perform carries out an action and fills done with its result. It returns the first engine of the action, or nil.
+// perform carries out an action and fills done with its result. It returns the engine of the action's first kind, or
+// nil if this agent has no such engine.
 func (r *Runner) perform(run *running, a *core.Act, done *core.Done) *engine {
 	began := time.Now()
 	var e *engine
@@ -120,13 +121,12 @@ func failure(err error) *core.Failed {
 	return &core.Failed{Class: driver.ClassOf(err), Message: err.Error()}
 }
 
-// carryOut carries out an action on its engines. A panic of a driver counts as a failure of the
-// workload.
+// carryOut carries out an action on its engines. A panic of a driver is reported as a failure of the workload.
 func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.Act) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			r.log.Error("a driver panicked", "workload", a.ID, "do", a.Verb.String(), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-			err = driver.Errorf(driver.RuntimeError, a.Verb.String(), "the agent failed while it carried out this action; the agent's log says where")
+			err = driver.Errorf(driver.RuntimeError, a.Verb.String(), "the driver crashed (panicked) during this action; see the agent's log")
 		}
 	}()
 	id := driver.ID(a.ID)
@@ -173,8 +173,8 @@ func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.
 	return r.ensure(ctx, run, e, a)
 }
 
-// halt stops a workload. In a restart because of a failed health check, it stops only the unhealthy parts
-// (services) of the workload if the driver can tell which these are.
+// halt stops a workload. If the workload is restarted because of a failed health check, and the driver knows
+// which parts (services) are unhealthy, halt stops only these parts.
 func halt(ctx context.Context, d driver.Driver, a *core.Act) error {
 	id := driver.ID(a.ID)
 	if h, ok := d.(driver.UnhealthyHalter); ok && a.Heals {
@@ -185,10 +185,13 @@ func halt(ctx context.Context, d driver.Driver, a *core.Act) error {
 	return d.Halt(ctx, id, a.Grace)
 }
 
-// remover returns the method of a driver that removes a workload: Leave if the workload may continue on
-// another node and the driver has that method, otherwise Remove. Leave keeps the resources that the
-// workload may use on the other node.
+// remover returns the method of a driver that removes a workload: RemoveInstance if its volumes are kept, Leave if the
+// workload may continue on another node, each if the driver has it, otherwise Remove. Leave keeps the resources that
+// the workload may use on the other node.
 func remover(d driver.Driver, fate core.Fate) func(context.Context, driver.ID) error {
+	if v, ok := d.(driver.VolumeOwner); ok && fate.Retain {
+		return v.RemoveInstance
+	}
 	l, ok := d.(driver.Leaver)
 	if !ok || !fate.Keep && !fate.KeepShared {
 		return d.Remove
@@ -196,8 +199,8 @@ func remover(d driver.Driver, fate core.Fate) func(context.Context, driver.ID) e
 	return func(ctx context.Context, id driver.ID) error { return l.Leave(ctx, id, fate.Keep) }
 }
 
-// removeFrom removes a workload from one engine. It then lists the engine, so that an older list
-// cannot bring the instance back.
+// removeFrom removes a workload from one engine. It then lists the engine again, so that the core does not use
+// an older list that still contains the instance.
 func (r *Runner) removeFrom(ctx context.Context, a *core.Act, kind driver.Kind) error {
 	e := r.engines.get(kind)
 	if e == nil {
@@ -254,8 +257,9 @@ func (r *Runner) ensure(ctx context.Context, run *running, e *engine, a *core.Ac
 	return r.cfg.Storage.Trim(ctx, in.ID, body.GetNamespace(), specs)
 }
 
-// files writes the files in memory of a workload and returns their paths. A stopped workload needs them too: the engine
-// creates no container with a mount that is missing.
+// files writes a workload's files in memory and returns their paths. It also writes the files if the
+// workload must be stopped: an engine refuses to create a container, even one that is not started, if a
+// mounted file is missing.
 func (r *Runner) files(in *core.Intent) ([]string, error) {
 	files := filesOf(in)
 	if len(files) == 0 {
@@ -268,7 +272,7 @@ func (r *Runner) files(in *core.Intent) ([]string, error) {
 	return paths, nil
 }
 
-// filesOf returns the files in memory of a workload.
+// filesOf returns the in-memory files (secrets and configs) of a workload.
 func filesOf(in *core.Intent) (out []memfile.File) {
 	for _, f := range spec.MemoryFiles(spec.Of(in)) {
 		file := memfile.File{
@@ -282,15 +286,10 @@ func filesOf(in *core.Intent) (out []memfile.File) {
 	return out
 }
 
-// refreshFiles changes the files in memory of a running workload, and signals its containers for the files that have
-// changed. If none differs, an earlier attempt may have ended before it could signal, so all signals are sent again.
+// refreshFiles changes the files in memory of a running workload, and sends the signal of each file to its
+// containers. It also signals for files that have not changed: if an agent was killed after it wrote a file and
+// before it sent the signal, its next process cannot know which files the container has read.
 func (r *Runner) refreshFiles(ctx context.Context, e *engine, in *core.Intent) error {
-	files := filesOf(in)
-	changed := r.cfg.Files.Changed(in.ID, in.EngineContent, files)
-	again := true
-	for i, f := range files {
-		again = again && !(f.InPlace && changed[i])
-	}
 	if _, err := r.files(in); err != nil {
 		return err
 	}
@@ -300,9 +299,9 @@ func (r *Runner) refreshFiles(ctx context.Context, e *engine, in *core.Intent) e
 	}
 	type target struct{ service, signal string }
 	sent := map[target]bool{}
-	for i, f := range spec.MemoryFiles(spec.Of(in)) {
+	for _, f := range spec.MemoryFiles(spec.Of(in)) {
 		to := target{f.GetService(), f.GetSignal()}
-		if to.signal == "" || sent[to] || !changed[i] && !again {
+		if to.signal == "" || sent[to] {
 			continue
 		}
 		sent[to] = true

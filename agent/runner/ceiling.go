@@ -7,17 +7,20 @@ import (
 	"github.com/persys/compute/policy/document"
 )
 
-// Ceiling limits the rights of workloads on the machine, even if the schedulers allow more.
+// Ceiling limits the rights of workloads on this machine, even if the policies in their orders
+// allow more.
 type Ceiling struct {
-	// Policy limits every workload. If Policy is nil, policy.Baseline limits a workload only if a scheduler
-	// that knows policies ordered it and its namespace is open to users who are not admins. Other workloads
-	// are then not limited.
+	// Policy limits every workload. If Policy is nil, policy.Baseline takes its place for some workloads:
+	// those that were ordered by a scheduler with support for policies, in a namespace that users who are not
+	// admins may use. Other workloads are then not limited.
 	Policy *policy.Policy
-	// Private, Protected and Usual: see the fields of driver.Rules with these names.
+	// Private, Protected and Usual are paths that workloads may not mount. They are passed to the fields of
+	// driver.Rules with these names, which say when a mount is refused.
 	Private, Protected, Usual []string
 }
 
-// rules returns what a workload may ask of the machine: the policies of its order, limited by the ceiling.
+// rules returns the rules that say which resources of the machine a workload may use. They are made from the
+// policies in its order and the ceiling of this machine.
 func (c *Ceiling) rules(in *core.Intent) (*driver.Rules, error) {
 	out := &driver.Rules{
 		Private: c.Private, Protected: c.Protected, Usual: c.Usual,
@@ -36,7 +39,7 @@ func (c *Ceiling) rules(in *core.Intent) (*driver.Rules, error) {
 		out.Policies = append(out.Policies, driver.Rule{Policy: c.Policy, Next: "it is the PERSYS_POLICY of this node: change the workload, or run it on another node"})
 	case in.Confined:
 		p, _ := policy.Builtin(policy.Baseline)
-		out.Policies = append(out.Policies, driver.Rule{Policy: p, Next: "this node allows more only to admins in namespaces of their own: change the workload, or set PERSYS_POLICY of a node"})
+		out.Policies = append(out.Policies, driver.Rule{Policy: p, Next: "without PERSYS_POLICY, this node allows more only in namespaces that only admins use: change the workload, or set PERSYS_POLICY on a node"})
 	}
 	return out, nil
 }

@@ -6,6 +6,6 @@
 //   - State returns a snapshot without a lock.
 //   - Actions on different workloads run concurrently, each in its own goroutine. A panic of a driver
 //     fails only its workload.
-//   - Engines are listed at an interval. Their events are hints that trigger an inspection of the workload.
+//   - Engines are listed at an interval. An event of an engine only triggers an inspection of the workload.
 //   - Close waits for every goroutine.
 package runner

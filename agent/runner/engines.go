@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// engine is one driver, together with what only the runner needs to know about its engine.
+// engine is one driver, together with the state that the runner keeps about its engine.
 type engine struct {
 	drv  driver.Driver
 	look flight
@@ -31,15 +31,17 @@ func (e *engine) number() uint64 {
 	return e.bound
 }
 
-// hinted reports whether an event about a workload arrived since its last inspection began.
+// hinted reports whether an engine event about a workload arrived after the start of its last
+// inspection.
 func (e *engine) hinted(id string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.hints[id]
 }
 
-// unhint is called when an inspection begins. It forgets that events about a workload arrived, or about all
-// workloads if id is "". It reports whether an event about id had arrived.
+// unhint is called when an inspection of the workload id begins, or a list of all workloads if id is "". It
+// clears the record that events about id (or about all workloads) arrived. It reports whether an event about id
+// had arrived.
 func (e *engine) unhint(id string) (was bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -64,7 +66,8 @@ func (s *engines) get(kind driver.Kind) *engine {
 	return s.m[kind]
 }
 
-// replace replaces all engines by those in m, and returns the previous ones.
+// replace replaces all engines by those in m, for example after the cluster id became known. It returns the
+// previous engines.
 func (s *engines) replace(m map[driver.Kind]*engine) (old map[driver.Kind]*engine) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,7 +87,7 @@ func (s *engines) list() (out []*engine) {
 	return out
 }
 
-// Driver returns the driver of a kind, or nil.
+// Driver returns the driver for a kind of workloads, or nil.
 func (r *Runner) Driver(kind driver.Kind) driver.Driver {
 	if e := r.engines.get(kind); e != nil {
 		return e.drv
@@ -100,7 +103,8 @@ func (r *Runner) Drivers() (out []driver.Driver) {
 	return out
 }
 
-// Refresh lists the engine of a kind. It waits for a list that starts after the call.
+// Refresh lists the engine of a kind and waits for the result. It does not use the result of a list that began
+// before the call.
 func (r *Runner) Refresh(ctx context.Context, kind driver.Kind) error {
 	if e := r.engines.get(kind); e != nil {
 		return r.refresh(ctx, e)
@@ -141,8 +145,9 @@ func (r *Runner) bind(cluster string) error {
 	return err
 }
 
-// tellEngines sends event, which lists the kinds of the drivers in made, to the core, and stores the number
-// that the core assigned to each driver (core.Engine.Bound). r.mu must be held.
+// tellEngines passes event to the core. event says for which kinds of workloads there are drivers; made holds
+// these drivers. It then stores, for each driver, the number that the core assigned (core.Engine.Bound). r.mu
+// must be held.
 func (r *Runner) tellEngines(event core.Engines, made map[driver.Kind]*engine) error {
 	for kind := range made {
 		event.Kinds = append(event.Kinds, kind)
@@ -191,7 +196,7 @@ func (r *Runner) listenTo(e *engine) {
 	r.Spawn(func() { r.listen(ctx, e) })
 }
 
-// addEngines adds the engines that were installed on the machine after the agent started.
+// addEngines makes drivers for engines that were installed on the machine after the agent started.
 func (r *Runner) addEngines() {
 	r.engines.made.Lock()
 	defer r.engines.made.Unlock()
@@ -225,8 +230,8 @@ func (r *Runner) addEngines() {
 	}
 }
 
-// retire stops engines that were replaced, and closes their drivers. A driver that the factory returned again
-// stays open.
+// retire stops engines that were replaced, and closes their drivers. A driver in kept stays open, because the
+// factory returned the same driver again.
 func (r *Runner) retire(old, kept map[driver.Kind]*engine) {
 	for kind, e := range old {
 		if e.stop != nil {
@@ -243,7 +248,8 @@ func (r *Runner) retire(old, kept map[driver.Kind]*engine) {
 	}
 }
 
-// refresh lists an engine. It waits for a list that starts after the call.
+// refresh lists an engine and waits for the result. It does not use the result of a list that began before the
+// call.
 func (r *Runner) refresh(ctx context.Context, e *engine) error { return e.look.fresh(ctx, r.Spawn) }
 
 func (r *Runner) list(e *engine) error {
@@ -292,8 +298,8 @@ func (r *Runner) lookAt(ctx context.Context, e *engine, id string) (o *driver.Ob
 	return o, began, false, err
 }
 
-// listen receives the events of an engine and inspects the workloads that they name. After a burst of events it
-// inspects each workload once.
+// listen receives the events of an engine and inspects the workloads that the events name. After a burst of
+// events it inspects each workload once.
 func (r *Runner) listen(ctx context.Context, e *engine) {
 	const quiet = 50 * time.Millisecond
 	for ctx.Err() == nil {
@@ -331,8 +337,8 @@ func (r *Runner) listen(ctx context.Context, e *engine) {
 	}
 }
 
-// hint records that a workload may have changed. It returns false if the driver cannot inspect this workload
-// alone.
+// hint records that a workload may have changed. It returns false if the driver cannot inspect a single
+// workload, so that the whole engine must be listed.
 func (r *Runner) hint(e *engine, id string) bool {
 	w := r.State().Get(id)
 	if w == nil || w.Intent == nil || w.Kind != e.drv.Kind() {
@@ -344,12 +350,12 @@ func (r *Runner) hint(e *engine, id string) bool {
 	return true
 }
 
-// hintedLooks is the maximum number of inspections at the same time after a burst of events.
+// hintedLooks is the maximum number of workloads that are inspected at the same time after a burst of events.
 const hintedLooks = 4
 
-// follow inspects the workloads named in a burst of events: one by one if that is cheaper than a list of the
-// engine. It skips workloads that were inspected since their event. It also skips workloads on which an action
-// is in progress; missed handles those later.
+// follow inspects the workloads that the events of a burst name: one by one if that is cheaper than a list of
+// the engine. It skips workloads that were inspected after their event arrived. It also skips workloads on
+// which an action is in progress; the method missed handles these when the action has ended.
 func (r *Runner) follow(ctx context.Context, e *engine, burst map[string]bool) error {
 	_, alone := e.drv.(driver.Looker)
 	var due []string
@@ -378,7 +384,8 @@ func (r *Runner) follow(ctx context.Context, e *engine, burst map[string]bool) e
 }
 
 // missed is called when an action on a workload has ended. If an event about the workload arrived after the
-// action's last inspection, missed makes the core evaluate the workload again.
+// action's last inspection, missed makes the core evaluate the workload again, because the action did not
+// see that change.
 func (r *Runner) missed(e *engine, id string) {
 	if e == nil {
 		return

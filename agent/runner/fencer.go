@@ -8,7 +8,7 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// renewEvery is the longest time between two messages to the fencer.
+// renewEvery is the interval at which the agent sends the lease to the fencer.
 const renewEvery = 500 * time.Millisecond
 
 // renew sends one message to the fencer. It returns the answer, or the error as text.
@@ -32,7 +32,8 @@ func (r *Runner) meetFencer() {
 	r.do(core.FencerMet{Status: st, Problem: problem})
 }
 
-// mindFencer sends a message to the fencer every renewEvery, and whenever the core requests one.
+// mindFencer sends a message to the fencer at the interval renewEvery, and whenever the core requests one. met
+// says whether the fencer has answered already.
 func (r *Runner) mindFencer(met bool) {
 	defer r.cfg.Fencer.Close()
 	if !met {

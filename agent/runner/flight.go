@@ -20,7 +20,8 @@ type pass struct {
 	err  error
 }
 
-// fresh waits for a run that starts after the call. If the loop is idle, spawn starts it.
+// fresh waits for the end of a run that starts after the call. If no run is active, it starts one in a
+// goroutine, with spawn.
 func (f *flight) fresh(ctx context.Context, spawn func(func())) error {
 	f.mu.Lock()
 	p := f.next

@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// each calls do for every engine at an interval, first after the first sweep (a list of all engines). n
-// counts the intervals from 0.
+// each calls do for every engine at the interval every. The first calls are made after the first sweep (a list
+// of all engines). n is the number of the interval, from 0.
 func (r *Runner) each(every time.Duration, do func(n int, e *engine)) {
 	select {
 	case <-r.looked:
@@ -32,7 +32,7 @@ func (r *Runner) each(every time.Duration, do func(n int, e *engine)) {
 	}
 }
 
-// observedBy returns the instances that an engine listed last, ordered by id.
+// observedBy returns the instances on an engine, as last observed, ordered by id.
 func (r *Runner) observedBy(e *engine) []driver.Observed {
 	if r.engines.get(e.drv.Kind()) != e {
 		return nil
@@ -62,17 +62,17 @@ func (r *Runner) measure() {
 	})
 }
 
-// fullMeasure means that the disk use of workloads without a disk limit is measured only in every tenth
-// measurement, because it is only displayed.
+// fullMeasure: every tenth measurement includes workloads without a disk limit. The disk use of such workloads
+// is only displayed, so it is measured less often.
 const fullMeasure = 10
 
-// measureDisks measures the disk use of workloads at an interval.
+// measureDisks measures the disk use of workloads at the interval DiskInterval.
 func (r *Runner) measureDisks() {
 	r.each(r.cfg.DiskInterval, func(n int, e *engine) { r.measureDisk(r.life, e, n%fullMeasure == 0) })
 }
 
-// measureDisk measures the disk use of the workloads of one engine. With all it measures all workloads,
-// otherwise those whose disk limit the agent must enforce.
+// measureDisk measures the disk use of the workloads of one engine. If all is set, it measures all
+// workloads; if not, only those whose disk limit the agent must enforce.
 func (r *Runner) measureDisk(ctx context.Context, e *engine, all bool) {
 	meter, ok := e.drv.(driver.DiskMeter)
 	if !ok {

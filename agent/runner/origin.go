@@ -10,9 +10,10 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// origins holds the traces of orders that are being carried out. They are kept in memory only. A trace ends
-// when its workload is in its desired state, or after a fixed number of actions, so that later restarts of the
-// workload are not part of it.
+// origins holds the tracing contexts of orders that are being carried out, so that the spans of their actions
+// belong to the trace of the request. The traces are kept in memory only. A trace ends when its workload is in
+// its desired state, or after a fixed number of actions, so that later restarts of the workload are not part of
+// it.
 type origins struct {
 	mu sync.Mutex
 	m  map[string]*origin
@@ -28,8 +29,8 @@ const (
 	originSteps = 16
 )
 
-// Ordered remembers the trace that ctx belongs to as that of the order for workload id. It must be called
-// before the order is applied, because the first action may start before the order is answered.
+// Ordered remembers the trace of ctx as the trace of the order for workload id. It must be called before the
+// order is applied, because the first action may start before the order is answered.
 func (r *Runner) Ordered(ctx context.Context, id string) {
 	span := trace.SpanContextFromContext(ctx)
 	o := &r.origins
@@ -45,14 +46,14 @@ func (r *Runner) Ordered(ctx context.Context, id string) {
 	o.m[id] = &origin{span: span, left: originSteps}
 }
 
-// settled drops the trace of a workload that is in its desired state.
+// settled drops the trace of a workload that has reached its desired state.
 func (o *origins) settled(id string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.m, id)
 }
 
-// span starts the span of one action, if the order of the workload was traced.
+// span starts the tracing span of one action if the workload's order carried a trace.
 func (r *Runner) span(ctx context.Context, id, do string) (context.Context, func(error)) {
 	o := &r.origins
 	o.mu.Lock()

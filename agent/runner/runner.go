@@ -24,10 +24,10 @@ import (
 	"github.com/persys/compute/agent/volume"
 )
 
-// Binding is the information about the agent that its drivers need.
+// Binding holds the information about the agent, and the functions of the agent, that its drivers need.
 type Binding struct {
-	// ClusterID is the cluster id for labels, or Unbound if the cluster is unknown. It changes only
-	// while the agent has no workloads; the drivers are then made again.
+	// ClusterID is the cluster id for labels, or Unbound if the cluster is unknown. It changes only while the
+	// agent has no workloads; the Factory then makes new drivers.
 	ClusterID string
 	NodeID    string
 	// Owns reports whether the agent has an order for a workload, or a delete that is not carried out yet.
@@ -36,7 +36,8 @@ type Binding struct {
 	// Taken reports whether the record of a workload was taken over from a legacy v1 agent. Such a workload
 	// may have an instance without labels, which the driver finds by its name.
 	Taken func(driver.Kind, driver.ID) bool
-	// Content returns the content of an instance that has no content label, if the agent's records tell it.
+	// Content returns the content (hash of the specification) of an instance without a content label. The bool
+	// is false if the agent's records do not contain it.
 	Content func(id driver.ID, runtimeID string) (string, bool)
 	// Progress reports what a driver does now for a workload, for the status of the workload; "" when the
 	// driver has finished. Progress blocks only briefly.
@@ -44,7 +45,7 @@ type Binding struct {
 	// Pulled is called for each image that a driver pulled. If the name referred to another image until then,
 	// before is the id of that image.
 	Pulled func(ref, before string)
-	// Networks gives containers their places on networks that span nodes; nil if the node takes part in none.
+	// Networks connects containers to networks that span nodes; nil if the node takes part in no networks.
 	Networks driver.Networks
 }
 
@@ -56,7 +57,7 @@ const Unbound = "unbound"
 // at the end.
 type Factory func(Binding) ([]driver.Driver, error)
 
-// Fixed returns a Factory for drivers that need no binding.
+// Fixed returns a Factory that always returns these drivers, which need no Binding.
 func Fixed(drivers ...driver.Driver) Factory {
 	return func(Binding) ([]driver.Driver, error) { return drivers, nil }
 }
@@ -74,7 +75,7 @@ type Config struct {
 	Store   *store.Store
 	Saved   core.Saved
 	Storage *volume.Manager
-	// Files keeps secrets and configs in memory.
+	// Files keeps the secrets and configs of workloads as files in memory.
 	Files   *memfile.Store
 	Host    host.Host
 	Factory Factory
@@ -124,7 +125,7 @@ type Runner struct {
 	origins origins
 
 	wake    chan struct{} // signals that a timer in armed has changed
-	unkept  chan struct{} // signals that there are more changed reports in unsaved
+	unkept  chan struct{} // signals that unsaved contains more changed reports
 	changed chan struct{} // signals that a report has changed
 	facts   atomic.Bool   // facts that the node has registered have changed, so it must register again
 	tell    chan struct{} // signals that a message to the fencer is due
@@ -218,11 +219,11 @@ func (r *Runner) State() core.State { return *r.state.Load() }
 // is due.
 func (r *Runner) Changed() <-chan struct{} { return r.changed }
 
-// Signal makes the channel of Changed receive a value, so that a heartbeat is sent.
+// Signal sends a value on the channel that Changed returns, so that a heartbeat is sent.
 func (r *Runner) Signal() { nudge(r.changed) }
 
-// Registers reports whether facts changed that the node must register with the schedulers. With take, it also
-// clears that flag.
+// Registers reports whether the node must register again, because facts in its registration changed. If take is
+// set, it also resets this flag.
 func (r *Runner) Registers(take bool) bool {
 	if take {
 		return r.facts.Swap(false)
@@ -230,7 +231,8 @@ func (r *Runner) Registers(take bool) bool {
 	return r.facts.Load()
 }
 
-// Looked returns a channel that is closed after the first sweep.
+// Looked returns a channel that is closed after the first sweep, in which the agent probes and lists all
+// engines.
 func (r *Runner) Looked() <-chan struct{} { return r.looked }
 
 // Met returns a channel that is closed after the fencer's first answer, or at once if there is no fencer.
@@ -239,7 +241,7 @@ func (r *Runner) Met() <-chan struct{} { return r.met }
 // Checks returns the checker that runs the health checks.
 func (r *Runner) Checks() *health.Checker { return r.checks }
 
-// Used returns the table with the resource usage of workloads.
+// Used returns the table of the latest resource usage of workloads.
 func (r *Runner) Used() *usage.Table { return r.used }
 
 // Do applies an event. If it returns an error, the required records could not be stored, and the event had no
@@ -336,7 +338,8 @@ func (r *Runner) effect(e core.Effect) {
 		r.renewal = e.Renewal
 	case core.Rebind:
 		r.Spawn(func() {
-			// No action starts until there are drivers that use the cluster's label.
+			// The loop runs until drivers for the current cluster id have been made, so that no action
+			// starts with drivers that use another label.
 			for {
 				err := r.bind(e.Cluster)
 				if err == nil {
@@ -371,7 +374,7 @@ func (r *Runner) effect(e core.Effect) {
 	}
 }
 
-// timer applies the event Tick at the time of the last effect Arm.
+// timer applies the event Tick to the core at the time that the last effect Arm set.
 func (r *Runner) timer() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -393,13 +396,13 @@ func (r *Runner) timer() {
 	}
 }
 
-// flushEvery is how long changed reports are collected before they are stored, because each write waits for
-// the disk. Starting fifty workloads changes their reports some hundred times. After a crash of the agent,
-// a list of the engines shows the changes that were not stored yet. Only the failures of that half second
-// are lost.
+// flushEvery is how long changed reports are collected before they are stored, because each write waits for the
+// disk. Starting fifty workloads changes their reports some hundred times. After a crash of the agent, a list
+// of the engines shows the changes that were not stored yet. Only changes to the failure counts in the last
+// half second before the crash are lost.
 const flushEvery = 500 * time.Millisecond
 
-// keepStatuses stores the changed reports of workloads, every flushEvery.
+// keepStatuses writes the changed reports of workloads to the state file, at the interval flushEvery.
 func (r *Runner) keepStatuses() {
 	var problem string
 	pause := flushEvery
@@ -504,7 +507,7 @@ func nudge(c chan<- struct{}) {
 	}
 }
 
-// signal wakes all goroutines that wait for it.
+// signal wakes goroutines: fire wakes all that wait on the channel which wait returned.
 type signal struct {
 	mu   *sync.Mutex
 	next *chan struct{}

@@ -16,10 +16,9 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// Permit decides whether a caller may use a method. Schedulers may use all methods. Gateways and mapped
-// certificates of other authorities may only read. Other agents and users of the cluster, admins
-// included, may only call HealthCheck: an agent knows neither roles nor namespaces, but the schedulers
-// do.
+// Permit decides whether a caller may use a method. Schedulers may use all methods. Gateways may only read, and so may
+// clients with a certificate of another authority that mapping maps. Other agents and users of the cluster, admins
+// included, may only call HealthCheck: an agent knows neither roles nor namespaces, but the schedulers do.
 func (s *Server) Permit(ctx context.Context, method string, mapping pki.Mapping) error {
 	if !strings.HasPrefix(method, "/"+agentv1.AgentService_ServiceDesc.ServiceName+"/") {
 		return nil // every caller may call the health and reflection services
@@ -60,7 +59,7 @@ func (s *Server) Permit(ctx context.Context, method string, mapping pki.Mapping)
 // of each host.
 func (s *Server) Authorize(mapping pki.Mapping) []grpc.ServerOption {
 	// The schedulers that send orders also relay the log streams and sessions of users. Streams are counted
-	// separately from other calls, so that they never use up the limit for orders.
+	// separately from other calls, so that open streams cannot use up the limit and block orders.
 	calls := limits.NewPeers(s.cfg.Limits, s.cfg.Metrics.Limited)
 	streams := limits.NewStreams(s.cfg.Limits, s.cfg.Metrics.Limited)
 	enter := func(ctx context.Context, in *limits.Peers, most int, setting string) (*limits.Entry, error) {

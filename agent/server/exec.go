@@ -18,8 +18,8 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// Limits of sessions (a command or console in a workload). A command must neither wait for an engine for ever
-// nor occupy it for ever.
+// Limits of sessions (a command or console in a workload). They ensure that a session does not wait for a
+// hanging engine for ever, and that a forgotten session ends.
 const (
 	sessionOpening = 25 * time.Second // shorter than the time that schedulers wait for the agent to open a session
 	sessionEnding  = 10 * time.Second // how long to wait for the command's exit code after its output has ended
@@ -75,7 +75,7 @@ func (s *Server) Exec(stream agentv1.AgentService_ExecServer) error {
 		return sessionError(o.GetWorkloadId(), err)
 	}
 	defer session.Close()
-	// if a call of Output waits, closing the session ends the call
+	// if a call of Output blocks, closing the session ends this call
 	defer context.AfterFunc(ctx, func() { session.Close() })()
 	log.Info("session opened", "console", o.GetConsole())
 	code, err := s.carry(ctx, cancel, stream, session)
@@ -110,8 +110,8 @@ func (s *Server) openSession(ctx context.Context, o *agentv1.ExecOpen) (driver.S
 	})
 }
 
-// carry copies input and output between the caller and the command until the session ends. cancel ends the
-// session.
+// carry copies input and output between the caller and the command until the session ends. It calls cancel with
+// the reason if it ends the session itself.
 func (s *Server) carry(ctx context.Context, cancel context.CancelCauseFunc, stream agentv1.AgentService_ExecServer, session driver.Session) (int, error) {
 	var touched atomic.Int64 // time when input or output was last seen
 	touch := func() { touched.Store(time.Now().UnixNano()) }
@@ -180,7 +180,7 @@ func sizeOf(s *agentv1.TerminalSize) driver.TerminalSize {
 }
 
 // hear reads the caller's messages and applies them to the session: input, signals, terminal sizes. It
-// returns nil after the caller's last message.
+// returns nil when the caller has closed its side of the stream.
 func (s *Server) hear(ctx context.Context, stream agentv1.AgentService_ExecServer, session driver.Session, touch func()) error {
 	for {
 		m, err := stream.Recv()
@@ -193,8 +193,8 @@ func (s *Server) hear(ctx context.Context, stream agentv1.AgentService_ExecServe
 		touch()
 		switch b := m.GetMessage().(type) {
 		case *agentv1.ExecRequest_Input:
-			// The error is ignored. The command may have ended or closed its input; its exit code then tells
-			// the caller.
+			// Ignore the error: the command may have ended or closed its input, and the caller learns that
+			// from the exit code.
 			_, err = session.Write(b.Input)
 		case *agentv1.ExecRequest_EndInput:
 			err = session.CloseWrite()

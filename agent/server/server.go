@@ -1,8 +1,8 @@
 // Package server is the agent's API, persys.agent.v1.AgentService (contract/wire-agent.md).
 //
 //   - An order is answered once it is durable. It is carried out later.
-//   - Reads are answered from memory. Events of the engines and periodic lists keep it up to date.
-//   - With Authorize, each role may make the calls that Permit allows.
+//   - Reads are answered from the agent's memory, which events and periodic lists of the engines keep up to date.
+//   - If Config.Authorize is set, each role may make the calls that Permit allows.
 //   - Log streams and sessions end with the agent.
 package server
 
@@ -28,6 +28,7 @@ import (
 	"github.com/persys/compute/agent/garbage"
 	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/metrics"
+	"github.com/persys/compute/agent/names"
 	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/runner"
 	"github.com/persys/compute/agent/spec"
@@ -38,7 +39,7 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// Config of a Server. Metrics, Authorize, Identify and Self may be nil.
+// Config configures a Server. Metrics, Authorize, Identify and Self may be nil.
 type Config struct {
 	Runner  *runner.Runner
 	Garbage *garbage.Collector
@@ -51,8 +52,8 @@ type Config struct {
 
 	NodeID, Version string
 	NotOffered      map[driver.Kind]string
-	// Room returns the resources that this node offers. If it returns nil, orders are not refused for lack
-	// of resources.
+	// Room returns how much CPU, memory and disk this node offers to workloads. If it returns nil, orders are
+	// not refused for lack of resources.
 	Room func() *[3]core.Room
 	// Standalone: the agent runs without schedulers.
 	Standalone bool
@@ -66,6 +67,7 @@ type Config struct {
 	SessionIdle time.Duration
 
 	Networks *network.Keeper // may be nil
+	Names    *names.Resolver // may be nil
 }
 
 // Server is the agent's API.
@@ -75,6 +77,8 @@ type Server struct {
 	r        *runner.Runner
 	log      *slog.Logger
 	sessions atomic.Int32 // number of open sessions
+	probing  atomic.Bool  // a call of ProbeNetwork sends packets
+	tracing  atomic.Int32 // number of calls of TraceConnection
 }
 
 // New makes a Server.
@@ -98,10 +102,11 @@ func storeFailed(err error) error {
 	return status.Errorf(codes.Internal, "the order was not stored: %v", err)
 }
 
-// coverWait is how long the answer to an order waits for the fencer to confirm the workload.
+// coverWait is how long the answer to an order waits until the fencer confirms that it will stop the workload
+// when the lease ends.
 const coverWait = 2 * time.Second
 
-// ApplyWorkload stores and queues an order. See contract/wire-agent.md, "Behaviour".
+// ApplyWorkload stores and queues an order. The section "Behaviour" of contract/wire-agent.md specifies it.
 func (s *Server) ApplyWorkload(ctx context.Context, req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 	s.r.Ordered(ctx, req.GetId())
 	order, err := spec.Order(s.cfg.Key, req)
@@ -188,8 +193,9 @@ func (s *Server) DeleteWorkload(ctx context.Context, req *agentv1.DeleteWorkload
 	return out, nil
 }
 
-// fence checks the sender of a call that is not an order. A read without an epoch is answered, because it
-// changes nothing. A call with a lower epoch is refused, so that a deposed leader learns of it.
+// fence checks the epoch and the addressed node of a call that is not an order. A read without an epoch is
+// accepted, because it changes nothing. A call with a lower epoch than the highest one seen is refused; so a
+// deposed leader learns that it is deposed.
 func (s *Server) fence(epoch *agentv1.Epoch, node string, changes bool) error {
 	if epoch == nil && node == "" && !changes {
 		return nil // the read changes nothing, so it need not wait for the disk
@@ -281,6 +287,30 @@ func (s *Server) ListUsage(_ context.Context, req *agentv1.ListUsageRequest) (*a
 		})
 	}
 	return out, nil
+}
+
+const (
+	// maxProbed is the maximum number of nodes of one ProbeNetwork, and probeTime its time limit.
+	maxProbed = 64
+	probeTime = 6 * time.Second
+)
+
+// ProbeNetwork sends packets to other nodes of a network. Only one such call runs at a time.
+func (s *Server) ProbeNetwork(ctx context.Context, req *agentv1.ProbeNetworkRequest) (*agentv1.ProbeNetworkResponse, error) {
+	if n := len(req.GetNodes()); n > maxProbed {
+		return nil, status.Errorf(codes.InvalidArgument, "nodes: has %d entries, at most %d", n, maxProbed)
+	}
+	if !s.probing.CompareAndSwap(false, true) {
+		return nil, status.Error(codes.ResourceExhausted, "another check of a network runs on this node: try again in a few seconds")
+	}
+	defer s.probing.Store(false)
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	list, err := s.cfg.Networks.Probe(ctx, req.GetNetwork(), req.GetNodes())
+	if err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	return &agentv1.ProbeNetworkResponse{Probes: list}, nil
 }
 
 // ListActions answers from the task history in the agent's memory.

@@ -41,9 +41,9 @@ func (s *Server) ListVolumes(_ context.Context, req *agentv1.ListVolumesRequest)
 	for _, v := range s.cfg.Storage.List() {
 		m := &agentv1.VolumeInfo{
 			Id: v.ID, Name: v.Name, Driver: v.Driver, SizeGb: v.SizeGB, Pool: v.Pool, Form: string(v.Form), Phase: string(v.Phase),
-			RetainPolicy: "Delete", LastError: v.Error, Owner: v.Owner, CreatedAt: unix(v.CreatedAt), ReleasedAt: unix(v.ReleasedAt),
+			RetainPolicy: "Delete", LastError: v.Error, Owner: v.Owner, Namespace: v.In(), CreatedAt: unix(v.CreatedAt), ReleasedAt: unix(v.ReleasedAt),
 		}
-		if v.Retain {
+		if v.Kept() {
 			m.RetainPolicy = "Retain"
 		}
 		for _, u := range v.Users {
@@ -54,7 +54,7 @@ func (s *Server) ListVolumes(_ context.Context, req *agentv1.ListVolumesRequest)
 	return out, nil
 }
 
-// DeleteVolume deletes a volume that no workload uses.
+// DeleteVolume deletes a managed volume of this machine that no workload uses.
 func (s *Server) DeleteVolume(ctx context.Context, req *agentv1.DeleteVolumeRequest) (*agentv1.DeleteVolumeResponse, error) {
 	if err := s.fence(req.GetEpoch(), req.GetNodeId(), true); err != nil {
 		return nil, err

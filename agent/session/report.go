@@ -12,8 +12,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// changes returns the reports of workloads that are newer than the version given as after, or all reports,
-// ordered by id. It also returns the version of the newest report.
+// changes returns reports of workloads, ordered by id: all of them if full is set, and otherwise those that are
+// newer than the version given as after. It also returns the version of the newest report.
 func changes(s core.State, full, epochs bool, after uint64, now time.Time) ([]*controlv1.WorkloadStatus, uint64) {
 	var out []*controlv1.WorkloadStatus
 	changed, gone := s.Changes(full, epochs, after, now)
@@ -45,7 +45,7 @@ func report(w *core.Workload) *controlv1.WorkloadStatus {
 		WorkloadId: st.ID, State: stateName(st.State), Message: st.Message,
 		LastTransition: timestamppb.New(st.Since), RevisionId: st.Revision,
 		RestartCount: int32(st.RestartCount), Addresses: st.Addresses, Content: st.Content, Health: st.Health,
-		Generation: generation(st.Generation), TryElsewhere: st.TryElsewhere,
+		Generation: generation(st.Generation), TryElsewhere: st.TryElsewhere, Terminal: st.Metadata["retry_terminal"] == "true",
 	}
 	for _, p := range st.Ports {
 		out.Ports = append(out.Ports, &controlv1.Port{HostPort: int32(p.HostPort), ContainerPort: int32(p.Port), Protocol: p.Protocol, Address: p.HostIP})

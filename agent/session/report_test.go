@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// A report says that another node may be tried if the status of the workload does.
+// If the status of a workload says that another node may be tried, the report to the schedulers says so too.
 func TestAReportAsksForAnotherNode(t *testing.T) {
 	for _, want := range []bool{true, false} {
 		if got := report(&core.Workload{Status: &core.Status{ID: "web", TryElsewhere: want}}); got.GetTryElsewhere() != want {
@@ -23,8 +23,8 @@ func TestAReportAsksForAnotherNode(t *testing.T) {
 	}
 }
 
-// Every workload of a node fails at the same time, with a message of the maximum length. The heartbeat is
-// still small enough to be sent.
+// Every workload of a node fails at the same time, and each report has a message of the maximum length. The
+// agent shortens them, so that the heartbeat is small enough to be sent.
 func TestAHeartbeatFits(t *testing.T) {
 	words := strings.Repeat("no space left on device ", workload.MaxMetadata/24) + "the end"
 	saved := core.Saved{Status: map[string]core.SavedStatus{}}
@@ -40,5 +40,15 @@ func TestAHeartbeatFits(t *testing.T) {
 	}
 	if got := list[0].GetReason().GetMessage(); !strings.HasSuffix(got, "the end") || len(got) < 500 {
 		t.Errorf("the message of a workload was shortened to %q, want its end and at least 500 bytes", got)
+	}
+}
+
+// The schedulers learn that a failed workload stays as it is.
+func TestReportSaysThatNoRetryHelps(t *testing.T) {
+	for text, want := range map[string]bool{"true": true, "": false} {
+		st := &core.Status{ID: "web", State: workload.Failed, Metadata: map[string]string{"retry_terminal": text}}
+		if got := report(&core.Workload{Status: st}); got.GetTerminal() != want {
+			t.Errorf("with retry_terminal %q the report is %v, want terminal %t", text, got, want)
+		}
 	}
 }

@@ -2,8 +2,8 @@
 //
 //   - The agent registers, then sends heartbeats: at the interval that the schedulers name, and soon after
 //     a report has changed. Every twentieth heartbeat has all reports, the others have only the changes.
-//   - Any replica may answer any call. An answer of another cluster, or of a superseded leadership, is
-//     ignored.
+//   - Any replica may answer any call. An answer of another cluster, or of a replica that was
+//     leader in an earlier term, is ignored.
 //   - A lease counts from the time at which the request for it was sent.
 //   - If the schedulers are unreachable, this package stops no workload. The agent registers again.
 package session
@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/persys/compute/agent/core"
@@ -36,7 +37,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// protocol is the version of the protocol with the schedulers that this agent supports: with epochs,
+// protocol is the version of the agent's protocol with the schedulers. Version 1 has epochs,
 // generations and lease lengths.
 const protocol = 1
 
@@ -44,8 +45,8 @@ const (
 	// coalesce is how long the agent waits, after a report changed, for further changes before it sends a
 	// heartbeat.
 	coalesce = 100 * time.Millisecond
-	// FullEvery is the number of heartbeats that have only the changed reports, between two heartbeats that
-	// have all reports.
+	// FullEvery is how many heartbeats in a row have only the changed reports. The next heartbeat then has the
+	// reports of all workloads.
 	FullEvery = 20
 
 	backoffMin = 50 * time.Millisecond
@@ -80,18 +81,20 @@ type Config struct {
 	// Devices: see agent.Config.
 	Devices      map[string]int64
 	FeatureLevel uint32
-	// ReservedCPU, ReservedMemory, ReservedDisk and Threshold: see the fields of agent.Config with these
-	// names.
+	// ReservedCPU, ReservedMemory, ReservedDisk and Threshold say how much of the machine is not offered to
+	// workloads; agent.Config documents these fields.
 	ReservedCPU, ReservedMemory, ReservedDisk int64
 	Threshold                                 int
-	// Networks and Networking: see agent.Config. Both may be nil.
+	// Networks holds the schedulers' view of this node's networks. agent.Config documents Networking and
+	// HeldPorts. All three may be nil.
 	Networks   *network.Keeper
 	Networking func(advertise string) *controlv1.NodeNetworking
-	// Names is the resolver of the containers on networks; it may be nil.
+	HeldPorts  func() string
+	// Names is the DNS resolver for containers on networks between nodes; it may be nil.
 	Names *names.Resolver
-	// MetricsPort: see agent.Config.
+	// MetricsPort is the port of /metrics; 0 = none.
 	MetricsPort int
-	// MemoryFiles: the machine has a place for secrets and configs as files in memory.
+	// MemoryFiles: this machine can keep secrets and configs as files in memory.
 	MemoryFiles bool
 }
 
@@ -110,8 +113,9 @@ type Session struct {
 	r     *runner.Runner
 	state atomic.Pointer[State]
 
-	// The fields below are used by Run only.
+	// Only Run uses the fields below.
 	registered bool
+	held       string // what HeldPorts returned at the last registration
 	leaseUntil time.Time
 	lease      time.Duration
 	asked      time.Duration // time at which the last call was sent, on the clock fencer.Now
@@ -121,6 +125,7 @@ type Session struct {
 	measured   uint64 // newest version of usage readings that the schedulers have acknowledged
 	full       bool
 	sinceFull  int
+	volumes    *controlv1.VolumeReport // newest report of volumes that the schedulers have acknowledged
 	answered   core.Epoch
 	failures   int
 	problem    string
@@ -161,7 +166,7 @@ func (c *Session) Run(ctx context.Context) {
 			c.cfg.Logger.Warn("the lease has ended; registering again", "since", c.leaseUntil)
 			c.registered = false
 		}
-		if c.r.Registers(true) {
+		if c.r.Registers(true) || c.cfg.HeldPorts != nil && c.cfg.HeldPorts() != c.held {
 			c.registered = false
 		}
 		var err error
@@ -183,8 +188,8 @@ func (c *Session) Run(ctx context.Context) {
 	}
 }
 
-// note records whether a call to the schedulers succeeded. A problem is logged when it begins, when it
-// changes and when it ends.
+// note records whether a call to the schedulers succeeded. It writes a log line only when calls begin to fail,
+// fail with another error, or succeed again.
 func (c *Session) note(err error) {
 	problem := ""
 	if err != nil {
@@ -214,8 +219,9 @@ func (c *Session) pause(ctx context.Context) {
 	}
 }
 
-// wait returns when the next heartbeat is due: soon after a report has changed, otherwise after the interval.
-// A random time of up to a tenth is taken off the interval, so that agents do not all send at the same time.
+// wait blocks until the next heartbeat is due: soon after a report has changed, otherwise when the interval has
+// passed since the time from. A random time of up to a tenth is taken off the interval, so that agents do not
+// all send at the same time.
 func (c *Session) wait(ctx context.Context, from time.Time) {
 	d := c.interval - rand.N(c.interval/10+1)
 	timer := time.NewTimer(time.Until(from.Add(d)))
@@ -266,6 +272,7 @@ func (c *Session) register(ctx context.Context) error {
 		return fmt.Errorf("register: %w", err)
 	}
 	c.registered, c.full, c.sequence = true, true, 0
+	c.held = request.GetCapabilities().GetNetworking().GetHeldPorts()
 	c.extend(sent, reply.LeaseSeconds, reply.LeaseExpiresAt, reply.Epoch != nil)
 	c.setInterval(reply.HeartbeatIntervalSeconds)
 	c.answered = epochOf(reply.Epoch)
@@ -280,9 +287,9 @@ func (c *Session) setInterval(seconds int32) {
 	}
 }
 
-// extend takes over a lease that the schedulers granted. Our schedulers send the length of the lease, which
-// counts from when the request was sent. A legacy v1 scheduler sends the end of the lease, by the
-// scheduler's own clock.
+// extend records the end of a lease that the schedulers granted, from their answer to a request that was sent
+// at the time sent. Our schedulers send the length of the lease, which counts from when the request was sent. A
+// legacy v1 scheduler sends the end of the lease, by the scheduler's own clock.
 func (c *Session) extend(sent time.Time, seconds int32, end *timestamppb.Timestamp, ours bool) {
 	switch {
 	case seconds > 0:
@@ -323,6 +330,10 @@ func (c *Session) beat(ctx context.Context) error {
 		since = 0
 	}
 	request.NetworkIndex, request.NetworkIncarnation = c.cfg.Networks.Have()
+	held := c.Volumes()
+	if full || !proto.Equal(held, c.volumes) {
+		request.Volumes = held
+	}
 	var measured uint64
 	request.WorkloadUsage, measured = c.WorkloadUsage(since)
 	limited, cancel := context.WithTimeout(ctx, c.deadline())
@@ -336,7 +347,7 @@ func (c *Session) beat(ctx context.Context) error {
 	case err != nil:
 		return fmt.Errorf("heartbeat: %w", err)
 	case !reply.Acknowledged:
-		return errors.New("heartbeat: not acknowledged")
+		return errors.New("heartbeat: the scheduler did not acknowledge it")
 	}
 	clusterID := reply.Epoch.GetClusterId()
 	if err := c.hear(clusterID, spec.Epoch(reply.Epoch)); err != nil {
@@ -344,12 +355,13 @@ func (c *Session) beat(ctx context.Context) error {
 	}
 	c.cfg.Networks.Heard(reply.Networks)
 	answered := epochOf(reply.Epoch)
-	c.acked, c.measured = version, measured
+	c.acked, c.measured, c.volumes = version, measured, held
 	c.sinceFull++
 	if full {
 		c.sinceFull = 0
 	}
-	// A new leader has none of the reports that the previous leader received.
+	// If the leader has changed, send all reports: the new leader has none of those that the
+	// previous leader received.
 	c.full = reply.SendFull || answered != c.answered
 	c.answered = answered
 	c.extend(sent, reply.LeaseSeconds, reply.LeaseExpiresAt, reply.Epoch != nil)
@@ -369,8 +381,8 @@ func (c *Session) beat(ctx context.Context) error {
 	return nil
 }
 
-// hear gives the core the cluster and epoch of a scheduler's answer. If hear returns an error, the answer
-// must be ignored.
+// hear passes the cluster id and the epoch of a scheduler's answer to the core, which checks them. If hear
+// returns an error, the answer must be ignored.
 func (c *Session) hear(cluster string, epoch *core.Epoch) error {
 	answer, err := c.r.Do(core.Heard{ClusterID: cluster, Epoch: epoch})
 	switch {
@@ -382,7 +394,8 @@ func (c *Session) hear(cluster string, epoch *core.Epoch) error {
 	return nil
 }
 
-// leased tells the core that the schedulers granted a lease. until is its end, on the clock of fencer.Now.
+// leased tells the core that the schedulers granted this node a lease that ends at until, on the clock of
+// fencer.Now.
 func (c *Session) leased(until time.Duration) {
 	if _, err := c.r.Do(core.Leased{Until: until}); err != nil {
 		c.cfg.Logger.Error("state file", "error", err)
@@ -402,7 +415,29 @@ func (c *Session) Reports() []*controlv1.WorkloadStatus {
 	return out
 }
 
-// Introduction returns the message with which the node registers.
+// maxReported is the maximum number of volumes in a heartbeat.
+const maxReported = 2000
+
+// Volumes returns the report of the managed volumes that the node holds.
+func (c *Session) Volumes() *controlv1.VolumeReport {
+	out := &controlv1.VolumeReport{Complete: true}
+	for _, v := range c.cfg.Storage.List() {
+		if !v.Made() {
+			continue
+		}
+		if len(out.Volumes) == maxReported {
+			out.Complete = false
+			break
+		}
+		out.Volumes = append(out.Volumes, &controlv1.HeldVolume{
+			Name: v.Name, Namespace: v.In(), Driver: v.Driver, SizeGb: v.SizeGB, Pool: v.Pool, Retain: v.Retain, Owner: v.Owner, ByHand: v.ByHand,
+		})
+	}
+	return out
+}
+
+// Introduction returns the message with which the node registers with the schedulers: its address, engines,
+// resources and settings.
 func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
 	totals := c.cfg.Host.Totals()
 	var pools []*controlv1.StoragePool
@@ -418,9 +453,9 @@ func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
 			types = append(types, string(e.Kind))
 		}
 	}
-	// An empty list of kinds would mean an old agent, which runs every kind except VMs. So the list is never
-	// empty. If no engine is healthy now, the list has all kinds, and the status says why the engines fail. If
-	// there is no engine at all, the list has "none", which matches no workload.
+	// Schedulers take an empty list of kinds as that of an old agent, which runs every kind except VMs. So the
+	// list is never empty. If no engine is healthy now, the list has all kinds, and the status says why the
+	// engines fail. If there is no engine at all, the list has "none", which matches no workload.
 	switch {
 	case len(all) == 0:
 		types = []string{"none"}
@@ -453,7 +488,7 @@ func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
 	}
 }
 
-// Usage returns how much of the node's resources is promised to workloads, and how much is in use.
+// Usage returns how much of the node's resources is reserved for workloads, and how much is in use.
 func (c *Session) Usage() *controlv1.NodeUsage {
 	used, promised := c.cfg.Host.Usage(), c.r.State().Promised()
 	out := &controlv1.NodeUsage{

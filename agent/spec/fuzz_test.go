@@ -6,7 +6,8 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// FuzzParse parses any bytes as the specification in a record, either bare or under the name of its type.
+// FuzzParse checks that Parse returns a specification or an error for any bytes. A specification is stored
+// alone, or in an object under the name of its type.
 func FuzzParse(f *testing.F) {
 	f.Add("container", []byte(`{"image":"x"}`))
 	f.Add("compose", []byte(`{"spec":{"compose":{"compose_yaml":"x"}}}`))

@@ -9,12 +9,16 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
+// serviceBits is the prefix length of each block of a network's addresses that is reserved for services. The
+// nftables rules of package overlay rely on this length.
+const serviceBits = 26
+
 // maxVNI is the largest network identifier of VXLAN, which has 24 bits.
 const maxVNI = 1<<24 - 1
 
-// NetworkView converts and checks the networks that a scheduler wants on this node. It leaves out networks and peers
-// that cannot work because of the addresses of nodes, and says so in Problems: they must not keep the others from
-// working.
+// NetworkView converts and checks the description of this node's networks that a scheduler sent. It leaves out
+// networks and peers (other nodes) that cannot work because of the addresses of nodes (for example a node
+// address within the subnet of a network), and names them in Problems. The other networks still work.
 func NetworkView(m *agentv1.NetworkView) (workload.NetworkView, error) {
 	fail := func(field, format string, args ...any) (workload.NetworkView, error) {
 		return workload.NetworkView{}, fmt.Errorf("networks."+field+": "+format, args...)
@@ -40,12 +44,12 @@ func NetworkView(m *agentv1.NetworkView) (workload.NetworkView, error) {
 	case out.VNI < 1 || out.VNI > maxVNI:
 		return fail("vni", "%d is not in 1..%d", out.VNI, maxVNI)
 	}
-	nodes := map[string]bool{} // by name: whether it is among the peers that can work
+	nodes := map[string]bool{} // for each node name: whether the node can be a peer
 	for i, p := range m.GetPeers() {
 		at := fmt.Sprintf("peers[%d]", i)
 		a, err := hostAddr(p.GetAddress())
 		if _, twice := nodes[p.GetNode()]; p.GetNode() == "" || twice {
-			return fail(at, "node %q must be there once", p.GetNode())
+			return fail(at, "node %q must be listed exactly once, with a name", p.GetNode())
 		}
 		nodes[p.GetNode()] = false
 		around := slices.IndexFunc(m.GetNetworks(), func(n *agentv1.Network) bool {
@@ -56,7 +60,7 @@ func NetworkView(m *agentv1.NetworkView) (workload.NetworkView, error) {
 		case err != nil:
 			problem("node %s is left out of the networks: %v: set its PERSYS_AGENT_GRPC_ENDPOINT", p.GetNode(), err)
 		case a == out.Address:
-			problem("node %s is left out of the networks: it registered with %s, the address of this node: set its PERSYS_AGENT_GRPC_ENDPOINT", p.GetNode(), a)
+			problem("node %s is left out of the networks: it registered with %s, which is the address of this node: set its PERSYS_AGENT_GRPC_ENDPOINT", p.GetNode(), a)
 		case around >= 0:
 			n := m.GetNetworks()[around]
 			problem("node %s is left out of the networks: its address %s is in the subnet %s of network %s/%s: make that network with another subnet (persysctl network create)",
@@ -88,9 +92,9 @@ func NetworkView(m *agentv1.NetworkView) (workload.NetworkView, error) {
 			}
 			return p, err
 		}
-		w := workload.Network{ID: n.GetId(), Namespace: n.GetNamespace(), Name: n.GetName(), CIDR: cidr, MTU: int(n.GetMtu())}
+		w := workload.Network{ID: n.GetId(), Namespace: n.GetNamespace(), Name: n.GetName(), CIDR: cidr, MTU: int(n.GetMtu()), Ingress: n.GetIngress()}
 		if w.ID == 0 || ids[w.ID] || w.MTU < 576 || w.MTU > 65535 {
-			return fail(at, "network %d with an MTU of %d must be there once, with an MTU of 576 to 65535", w.ID, w.MTU)
+			return fail(at, "network %d with an MTU of %d: each network must be listed once, with an MTU of 576 to 65535", w.ID, w.MTU)
 		}
 		ids[w.ID] = true
 		if w.Slice, err = within("slice", n.GetSlice()); err != nil {
@@ -116,6 +120,22 @@ func NetworkView(m *agentv1.NetworkView) (workload.NetworkView, error) {
 				continue
 			}
 			w.Peers = append(w.Peers, workload.NetworkSlice{Node: s.GetNode(), CIDR: p})
+		}
+		for j, text := range n.GetServices() {
+			p, err := within(fmt.Sprintf("services[%d]", j), text)
+			if err != nil {
+				return workload.NetworkView{}, err
+			}
+			for _, o := range taken {
+				if o.Overlaps(p) {
+					return fail(fmt.Sprintf("%s.services[%d]", at, j), "%s overlaps %s", p, o)
+				}
+			}
+			if p.Bits() != serviceBits {
+				return fail(fmt.Sprintf("%s.services[%d]", at, j), "%s is not a /%d", p, serviceBits)
+			}
+			taken = append(taken, p)
+			w.Services = append(w.Services, p)
 		}
 		out.Networks = append(out.Networks, w)
 	}

@@ -9,15 +9,15 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// TestNetworkViewLeavesOut: what cannot work because of the addresses of nodes is left out and named. The rest of the
-// view stays.
+// TestNetworkViewLeavesOut: NetworkView leaves out networks and other nodes (peers) that cannot work because of
+// the addresses of nodes, and names them in a problem. It keeps all other networks and peers.
 func TestNetworkViewLeavesOut(t *testing.T) {
 	for _, c := range []struct {
 		name            string
 		change          func(*agentv1.NetworkView)
 		address         string
 		peers, networks []string // peers with their addresses, networks with the peers that have slices
-		problem         string   // words of the only problem; "" if there is none
+		problem         string   // text of the only problem; "" if there is none
 	}{
 		{"nothing", func(*agentv1.NetworkView) {}, "10.0.0.1", []string{"b 10.0.0.2", "c 10.0.0.3"}, []string{"back [b c]", "web [c]"}, ""},
 		{"IPv4 addresses in IPv6 form", func(m *agentv1.NetworkView) { m.Address, m.Peers[0].Address = "::ffff:10.0.0.1", "::ffff:10.0.0.2" },
@@ -27,7 +27,7 @@ func TestNetworkViewLeavesOut(t *testing.T) {
 		{"this node inside a network", func(m *agentv1.NetworkView) { m.Address = "10.216.7.7" }, "10.216.7.7", []string{"b 10.0.0.2", "c 10.0.0.3"},
 			[]string{"web [c]"}, "network shop/back is left out on this node: its subnet 10.216.0.0/20 contains 10.216.7.7"},
 		{"a peer with the address of this node", func(m *agentv1.NetworkView) { m.Peers[0].Address = "::ffff:10.0.0.1" }, "10.0.0.1", []string{"c 10.0.0.3"},
-			[]string{"back [c]", "web [c]"}, "node b is left out of the networks: it registered with 10.0.0.1, the address of this node"},
+			[]string{"back [c]", "web [c]"}, "node b is left out of the networks: it registered with 10.0.0.1, which is the address of this node"},
 		{"a peer without an address", func(m *agentv1.NetworkView) { m.Peers[0].Address = "b.example" }, "10.0.0.1", []string{"c 10.0.0.3"},
 			[]string{"back [c]", "web [c]"}, `node b is left out of the networks: "b.example" is not the address of a host`},
 	} {
@@ -62,8 +62,30 @@ func TestNetworkViewLeavesOut(t *testing.T) {
 				t.Errorf("address %s, peers %v, networks %v; want %s, %v, %v", v.Address, peers, networks, c.address, c.peers, c.networks)
 			}
 			if got := strings.Join(v.Problems, "\n"); (got == "") != (c.problem == "") || !strings.Contains(got, c.problem) || len(v.Problems) > 1 {
-				t.Errorf("problems %q, want only one with %q", v.Problems, c.problem)
+				t.Errorf("the problems are %q, want only one, with %q", v.Problems, c.problem)
 			}
 		})
+	}
+}
+
+// TestServiceSlices: a block of service addresses must lie within its network, must be a /26, and must not
+// overlap the parts of the network that nodes use.
+func TestServiceSlices(t *testing.T) {
+	for text, fault := range map[string]string{
+		"10.216.15.192/26": "", "10.217.0.0/26": "is not within", "10.216.0.64/26": "overlaps", "10.216.15.128/25": "is not a /26", "here": "prefix",
+	} {
+		m := &agentv1.NetworkView{
+			Epoch: &agentv1.Epoch{ClusterId: "c1", Incarnation: 1, Term: 1}, Index: 9, Port: 4790, Vni: 7, Address: "10.0.0.1",
+			Peers: []*agentv1.NetworkPeer{{Node: "b", Address: "10.0.0.2"}},
+			Networks: []*agentv1.Network{{Id: 1, Namespace: "shop", Name: "back", Cidr: "10.216.0.0/20", Mtu: 1450, Slice: "10.216.0.0/26",
+				Peers: []*agentv1.NetworkSlice{{Node: "b", Cidr: "10.216.0.64/26"}}, Services: []string{text}}},
+		}
+		v, err := NetworkView(m)
+		switch {
+		case fault == "" && (err != nil || fmt.Sprint(v.Networks[0].Services) != "["+text+"]"):
+			t.Errorf("%s: %v, error %v", text, v.Networks, err)
+		case fault != "" && (err == nil || !strings.Contains(err.Error(), fault)):
+			t.Errorf("%s: error %v, want %q", text, err, fault)
+		}
 	}
 }

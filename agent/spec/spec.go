@@ -29,7 +29,8 @@ const MaxSize = 512 << 10
 // MaxFiles is the maximum size of the archive with the files of a stack, in bytes.
 const MaxFiles = 512 << 10
 
-// MaxMemoryFiles is the maximum size of the files in memory of a workload, in bytes: 2 MiB of values, and their fields.
+// MaxMemoryFiles is the maximum size, in bytes, of a workload's in-memory files in an order: 2 MiB of values, and 64
+// KiB for names and other fields.
 const MaxMemoryFiles = 2<<20 + 64<<10
 
 // MaxPolicies is the maximum size of all policies in one order, in bytes.
@@ -76,7 +77,7 @@ func kindFrom(t agentv1.WorkloadType) workload.Kind {
 	return workload.Container
 }
 
-// TypeOf returns the API's name for a kind.
+// TypeOf returns the value of the agent API's enum WorkloadType for a kind.
 func TypeOf(k workload.Kind) agentv1.WorkloadType {
 	switch k {
 	case workload.Container:
@@ -116,7 +117,7 @@ func Hash(key *pki.Key, kind workload.Kind, spec *agentv1.WorkloadSpec, labels m
 	return "a1:" + hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// MemoryFiles returns the files in memory of a container or a stack.
+// MemoryFiles returns the in-memory files (secrets and configs) of a container or a stack.
 func MemoryFiles(spec *agentv1.WorkloadSpec) []*agentv1.MemoryFile {
 	if c := spec.GetCompose(); c != nil {
 		return c.GetMemoryFiles()
@@ -124,10 +125,10 @@ func MemoryFiles(spec *agentv1.WorkloadSpec) []*agentv1.MemoryFile {
 	return spec.GetContainer().GetMemoryFiles()
 }
 
-// EachSecret lets fn replace every secret of a specification: environment values, cloud-init documents and
-// passwords. With stack, it also replaces the text of a Compose file, the files of the stack and the URL of
-// its repository, which may all contain secrets. fn seals each value together with the name of its field, so
-// that one secret cannot be put in the place of another.
+// EachSecret replaces every secret of a specification by the result of fn: environment values, cloud-init
+// documents and passwords. If stack is set, it also replaces the text of a Compose file, the files of the stack
+// and the URL of its repository, which may all contain secrets. fn also gets the name of the field, and
+// encrypts the value together with this name. So nobody can swap the encrypted values of two fields.
 func EachSecret(spec *agentv1.WorkloadSpec, stack bool, fn func(field, value string) (string, error)) error {
 	values := func(field string, m map[string]string) error {
 		for k, v := range m {
@@ -197,8 +198,8 @@ func EachSecret(spec *agentv1.WorkloadSpec, stack bool, fn func(field, value str
 	return nil
 }
 
-// Parse reads the specification of one kind of workload. It may be bare, as agents store it, or be wrapped
-// under the name of its kind.
+// Parse reads the specification of one kind of workload. The JSON is either the specification alone, as
+// agents store it, or an object whose only key is the name of the kind.
 func Parse(kind workload.Kind, raw []byte) (*agentv1.WorkloadSpec, error) {
 	if kind == "" {
 		return nil, errors.New("type: must not be empty")
@@ -234,8 +235,8 @@ func Parse(kind workload.Kind, raw []byte) (*agentv1.WorkloadSpec, error) {
 	return nil, fmt.Errorf("type: %q is not container, compose or vm", kind)
 }
 
-// Order converts an apply request to an order of the core. The key is for Hash. The error names the field
-// that is wrong.
+// Order converts an apply request to an order of the core. The key is for Hash. If a field is invalid, the
+// error names it.
 func Order(key *pki.Key, req *agentv1.ApplyWorkloadRequest) (core.Order, error) {
 	kind, err := check(req)
 	if err != nil {
@@ -260,8 +261,8 @@ func Order(key *pki.Key, req *agentv1.ApplyWorkloadRequest) (core.Order, error) 
 		Generation: Generation(req.Generation), Running: req.DesiredState != agentv1.DesiredState_DESIRED_STATE_STOPPED,
 		Labels: req.Labels, Adopts: req.Adopts, Exclusive: req.Exclusive, OnLostLease: req.OnLostLease,
 		OnUnhealthy: req.OnUnhealthy, Traits: traits, Body: body,
-		// Schedulers that send no epoch are legacy v1 schedulers. They know neither policies nor users who
-		// are limited to namespaces.
+		// Schedulers that send no epoch are legacy v1 schedulers. They have neither policies nor users who
+		// are restricted to namespaces, so their orders are not Confined.
 		Policies: policies, Confined: req.Epoch != nil && !req.AdminsOnly,
 	}, nil
 }
@@ -319,7 +320,8 @@ func check(req *agentv1.ApplyWorkloadRequest) (workload.Kind, error) {
 func Delete(req *agentv1.DeleteWorkloadRequest) (core.Delete, error) {
 	return core.Delete{
 		Sender: core.Sender{Epoch: Epoch(req.Epoch), Node: req.NodeId, Instance: req.InstanceId},
-		ID:     req.Id, Generation: Generation(req.Generation), Purge: req.Purge, KeepVolumes: req.KeepVolumes,
+		ID:     req.Id, Generation: Generation(req.Generation), Purge: req.Purge,
+		KeepVolumes: req.KeepVolumes && !req.RetainVolumes, Retain: req.RetainVolumes,
 	}, CheckID("id", req.GetId())
 }
 
@@ -353,8 +355,8 @@ func Of(in *core.Intent) *agentv1.WorkloadSpec {
 func Traits(spec *agentv1.WorkloadSpec) (core.Traits, error) {
 	cpu, memory, disk := promised(spec)
 	t := core.Traits{
-		RestartPolicy: spec.GetContainer().GetRestartPolicy().GetPolicy(),
-		Promises:      [3]int64{cpu, memory, disk}, DiskLimit: diskLimit(spec),
+		RestartPolicy: spec.GetContainer().GetRestartPolicy().GetPolicy(), Job: spec.GetJob(),
+		Promises: [3]int64{cpu, memory, disk}, DiskLimit: diskLimit(spec),
 	}
 	if check := spec.GetHealthCheck(); check != nil {
 		raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(check)
@@ -367,8 +369,8 @@ func Traits(spec *agentv1.WorkloadSpec) (core.Traits, error) {
 	return t, nil
 }
 
-// liveFiles returns a hash of the files in memory that change in a running instance, which is then signalled; "" if there
-// are none.
+// liveFiles returns a hash of those in-memory files that are replaced while the instance runs (the instance is then
+// signalled); "" if there are none.
 func liveFiles(spec *agentv1.WorkloadSpec) string {
 	h, some := sha256.New(), false
 	for _, f := range MemoryFiles(spec) {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzRecords reads any bytes as records of the state file, of this agent or of a legacy v1 agent. A record
-// is read completely, or the error names it.
+// FuzzRecords reads arbitrary bytes as a record of a state file, of this agent or of a legacy v1 agent. The
+// store must return the complete record, or an error that names the record.
 func FuzzRecords(f *testing.F) {
 	s, err := Open(filepath.Join(f.TempDir(), "state.db"), true)
 	if err != nil {

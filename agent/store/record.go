@@ -16,32 +16,33 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// record is an intent as it is stored in the state file. Fields that legacy v1 agents have keep their names
-// and meaning (contract/state-etcd.md, "Agent local store"). Our further fields are optional.
+// record is an intent (the last order for a workload) as it is stored in the state file. Fields that legacy v1
+// agents have keep their names and meaning (contract/state-etcd.md, "Agent local store"). Our further fields
+// are optional.
 type record struct {
 	core.Intent
 	RawSpec json.RawMessage `json:"spec"` // the specification of the workload's type as JSON, with sealed secrets
-	// SealedBy is the id of the key that sealed the secrets in RawSpec. It is empty in the state file of a
-	// legacy v1 agent, where secrets are in plain text.
+	// SealedBy is the id of the key with which the secrets in RawSpec are encrypted. It is empty in the state
+	// file of a legacy v1 agent, where secrets are in plain text.
 	SealedBy string `json:"sealed_by,omitempty"`
-	// SealedStack: in the specification of a stack, the text and the URL are sealed too. Earlier versions
-	// sealed only its environment.
+	// SealedStack: in the specification of a stack, the Compose text and the repository URL are encrypted too.
+	// Earlier versions encrypted only the environment.
 	SealedStack bool `json:"sealed_stack,omitempty"`
-	// PreviousType is the last element of PreviousTypes, in state files that an earlier version of the agent
-	// wrote.
+	// PreviousType is used only in state files that an earlier version of the agent wrote. It stored one type
+	// there, which is now the last element of PreviousTypes.
 	PreviousType workload.Kind `json:"previous_type,omitempty"`
 	// HealthCheck is stored outside RawSpec, because a changed health check does not replace the instance.
 	HealthCheck json.RawMessage `json:"health_check,omitempty"`
 }
 
-// sealed reports whether every secret of RawSpec is sealed.
+// sealed reports whether every secret in RawSpec is encrypted.
 func (r *record) sealed() bool {
 	return r.SealedBy != "" && (r.SealedStack || r.Type != workload.Compose)
 }
 
 var writeJSON = protojson.MarshalOptions{UseProtoNames: true}
 
-// seal fills RawSpec from the specification, with the secrets sealed.
+// seal fills RawSpec with the specification, in which the secrets are encrypted with key.
 func (r *record) seal(key *pki.Key) error {
 	body := proto.CloneOf(spec.Of(&r.Intent))
 	err := spec.EachSecret(body, true, func(field, value string) (string, error) {
@@ -72,8 +73,8 @@ func (r *record) seal(key *pki.Key) error {
 	return nil
 }
 
-// open fills the specification from RawSpec, with the secrets unsealed. It also fills fields that the record
-// of a legacy v1 agent lacks.
+// open fills the specification from RawSpec, and decrypts its secrets with key. It also fills fields that the
+// record of a legacy v1 agent lacks.
 func (r *record) open(key *pki.Key) error {
 	if r.Type == "" {
 		r.Type = workload.Container
@@ -145,7 +146,8 @@ func statusOf(w *core.Workload) status {
 	}
 }
 
-// saved returns the stored report. The agent shows it until it has asked the engine.
+// saved converts the stored report to the core's form. After a restart the agent shows this report until the
+// engine has answered.
 func (s *status) saved(in *core.Intent) core.SavedStatus {
 	state := workload.Unknown
 	for _, known := range []workload.State{workload.Pending, workload.Running, workload.Stopped, workload.Failed} {

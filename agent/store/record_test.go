@@ -65,7 +65,7 @@ func TestSecretsAreSealedOnDisk(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := back.open(other); err == nil || strings.Contains(err.Error(), "hunter2") {
-				t.Errorf("another key: %v", err)
+				t.Errorf("opening the record with another key returned %v, want an error", err)
 			}
 		})
 	}

@@ -42,7 +42,8 @@ const (
 	bucketAddresses   = "addresses" // addresses of containers on networks that span nodes
 )
 
-// Keys of the bucket meta: of core.Meta, of the networks that the schedulers want on this node, and of the names in them.
+// Keys in the bucket meta. The values are, in this order: the core.Meta, the view of the networks that
+// this node has to set up, and the names of the members of these networks.
 const (
 	metaKey    = "agent"
 	networkKey = "networks"
@@ -56,7 +57,7 @@ type Store struct {
 }
 
 // Open opens or creates the state file, and its key file <path>.key with mode 0600. Writes to a volatile
-// store do not wait for the disk. It is for simulations.
+// store do not wait for the disk. Use a volatile store only in simulations.
 func Open(path string, volatile bool) (*Store, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("state file %s: %w", path, err)
@@ -82,7 +83,7 @@ func Open(path string, volatile bool) (*Store, error) {
 
 // sound reads the whole state file, if there is one, to find damage. The bbolt library would panic on a
 // damaged file in its own goroutines, where the panic cannot be turned into an error that names the file.
-// Errors of the library are ignored here, because Open returns them.
+// Other errors of the library are ignored here, because Open returns them.
 func sound(path string) (err error) {
 	if info, err := os.Stat(path); err != nil || info.Size() == 0 {
 		return nil
@@ -119,7 +120,8 @@ func (s *Store) prepare(path string) error {
 	}
 	keyPath := path + ".key"
 	if m.KeyID != "" {
-		// If the key file is missing, fail: a new key could not open the sealed secrets in the state file.
+		// If the key file is missing, fail: the secrets in the state file could not be decrypted with a new
+		// key.
 		if _, err := os.Stat(keyPath); errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("state file %s: sealed under key %s, but the key file %s is missing", path, m.KeyID, keyPath)
 		}
@@ -171,7 +173,7 @@ func (s *Store) meta() (core.Meta, error) {
 	return m, err
 }
 
-// Load reads the state file. Secrets that an earlier version stored in plain text are sealed.
+// Load reads the state file. Secrets that an earlier version stored in plain text are encrypted in the file.
 func (s *Store) Load() (core.Saved, error) {
 	out := core.Saved{Status: map[string]core.SavedStatus{}}
 	var err error
@@ -248,13 +250,14 @@ func (s *Store) WriteStatuses(list []*core.Workload) error {
 	})
 }
 
-// Key returns the key of the state file. It seals secrets, and the hashes of specifications are computed with
-// it.
+// Key returns the key of the state file. The secrets in the file are encrypted with it, and the hashes of
+// specifications are computed with it.
 func (s *Store) Key() *pki.Key { return s.key }
 
-// Pulled records that a driver pulled image ref. If the name ref referred to another image until then,
-// before is the id of that image, otherwise it is empty. In that case Pulled records that this agent pulled
-// the image before too, if a pull of ref is recorded.
+// Pulled records that a driver pulled image ref. If the name ref referred to another image until then, before
+// is the id of that image, otherwise it is empty. If before is set and the store already has a record that this
+// agent pulled ref, the replaced image was pulled by this agent too. Pulled then also records the image with
+// the id before.
 func (s *Store) Pulled(ref, before string, at time.Time) error {
 	return s.update(func(w write) error {
 		if before != "" {
@@ -284,7 +287,7 @@ func (s *Store) Images() (out []driver.PulledImage, err error) {
 	return out, err
 }
 
-// PutNetworks stores the networks that the schedulers want on this node.
+// PutNetworks stores the schedulers' view of the networks that this node has to set up.
 func (s *Store) PutNetworks(m *agentv1.NetworkView) error { return s.putMessage(networkKey, m) }
 
 // Networks returns the stored networks; nil if there are none.
@@ -317,7 +320,8 @@ func (s *Store) putMessage(key string, m proto.Message) error {
 	return s.update(func(w write) error { return w.put(bucketMeta, key, json.RawMessage(raw)) })
 }
 
-// message reads a message of the bucket meta into m. It reports whether there is one.
+// message reads the protobuf message that is stored under key in the bucket meta, and stores it in m. found is
+// false if there is no such message.
 func (s *Store) message(key string, m proto.Message) (found bool, err error) {
 	err = s.db.View(func(tx *bolt.Tx) error {
 		b := tx.Bucket([]byte(bucketMeta))
@@ -414,7 +418,7 @@ func each[T any](tx *bolt.Tx, bucket string, fn func(key string, v *T) error) er
 	})
 }
 
-// all calls write for each element of a list, until a call fails.
+// all calls write for each element of a list. It stops at the first call that fails, and returns its error.
 func all[T any](list []T, write func(T) error) error {
 	for _, v := range list {
 		if err := write(v); err != nil {
@@ -424,7 +428,7 @@ func all[T any](list []T, write func(T) error) error {
 	return nil
 }
 
-// write is one transaction on the state file.
+// write is one transaction that changes the state file.
 type write struct{ tx *bolt.Tx }
 
 func (s *Store) update(fn func(write) error) error {

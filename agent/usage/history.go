@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// Counters are what the history of a machine or of a workload is computed from: the present use of processors and
-// memory, and bytes counted since some start.
+// Counters are one measurement of a machine or a workload, from which its history is computed: the present
+// use of processors and memory, and the bytes counted since the machine or the instance started.
 type Counters struct {
 	Millicores           float64 // negative = unknown
 	Memory               int64   // bytes
-	NetReceived, NetSent int64   // bytes since the start of the machine or of the instance
+	NetReceived, NetSent int64   // bytes since the machine or the instance started
 }
 
-// Sample is the average use during one step.
+// Sample is the average use during one step of a Span.
 type Sample struct {
 	Start                time.Time // start of the step
 	Millicores           float64
@@ -22,7 +22,8 @@ type Sample struct {
 	NetReceived, NetSent int64 // bytes per second
 }
 
-// Span is a length of time that a History covers, and the length of its steps.
+// Span selects a period that a History covers (the last hour or the last day). It holds the length of the
+// period and of the steps into which it is divided.
 type Span struct {
 	Length, Step time.Duration
 }
@@ -44,18 +45,18 @@ type History struct {
 	rows map[string]*row
 }
 
-// row is the history of the machine or of one workload.
+// row is the history of the machine or of one workload, with its last measurement.
 type row struct {
 	last     Counters
-	at       time.Time // time of last; zero = there was no measurement
+	at       time.Time // time of the last measurement; zero = none yet
 	instance string
 	hour     ring
 	day      ring
 }
 
-// Add adds one measurement. id is the id of a workload, or "" for the machine. If instance differs from that of the
-// measurement before, the counters of bytes have started anew. A measurement that is not newer than the one before is
-// ignored.
+// Add adds one measurement. id is the id of a workload, or "" for the machine. If instance differs from the
+// one in the previous measurement, the byte counters have restarted at 0. A measurement that is not newer
+// than the previous one is ignored.
 func (h *History) Add(id, instance string, at time.Time, c Counters) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -86,7 +87,7 @@ func (h *History) Add(id, instance string, at time.Time, c Counters) {
 	}
 }
 
-// dropOldest drops the history that has been without a measurement for the longest time.
+// dropOldest drops the history whose last measurement is the oldest.
 func (h *History) dropOldest() {
 	oldest, found := "", false
 	for id, r := range h.rows {
@@ -97,15 +98,15 @@ func (h *History) dropOldest() {
 	delete(h.rows, oldest)
 }
 
-// Forget drops the histories that got no measurement for a day.
+// Forget drops the histories without a measurement in the last day.
 func (h *History) Forget(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	maps.DeleteFunc(h.rows, func(_ string, r *row) bool { return now.Sub(r.at) > Day.Length })
 }
 
-// List returns the samples of a workload, or of the machine if id is "", oldest first. The last one is of the step that
-// has not ended yet. Steps without a measurement are missing.
+// List returns the samples of a workload, or of the machine if id is "", oldest first. The last sample
+// belongs to the current step, which has not ended. Steps without a measurement are left out.
 func (h *History) List(id string, span Span, now time.Time) []Sample {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -120,10 +121,10 @@ func (h *History) List(id string, span Span, now time.Time) []Sample {
 	}
 }
 
-// measured is one measurement, or the sum of several.
+// measured holds the values of one measurement, or the sums of several, from which averages are computed.
 type measured struct{ millicores, memory, received, sent float64 }
 
-// ring keeps the steps of one span, oldest first.
+// ring holds the newest steps of one span, oldest first.
 type ring struct {
 	span  Span
 	steps []step

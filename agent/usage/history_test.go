@@ -16,11 +16,11 @@ func TestHistoryAveragesSteps(t *testing.T) {
 	}
 	add("", "", 10*time.Second, 100, 0)
 	add("", "", 20*time.Second, 300, 1000)
-	add("", "", 15*time.Second, 9000, 1000) // older than the one before
+	add("", "", 15*time.Second, 9000, 1000) // older than the previous measurement, so it is ignored
 	add("", "", 70*time.Second, 500, 1000)
-	add("web", "1", 10*time.Second, -1, 500) // the use is not known before the second measurement
+	add("web", "1", 10*time.Second, -1, 500) // the processor use is unknown before the second measurement
 	add("web", "1", 20*time.Second, 40, 1500)
-	add("web", "2", 30*time.Second, 60, 10) // a new instance counts from 0
+	add("web", "2", 30*time.Second, 60, 10) // the byte counters of a new instance start at 0
 	now := noon.Add(2 * time.Minute)
 	shown := func(id string, span usage.Span) (out string) {
 		for _, s := range h.List(id, span, now) {
@@ -53,10 +53,10 @@ func TestHistoryIsBounded(t *testing.T) {
 		h.Add("web", "1", at, usage.Counters{Millicores: 10})
 	}
 	if n := len(h.List("web", usage.Hour, at)); n < 59 || n > 61 {
-		t.Errorf("%d samples of an hour, want 60", n)
+		t.Errorf("the last hour has %d samples, want 60", n)
 	}
 	if n := len(h.List("web", usage.Day, at)); n < 95 || n > 97 {
-		t.Errorf("%d samples of a day, want 96", n)
+		t.Errorf("the last day has %d samples, want 96", n)
 	}
 	if n := len(h.List("web", usage.Hour, at.Add(2*time.Hour))); n != 0 {
 		t.Errorf("two hours after the last measurement the last hour has %d samples, want none", n)

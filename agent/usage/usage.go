@@ -1,5 +1,5 @@
-// Package usage computes the current resource usage of workloads from the counters that drivers read. A
-// caller gets the last result without waiting for a new one.
+// Package usage computes the current resource usage of workloads from the counters that drivers read.
+// Callers get the last result at once; none waits for a measurement.
 package usage
 
 import (
@@ -17,8 +17,8 @@ type Reading struct {
 	Kind driver.Kind
 	// Millicores is the processor use between the two newest measurements; -1 while there is only one.
 	Millicores float64
-	// Version is a number that grows with every new reading in the Table, so that a caller can ask for
-	// readings that are newer than those it has.
+	// Version is a number that grows with every new reading in the Table. With it a caller can ask for only
+	// those readings that are newer than the ones which it has.
 	Version uint64
 }
 
@@ -29,8 +29,8 @@ type Table struct {
 	rows    map[driver.ID]Reading
 }
 
-// Observe adds the measurements that a driver made of its workloads. Workloads of this kind that are missing
-// in the list have ended, and their readings are dropped.
+// Observe adds the measurements that a driver made of its workloads. If a workload of this kind is missing in
+// seen, it has ended, and Observe drops its reading.
 func (t *Table) Observe(kind driver.Kind, seen []driver.Usage) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -67,8 +67,8 @@ func (t *Table) Occupy(bytes map[driver.ID]int64) {
 	}
 }
 
-// After returns the readings that are newer than a version, ordered by workload id, and the version of the
-// newest reading.
+// After returns the readings whose Version is higher than the given one, ordered by workload id. It also
+// returns the version of the newest reading.
 func (t *Table) After(version uint64) ([]Reading, uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

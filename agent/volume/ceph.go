@@ -21,8 +21,8 @@ type CephConfig struct {
 	Cluster, Pool, User, Keyring string
 }
 
-// ceph stores volumes as RBD images of one pool, through the programs of the package ceph-common. A node maps
-// an image exclusively, so that two nodes never write to one file system.
+// ceph stores volumes as RBD images of one pool, through the programs of the package ceph-common. Only one node
+// at a time can map an image, so that two nodes never write to one file system.
 type ceph struct {
 	m   *Manager
 	cfg CephConfig
@@ -157,8 +157,8 @@ func (c *ceph) attach(ctx context.Context, v *Volume, _ string) (string, string,
 		device = strings.TrimSpace(out)
 	}
 	v.Device = device
-	// Format only an empty device. If the device is unreadable, blkid reports "nothing found" too, so blank
-	// reads the device itself.
+	// Format only an empty device. blkid exits with 2 ("nothing found") for an unreadable device too. So the
+	// function blank checks that the device can be read and is empty.
 	const nothing = 2
 	_, err = c.m.sys.Run(ctx, "blkid", "-p", "-o", "value", "-s", "TYPE", device)
 	if exitCode(err) == nothing {
@@ -190,8 +190,8 @@ func (c *ceph) format(ctx context.Context, v *Volume) error {
 	return c.m.format(ctx, v.FSType, v.Device)
 }
 
-// blank returns nil if the start of a device is readable and all zero. File systems have their superblock
-// there.
+// blank returns nil if the start of a device is readable and all zero. There a file system would have its
+// superblock.
 func blank(device string) error {
 	f, err := os.Open(device)
 	if err != nil {
@@ -227,8 +227,8 @@ func (c *ceph) release(ctx context.Context, v *Volume, _ string, last bool) erro
 	return err
 }
 
-// remove deletes the image. It fails while another node has the image mapped or open: the Ceph cluster
-// refuses.
+// remove deletes the image. It fails while another node has the image mapped or open, because the Ceph cluster
+// then refuses to delete it.
 func (c *ceph) remove(ctx context.Context, v *Volume) error {
 	if _, err := c.rbd(ctx, "info", c.image(v)); exitCode(err) == noSuchImage {
 		return os.RemoveAll(v.StagePath)

@@ -7,8 +7,9 @@ import (
 	"syscall"
 )
 
-// Folders returns how many bytes a workload's volumes without size limit occupy. Such volumes are plain
-// folders of this machine. A folder that several workloads share counts for each of them.
+// Folders returns how many bytes a workload's volumes without size limit occupy. Such volumes are plain folders
+// of this machine. The bytes of a folder that several workloads share are added to the sum of each of these
+// workloads.
 func (m *Manager) Folders(ctx context.Context, workload string) (int64, error) {
 	var sum int64
 	for _, a := range m.of(workload) {
@@ -25,7 +26,8 @@ func (m *Manager) Folders(ctx context.Context, workload string) (int64, error) {
 	return sum, nil
 }
 
-// occupied returns the allocated bytes of all files below a folder. A file with several hard links counts once.
+// occupied returns the allocated bytes of all files below a folder. The bytes of a file with several hard links
+// are added only once.
 func occupied(ctx context.Context, root string) (int64, error) {
 	type inode struct{ device, number uint64 }
 	linked := map[inode]bool{}

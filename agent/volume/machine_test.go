@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// machine returns the System of the real machine. It skips the test if this machine cannot make volumes with
-// a size limit.
+// machine returns the System that acts on the real machine. It skips the test if this machine cannot make
+// volumes with a size limit.
 func machine(t *testing.T) System {
 	t.Helper()
 	testbed.LoopDevices(t)
@@ -57,7 +57,7 @@ func TestVolumeSizeIsEnforced(t *testing.T) {
 	if n := mounts(t, filepath.Dir(at)); n != 1 {
 		t.Fatalf("after a restart of the agent the volume is mounted %d times, want once", n)
 	}
-	// After a reboot the volume is not mounted, and the folder that workloads see is missing.
+	// Unmount the volume, as a reboot does. The folder that workloads see is then missing.
 	if err := syscall.Unmount(filepath.Dir(at), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestVolumeSizeIsEnforced(t *testing.T) {
 	b.restart()
 	b.m.Mount(t.Context())
 	if !holds(at, "kept", "one") {
-		t.Fatal("not mounted again")
+		t.Fatal("after the reboot the volume was not mounted again")
 	}
 	if err := b.m.Release(t.Context(), "db", Fate{}); err != nil {
 		t.Fatal(err)
@@ -87,7 +87,8 @@ func mounts(t *testing.T, path string) int {
 	return strings.Count(string(raw), " "+path+" ")
 }
 
-// A volume's file that exists without a record is never formatted.
+// The file of a volume exists, but the agent has lost the volume's record. The agent must not format the file
+// again.
 func TestImageIsNotFormattedTwice(t *testing.T) {
 	b := newBench(t, machine(t))
 	t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(b.cfg.Pools[0].Path, "data"), syscall.MNT_DETACH) })
@@ -107,8 +108,8 @@ func TestImageIsNotFormattedTwice(t *testing.T) {
 	}
 }
 
-// If this machine's kernel has no NFS client, the error names it. If the kernel has an NFS client, mount
-// fails because the server does not exist.
+// If this machine's kernel has no NFS client, the error says that it is missing. If the kernel has an NFS
+// client, mount fails because the server does not exist.
 func TestNFSOnThisMachine(t *testing.T) {
 	b := newBench(t, Machine{}, func(c *Config) { c.NFS.Server, c.NFS.Export = "127.0.0.1", "/nowhere" })
 	_, err := b.m.Attach(t.Context(), "w", "", driver.Container, []*agentv1.ManagedVolumeSpec{folder("a", by("nfs"))})
@@ -125,7 +126,7 @@ func TestNFSOnThisMachine(t *testing.T) {
 func TestProgramOutputBecomesUTF8(t *testing.T) {
 	for text, want := range map[string]string{"kurz": "kurz", "über": "übe…", "abcü": "abc…", "h\xfc": "h\ufffd"} {
 		if got := clip(text, 4); got != want {
-			t.Errorf("%q becomes %q, want %q", text, got, want)
+			t.Errorf("the program output %q becomes %q, want %q", text, got, want)
 		}
 	}
 }

@@ -27,7 +27,8 @@ type Config struct {
 	Pools []PoolConfig
 	NFS   NFSConfig
 	Ceph  CephConfig
-	// Node is the id of this node. It marks storage that nodes share.
+	// Node is the id of this node. On storage that several nodes share, the manager writes it into the mark
+	// files that say who uses a volume.
 	Node string
 	// Timeout is the time limit of one program such as mount; default 2 min.
 	Timeout time.Duration
@@ -94,7 +95,8 @@ func New(cfg Config, store Store, have Records) (*Manager, error) {
 	}
 	for _, a := range have.Attachments {
 		m.attachments[a.ID] = a
-		// The records that legacy v1 agents wrote have no owner.
+		// The volume records of legacy v1 agents do not name the volume's owner, so use the workload that
+		// uses the volume.
 		if v, ok := m.volumes[a.VolumeID]; ok && v.Owner == "" {
 			v.Owner, v.Phase, v.Retain = a.WorkloadID, Attached, true // the volume is retained until a specification says what its policy is
 			m.volumes[v.ID] = v
@@ -119,8 +121,9 @@ func (m *Manager) lock(id string) (unlock func()) {
 	return l.Unlock
 }
 
-// take locks a volume and returns its provider. Before it takes the lock, it connects to the server that all
-// volumes of the provider share. So waiting for that server does not block other users of the volume.
+// take locks a volume and returns its provider (the code for its kind of storage). Before it takes the lock,
+// it connects to the server that all volumes of the provider share. So waiting for that server does not
+// block other users of the volume.
 func (m *Manager) take(ctx context.Context, id, kind string) (p provider, unlock func()) {
 	if p = m.kinds[kind]; p != nil {
 		if err := p.reach(ctx); err != nil {
@@ -130,7 +133,8 @@ func (m *Manager) take(ctx context.Context, id, kind string) (p provider, unlock
 	return p, m.lock(id)
 }
 
-// takeKnown locks a volume that has a record, as take does. p is nil if the volume's driver is unknown.
+// takeKnown locks a volume as take does, but only if the volume has a record; ok is false if it has none. p is
+// nil if the volume's driver is unknown.
 func (m *Manager) takeKnown(ctx context.Context, id string) (v Volume, ok bool, p provider, unlock func()) {
 	v, _ = m.get(id)
 	kind := v.Driver
@@ -151,7 +155,7 @@ func (m *Manager) get(id string) (Volume, bool) {
 	return v, ok
 }
 
-// put stores the record of a volume, then makes the volume visible to other calls.
+// put stores the record of a volume on disk, and then in the manager's memory, where other calls see it.
 func (m *Manager) put(v *Volume) error {
 	v.UpdatedAt = time.Now().UTC()
 	if err := m.store.PutVolume(*v); err != nil {
@@ -193,7 +197,8 @@ func (m *Manager) detach(id string) error {
 	return nil
 }
 
-// users returns the attachments of a volume, sorted by workload.
+// users returns the attachments of a volume (one for each workload of this node that uses it), sorted by
+// workload.
 func (m *Manager) users(id string) []Attachment {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -207,7 +212,7 @@ func (m *Manager) users(id string) []Attachment {
 	return out
 }
 
-// promised returns the sum of the sizes of a pool's local volumes in GB. The volume except is not counted.
+// promised returns the sum of the sizes of a pool's local volumes in GB, without the volume whose id is except.
 func (m *Manager) promised(pool, except string) int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -223,7 +228,7 @@ func (m *Manager) promised(pool, except string) int64 {
 	return out
 }
 
-// classed adds a failure class to an error that has none.
+// classed adds a failure class to an error that has none, and the id of the volume to its text.
 func classed(class driver.Class, id string, err error) error {
 	if err == nil {
 		return nil
@@ -260,8 +265,8 @@ func (m *Manager) Attach(ctx context.Context, workload, namespace string, kind d
 	return out, nil
 }
 
-// knownAs returns the id of a volume that a workload names. That is the result of idOf, except for a volume
-// that was made before ids contained the namespace. Such a volume stays with the workloads that use it.
+// knownAs returns the id of the volume that a workload calls by this name. It is the result of idOf, except for
+// a volume that was made before ids contained the namespace: workloads that already use such a volume keep it.
 func (m *Manager) knownAs(workload, namespace, driver, name string) string {
 	id, former := idOf(namespace, driver, name), plainID(driver, name)
 	m.mu.Lock()
@@ -308,6 +313,7 @@ func (m *Manager) attachOne(ctx context.Context, workload string, r request) (dr
 	}
 	before := v
 	v.Owner, v.Namespace, v.Retain, v.ReleasedAt = workload, cmp.Or(v.Namespace, r.namespace), r.retain, time.Time{}
+	v.ByHand = v.ByHand || r.byHand
 	if v.Phase == Provisioning || v.Phase == Broken && v.StagePath == "" {
 		if err := m.put(&v); err != nil {
 			return none, err
@@ -348,7 +354,7 @@ func (m *Manager) attachOne(ctx context.Context, workload string, r request) (dr
 		return none, m.failed(&v, classed(driver.StorageAttachFailed, v.ID, err))
 	}
 	v.Phase, v.Error = Attached, ""
-	if known := before; known.Phase != v.Phase || known.Error != "" || known.Owner != v.Owner || known.Namespace != v.Namespace || known.Retain != v.Retain ||
+	if known := before; known.Phase != v.Phase || known.Error != "" || known.Owner != v.Owner || known.Namespace != v.Namespace || known.Retain != v.Retain || known.ByHand != v.ByHand ||
 		known.SizeGB != v.SizeGB || known.Device != v.Device || known.StagePath != v.StagePath || !known.ReleasedAt.IsZero() {
 		if err := m.put(&v); err != nil {
 			return none, err
@@ -363,20 +369,22 @@ func (m *Manager) attachOne(ctx context.Context, workload string, r request) (dr
 	return driver.Volume{Name: r.name, Path: path, Disk: disk, MountPath: r.mountPath, ReadOnly: r.readOnly}, nil
 }
 
-// distinct returns an error if a new volume would be stored in the folder of an existing volume.
+// distinct returns an error if the new volume that r requests would be stored in the folder of an existing
+// volume.
 func (m *Manager) distinct(r request) error {
 	wanted := Volume{ID: r.id, Name: r.name, Namespace: r.namespace, Driver: r.driver}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, v := range m.volumes {
 		if v.Driver == r.driver && v.ID != r.id && v.stored() == wanted.stored() {
-			return invalid("volume %q would be stored as %q, the place of volume %q: choose another name", r.name, wanted.stored(), v.Name)
+			return invalid("volume %q would be stored as %q, where volume %q is stored already: choose another name", r.name, wanted.stored(), v.Name)
 		}
 	}
 	return nil
 }
 
-// fits refuses the request for a volume if an existing volume of the name cannot satisfy it.
+// fits returns an error if the existing volume v, which has the requested name, cannot satisfy the
+// request r.
 func (m *Manager) fits(v *Volume, r request, workload string) error {
 	was := map[Form]string{Folder: "a folder without size limit", Image: "a file system of fixed size", Disk: "a disk of a virtual machine"}
 	switch {
@@ -385,7 +393,8 @@ func (m *Manager) fits(v *Volume, r request, workload string) error {
 	case v.Phase == Deleting:
 		return broken("volume %q is being deleted", v.Name)
 	case v.Form == Folder && r.form == Image:
-		// A volume that was made by a legacy v1 agent, or without a size, stays without a size limit.
+		// The existing volume has no size limit, because a legacy v1 agent made it or its first order
+		// named no size. It stays without a limit.
 	case v.Form != r.form:
 		return invalid("volume %q is %s and cannot become %s: choose another name", v.Name, was[v.Form], was[r.form])
 	case r.pool != "" && v.Pool != "" && r.pool != v.Pool:
@@ -403,7 +412,7 @@ func (m *Manager) fits(v *Volume, r request, workload string) error {
 	return nil
 }
 
-// failed records why a volume is not ready, and returns the error.
+// failed stores the error in the record of a volume that could not be made ready, and returns it.
 func (m *Manager) failed(v *Volume, err error) error {
 	v.Error = clip(err.Error(), 400)
 	if v.StagePath == "" || v.Phase == Provisioning {
@@ -415,7 +424,7 @@ func (m *Manager) failed(v *Volume, err error) error {
 }
 
 // Trim is called once a workload runs as ordered. Volumes that its specification no longer names are released
-// but not deleted. When the workload is deleted, they are deleted or kept as their policy says.
+// but not deleted. These volumes are deleted together with the workload, unless their policy is to retain them.
 func (m *Manager) Trim(ctx context.Context, workload, namespace string, specs []*agentv1.ManagedVolumeSpec) error {
 	namespace = cmp.Or(namespace, defaultNamespace)
 	if err := m.disown(workload, namespace); err != nil {
@@ -437,8 +446,8 @@ func (m *Manager) Trim(ctx context.Context, workload, namespace string, specs []
 	return nil
 }
 
-// disown removes the owner of volumes that a workload with the same id but in another namespace left on this
-// node. So the delete of this workload does not remove them.
+// disown clears the owner of volumes that an earlier workload with the same id, but in another namespace,
+// left on this node. So the delete of the present workload does not remove them.
 func (m *Manager) disown(workload, namespace string) error {
 	var left []Volume
 	m.mu.Lock()
@@ -460,7 +469,7 @@ func (m *Manager) disown(workload, namespace string) error {
 	return nil
 }
 
-// of returns the attachments of one workload.
+// of returns the attachments of one workload: one for each volume that it uses.
 func (m *Manager) of(workload string) []Attachment {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -474,7 +483,7 @@ func (m *Manager) of(workload string) []Attachment {
 	return out
 }
 
-// Fate decides what happens to the volumes of a workload that is removed from this node.
+// Fate says which volumes of a workload are deleted when the workload is removed from this node.
 type Fate struct {
 	// Keep: the workload runs on another node, so nothing is deleted.
 	Keep bool
@@ -483,11 +492,13 @@ type Fate struct {
 	KeepShared bool
 	// Purge: volumes with the policy retain are deleted too.
 	Purge bool
+	// Retain: a person deleted the workload without its volumes. They are kept until a person deletes them.
+	Retain bool
 }
 
 // SetPolicies is called before Release. It sets the retain policies of the workload's volumes as its
-// specification says. Possibly this agent has never attached a volume that a legacy v1 agent made, so the
-// volume's record may lack the policy. Volumes that no specification names are kept.
+// specification says. A volume that a legacy v1 agent made and this agent has never attached may lack the
+// policy in its record. Volumes that no specification names are kept.
 func (m *Manager) SetPolicies(workload, namespace string, kind driver.Kind, specs []*agentv1.ManagedVolumeSpec) error {
 	namespace = cmp.Or(namespace, defaultNamespace)
 	for i, s := range specs {
@@ -497,8 +508,8 @@ func (m *Manager) SetPolicies(workload, namespace string, kind driver.Kind, spec
 		}
 		id := m.knownAs(workload, namespace, r.driver, r.name)
 		unlock := m.lock(id)
-		if v, ok := m.get(id); ok && v.Owner == workload && v.Retain != r.retain {
-			v.Retain = r.retain
+		if v, ok := m.get(id); ok && v.Owner == workload && (v.Retain != r.retain || r.byHand && !v.ByHand) {
+			v.Retain, v.ByHand = r.retain, v.ByHand || r.byHand
 			err = m.put(&v)
 		}
 		unlock()
@@ -510,7 +521,7 @@ func (m *Manager) SetPolicies(workload, namespace string, kind driver.Kind, spec
 }
 
 // Release is called after a workload was removed. It ends the workload's use of all its volumes. It deletes
-// those without other users, if their policy says so.
+// those that no other workload uses, unless their policy or fate says that they are kept.
 func (m *Manager) Release(ctx context.Context, workload string, fate Fate) error {
 	ids := map[string]bool{}
 	for _, a := range m.of(workload) {
@@ -560,8 +571,8 @@ func (m *Manager) release(ctx context.Context, id, workload string, fate Fate) e
 	switch {
 	case fate.Keep, fate.KeepShared && v.Driver != Local:
 		v.Phase = Released
-	case v.Retain && !fate.Purge:
-		v.Phase, v.Owner = Retained, ""
+	case fate.Retain, v.Kept() && !fate.Purge:
+		v.Phase, v.Owner, v.Retain = Retained, "", v.Retain || fate.Retain
 	default:
 		return m.destroy(ctx, p, &v)
 	}
@@ -569,7 +580,7 @@ func (m *Manager) release(ctx context.Context, id, workload string, fate Fate) e
 	return m.put(&v)
 }
 
-// destroy deletes a volume that no workload of this node uses.
+// destroy deletes the storage and the record of a volume that no workload of this node uses.
 func (m *Manager) destroy(ctx context.Context, p provider, v *Volume) error {
 	if v.StagePath != "" {
 		v.Phase = Deleting
@@ -580,11 +591,13 @@ func (m *Manager) destroy(ctx context.Context, p provider, v *Volume) error {
 		var used *inUse
 		switch {
 		case errors.As(err, &used) && used.itself:
-			// Keep the volume in this node's list, because the other node may never return and delete it.
+			// Keep the volume in this node's list, because the node that still uses it may be lost, and
+			// then nobody else deletes it.
 			v.Phase, v.Owner, v.Error, v.ReleasedAt = Retained, "", clip(err.Error(), 400), time.Now().UTC()
 			return m.put(v)
 		case errors.As(err, &used):
-			// Another node uses the volume now, and that node will delete or keep it.
+			// Another node uses the volume now. That node deletes or keeps the volume when its workload is
+			// deleted.
 			m.log.Info("a shared volume stays for its other users", "volume", v.ID, "used_by", used.by)
 		case err != nil:
 			v.Error = clip(err.Error(), 400)
@@ -637,7 +650,7 @@ func (m *Manager) Delete(ctx context.Context, id string) error {
 	return m.drop(id)
 }
 
-// ErrNoVolume is the error of Delete for the id of a volume that this node does not have.
+// ErrNoVolume is returned by Delete if this node has no volume with the id.
 var ErrNoVolume = errors.New("no such volume on this node")
 
 // Mount mounts all volumes in use again after a reboot, so that their engines find them. It also completes

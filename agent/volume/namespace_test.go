@@ -10,7 +10,8 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// as attaches one volume for a workload of a namespace and returns the path of the volume.
+// as attaches one volume on behalf of a workload in a namespace, and returns the path of the
+// volume.
 func (b *bench) as(workload, namespace string, s *agentv1.ManagedVolumeSpec) (string, error) {
 	b.Helper()
 	out, err := b.m.Attach(b.Context(), workload, namespace, driver.Container, []*agentv1.ManagedVolumeSpec{s})
@@ -37,7 +38,8 @@ func TestVolumesOfNamespacesAreApart(t *testing.T) {
 			t.Errorf("%s: the path of the volume is %q (error %v), want %q", c.name, got, err, c.want)
 		}
 	}
-	// The volume of one namespace stays when the volume of another namespace is deleted.
+	// Both namespaces have a volume of the same name. When the volume of one is deleted, that of the other
+	// stays.
 	if err := b.m.Release(t.Context(), "bank-web", Fate{}); err != nil {
 		t.Fatal(err)
 	}

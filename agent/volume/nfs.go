@@ -36,9 +36,9 @@ type nfs struct {
 
 const usersDir = ".persys-users"
 
-// attempt is one check that the export is mounted. It mounts the export if necessary. Callers at the same
-// time share one attempt: mounting from a server that does not answer takes minutes to fail, and must not
-// block the agent's other work.
+// attempt is one check that the NFS export is mounted; it mounts the export if necessary. Concurrent
+// callers share one attempt: mounting from a server that does not answer takes minutes to fail, and must
+// not block the agent's other work.
 type attempt struct {
 	begun, again time.Time     // before the time again, callers get the error of this attempt and no new one is made
 	done         chan struct{} // closed at the end of the attempt
@@ -77,7 +77,7 @@ func (n *nfs) source() string {
 	return server + ":" + n.cfg.Export
 }
 
-// point returns the folder at which the export is mounted.
+// point returns the path of the folder at which the export is to be mounted, whether it is mounted or not.
 func (n *nfs) point() (string, error) {
 	if err := os.MkdirAll(n.cfg.Root, 0o711); err != nil {
 		return "", err
@@ -89,8 +89,8 @@ func (n *nfs) point() (string, error) {
 	return filepath.Join(root, "export"), nil
 }
 
-// ask returns the attempt that is in progress, or the last one if it failed recently. Otherwise it makes a
-// new attempt and waits for its end.
+// ask returns the attempt to mount the export that is in progress, or the last attempt if it failed recently.
+// Otherwise it makes a new attempt and waits for its end.
 func (n *nfs) ask(ctx context.Context) (*attempt, error) {
 	if err := n.able(ctx); err != nil {
 		return nil, err
@@ -206,7 +206,8 @@ func (n *nfs) provision(ctx context.Context, v *Volume) error {
 		v.Device = v.StagePath + ".img"
 		place = v.Device
 	}
-	// While a workload of this node uses the volume, its mark keeps other nodes from deleting the volume.
+	// While a workload of this node uses the volume, its mark (a file on the export) keeps other nodes from
+	// deleting the volume.
 	if slices.ContainsFunc(n.m.users(v.ID), func(a Attachment) bool { return a.StagePath == place }) {
 		return present(v, place)
 	}
@@ -235,8 +236,8 @@ func (n *nfs) mark(at string, v *Volume, workload string) string {
 }
 
 func (n *nfs) attach(ctx context.Context, v *Volume, workload string) (string, string, error) {
-	// The record may be from a legacy v1 agent. Its path is then a folder of this machine, because that agent
-	// never mounted anything.
+	// The record may come from a legacy v1 agent, which never mounted an export. The path in such a record is
+	// a folder of this machine's own disk.
 	if err := n.provision(ctx, v); err != nil {
 		return "", "", err
 	}
@@ -249,7 +250,8 @@ func (n *nfs) attach(ctx context.Context, v *Volume, workload string) (string, s
 	if err != nil {
 		return "", "", err
 	}
-	// The error is ignored: if the export is full, an empty mark protects the volume too.
+	// Ignore the error. If the export is full, the mark file (which says that the workload uses the volume)
+	// stays empty, but an empty mark file protects the volume too.
 	_, _ = f.WriteString(n.m.node + "\n" + workload + "\n")
 	_ = f.Close()
 	if v.Form == Disk {
@@ -303,7 +305,8 @@ func (n *nfs) remove(_ context.Context, v *Volume) error {
 	return os.RemoveAll(users)
 }
 
-// inUse is the error of a delete that a mark forbids, because another workload or node uses the volume.
+// inUse is the error of a delete of a volume that another workload or node uses, as a mark file on the export
+// shows.
 type inUse struct {
 	volume, by string
 	itself     bool // the mark is that of the removed workload itself, from a node where the workload ran before

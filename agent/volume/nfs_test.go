@@ -11,7 +11,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// away is a fake machine whose NFS server does not answer, or answers slowly.
+// away is a fake machine. A test can make its NFS server answer slowly or not at all.
 type away struct {
 	*fake
 	on    atomic.Bool
@@ -38,8 +38,8 @@ func (a *away) Run(ctx context.Context, program string, args ...string) (string,
 	return a.fake.Run(ctx, program, args...)
 }
 
-// While one caller waits for a file server that does not answer, other callers get an error at once. They
-// also get it at once for some time afterwards.
+// While one caller waits for a file server that does not answer, other callers get an error at once. For
+// some time after the failure, further callers get the error at once too.
 func TestOnlyOneCallerWaitsForAFileServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sys := &away{fake: &fake{known: []string{"nfs"}, programs: []string{"mount.nfs"}}}
@@ -148,8 +148,8 @@ func TestWaitingForAFileServerHoldsNoLock(t *testing.T) {
 	}
 }
 
-// Until an attempt to mount the export has ended, the node's offer does not change. If the node stopped
-// offering the driver nfs, the leader would evict the workloads that use it.
+// Until an attempt to mount the export has ended, the node keeps registering the same volume drivers. If the
+// node no longer registered the driver nfs, the leader would evict the workloads that use it.
 func TestExportIsOfferedWhileItIsMounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sys := &away{fake: &fake{known: []string{"nfs"}, programs: []string{"mount.nfs"}}}
@@ -239,8 +239,8 @@ func TestExportIsOfferedWhileItIsMounted(t *testing.T) {
 	})
 }
 
-// A server that answers slowly does not count as unreachable, so the node still offers the volume driver
-// nfs.
+// The agent does not treat a server that answers slowly as unreachable, so the node still registers the volume
+// driver nfs.
 func TestSlowServerIsOffered(t *testing.T) {
 	for kind, program := range map[string]string{NFS: "mount", Ceph: "rbd"} {
 		t.Run(kind, func(t *testing.T) {

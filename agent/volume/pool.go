@@ -24,10 +24,10 @@ const (
 
 const notLooked = "not looked at yet"
 
-// Measure measures the storage pools and checks which volume drivers work. It reports whether the node's
-// offer has changed since the last Measure. If a call hangs because a file server does not answer, Measure
-// waits only measurePatience for it, and does not start the call a second time. A later Measure reports the
-// result.
+// Measure measures the storage pools and checks which volume drivers work. It reports whether the drivers and
+// pools that the node registers have changed since the last Measure. If a system call hangs because a file
+// server does not answer, Measure returns after measurePatience, and does not start that call a second time. A
+// later Measure reports the result.
 func (m *Manager) Measure(ctx context.Context) (changed bool) {
 	var looks sync.WaitGroup
 	for what, look := range map[string]func(context.Context){Local: m.measureLocal, NFS: m.measureNFS, Ceph: m.measureCeph} {
@@ -67,7 +67,8 @@ func (m *Manager) Measure(ctx context.Context) (changed bool) {
 	return changed
 }
 
-// lack records why the node does not offer a volume driver. If why is "", the node offers the driver.
+// lack records that the node does not offer the volume driver kind, for the reason why. If why is "", the node
+// offers the driver.
 func (m *Manager) lack(kind, why string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -88,8 +89,8 @@ func (m *Manager) measureLocal(context.Context) {
 	}
 }
 
-// presume makes the node offer a volume driver whose settings are complete, until its server has answered
-// or failed. Without the offer, the leader would evict the workloads that use the driver.
+// presume makes the node offer a volume driver if its settings are complete, although its server has not been
+// contacted yet. Without the offer, the leader would evict the workloads that use the driver.
 func (m *Manager) presume(kind string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -113,9 +114,9 @@ func (m *Manager) measureCeph(ctx context.Context) {
 	m.lack(Ceph, "")
 }
 
-// measureNFS finds out whether the NFS export can be mounted. Until an attempt to mount has ended, the
-// node's offer does not change. An attempt that it starts gets the full time limit, because a workload may
-// wait for the same attempt.
+// measureNFS finds out whether the NFS export can be mounted. Until an attempt to mount has ended, the drivers
+// that the node registers do not change. The mount gets its full time limit, and not the shorter one of a
+// measurement, because a workload may be waiting for the same attempt.
 func (m *Manager) measureNFS(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, m.timeout)
 	defer cancel()
@@ -147,7 +148,7 @@ func (m *Manager) measureNFS(ctx context.Context) {
 	m.lack(NFS, "")
 }
 
-// existing returns the nearest existing folder above path.
+// existing returns path if it exists, and otherwise the nearest folder above it that exists.
 func existing(path string) string {
 	for path != "/" {
 		if real, err := filepath.EvalSymlinks(path); err == nil {
@@ -158,8 +159,8 @@ func existing(path string) string {
 	return path
 }
 
-// offer returns the facts about storage that the node registers with the schedulers. If they change, the node
-// registers again. mu must be held.
+// offer returns the facts about storage (drivers and pools) that the node registers with the schedulers. If
+// they change, the node registers again. mu must be held.
 func (m *Manager) offer() []string {
 	out := m.offered()
 	for _, p := range m.pools {
@@ -171,14 +172,15 @@ func (m *Manager) offer() []string {
 	return out
 }
 
-// Drivers returns the volume drivers that this node offers besides local.
+// Drivers returns the volume drivers, other than local, that work on this node and that it registers with the
+// schedulers.
 func (m *Manager) Drivers() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.offered()
 }
 
-// offered implements Drivers. mu must be held.
+// offered returns what Drivers returns. mu must be held.
 func (m *Manager) offered() (out []string) {
 	for _, k := range []string{NFS, Ceph} {
 		if m.lacks[k] == "" {

@@ -12,15 +12,16 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// provider makes volumes on one kind of storage. Every call may be repeated.
+// provider makes and deletes volumes on one kind of storage: local, nfs or ceph-rbd. Every call may
+// be repeated.
 type provider interface {
-	// reach connects to the server that all volumes of the provider share, which may take minutes. It is
+	// reach connects to the server that holds all volumes of the provider, which may take minutes. It is
 	// called before a volume is locked, so that the calls below do not wait for a connection.
 	reach(ctx context.Context) error
 	// provision creates the storage of a volume, or finds storage that exists already, and sets StagePath. If
 	// the storage is smaller than SizeGB, it lowers SizeGB.
 	provision(ctx context.Context, v *Volume) error
-	// grow enlarges the storage to the size in v.
+	// grow enlarges the storage of a volume to the size in v.
 	grow(ctx context.Context, v *Volume) error
 	// attach mounts or maps the volume for a workload and returns a folder or a disk for the driver.
 	attach(ctx context.Context, v *Volume, workload string) (path, disk string, err error)
@@ -67,7 +68,8 @@ func (l *local) root(name string) (string, error) {
 			if err := os.MkdirAll(p.Path, 0o711); err != nil {
 				return "", err
 			}
-			// Mount points are compared with the kernel's list of mounts, whose paths have no symbolic links.
+			// Resolve symbolic links, because the path is compared with the kernel's list of mounts, whose
+			// paths have none.
 			return filepath.EvalSymlinks(p.Path)
 		}
 	}
@@ -109,17 +111,17 @@ func (l *local) provision(ctx context.Context, v *Volume) error {
 	return driver.Synced(root)
 }
 
-// own refuses a path that belongs to another volume. For example, the folder of a volume "data.img" would be
-// the file of a volume "data".
+// own returns an error if a path belongs to another volume. For example, the folder of a volume named
+// "data.img" has the same path as the file of a volume named "data".
 func own(v *Volume, path string, folder bool) error {
 	if info, err := os.Stat(path); err == nil && info.IsDir() != folder {
-		return invalid("volume %q would be stored at %s, which is another volume's: choose another name", v.Name, path)
+		return invalid("volume %q would be stored at %s, which belongs to another volume: choose another name", v.Name, path)
 	}
 	return nil
 }
 
-// room refuses a volume if its pool could not hold all its volumes once they are full. The error has the
-// sizes.
+// room returns an error if the disk of the pool is too small to hold v and all other volumes of the pool when
+// each is filled up to its size. The error names the sizes.
 func (l *local) room(v *Volume) error {
 	missing := v.SizeGB * gib
 	if info, err := os.Stat(v.Device); err == nil {
@@ -170,7 +172,8 @@ func (l *local) attach(ctx context.Context, v *Volume, _ string) (string, string
 		path, err := l.m.mountImage(ctx, v)
 		return path, "", err
 	}
-	// A plain folder. The folder of a volume that a legacy v1 agent made may be anywhere on the machine.
+	// The volume is a plain folder. If a legacy v1 agent made it, the folder may be anywhere on the
+	// machine.
 	return v.StagePath, "", present(v, v.StagePath)
 }
 
@@ -195,8 +198,8 @@ func (l *local) remove(_ context.Context, v *Volume) error {
 	return l.m.erase(v, v.StagePath, v.Device)
 }
 
-// erase deletes the file of a volume. Unless the volume is a raw disk, it deletes the folder too. It fails if
-// something is mounted there.
+// erase deletes the file of a volume. Unless the volume is a raw disk, it deletes the folder too. It fails if a
+// file system is mounted at the folder or below it, because its files do not belong to the volume.
 func (m *Manager) erase(v *Volume, folder, file string) error {
 	if v.Form != Disk { // a raw disk has no folder; a folder with its name belongs to another volume
 		if err := m.eraseFolder(folder); err != nil {
@@ -250,8 +253,8 @@ func (m *Manager) makeImage(ctx context.Context, v *Volume) error {
 		err = driver.Synced(part)
 	}
 	if err == nil {
-		// A hard link fails if the name exists, so it does not replace another node's file, as a rename
-		// would. Some file systems have no hard links.
+		// Use a hard link, because it fails if the name exists. A rename would replace a file that another
+		// node has made. Some file systems support no hard links.
 		err = os.Link(part, v.Device)
 		if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, fs.ErrPermission) {
 			if err = os.Rename(part, v.Device); err == nil {
@@ -265,8 +268,8 @@ func (m *Manager) makeImage(ctx context.Context, v *Volume) error {
 	return errors.Join(err, os.Remove(part))
 }
 
-// taken uses an existing file for a volume. If the file is smaller than the requested size, it lowers the
-// size in the record.
+// taken checks the existing file of a volume. If the file is smaller than the requested size, taken stores the
+// size of the file in the record.
 func taken(v *Volume) error {
 	info, err := os.Stat(v.Device)
 	if err == nil {
@@ -324,8 +327,8 @@ func (m *Manager) unmount(ctx context.Context, path string) error {
 }
 
 // growImage enlarges the file of a volume and the file system in it. The file system grows while it is
-// mounted. If the agent lacks CAP_SYS_RESOURCE, growImage unmounts it first, which is possible only if the
-// volume is not in use.
+// mounted. If the agent lacks CAP_SYS_RESOURCE, growImage must unmount it first, which fails while the
+// volume is in use.
 func (m *Manager) growImage(ctx context.Context, v *Volume) error {
 	info, err := os.Stat(v.Device)
 	if err == nil && info.Size() < v.SizeGB*gib { // another node may have enlarged the file, which is never shrunk
@@ -369,7 +372,7 @@ func (m *Manager) loop(ctx context.Context, v *Volume) (string, error) {
 	return name, err
 }
 
-// stretch enlarges a mounted file system to the size of its device.
+// stretch enlarges a mounted file system to the present size of its device.
 func (m *Manager) stretch(ctx context.Context, v *Volume, device string) error {
 	if v.FSType == "xfs" {
 		_, err := m.sys.Run(ctx, "xfs_growfs", v.StagePath)

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -19,7 +20,7 @@ const (
 	Ceph  = "ceph-rbd"
 )
 
-// Form is how the data of a volume is stored. It never changes.
+// Form is how the data of a volume is stored, such as in a folder. The form of a volume never changes.
 type Form string
 
 // The forms of volumes. The records of legacy v1 agents have no form; their volumes have the form Folder.
@@ -59,19 +60,33 @@ type Volume struct {
 	Form   Form   `json:"form,omitempty"`
 	Pool   string `json:"pool,omitempty"`
 	FSType string `json:"fs_type,omitempty"`
-	// Namespace is the namespace whose workloads may use the volume. Records that are older than this field
-	// lack it. Such a volume may be used by the workloads that use it already. If there are none, it belongs
-	// to the default namespace.
+	// Namespace is the namespace whose workloads may use the volume. Records of earlier versions lack this
+	// field. A volume with such a record may be used by the workloads that already use it. If there are none,
+	// it belongs to the default namespace.
 	Namespace string `json:"namespace,omitempty"`
 	Retain    bool   `json:"retain,omitempty"`
-	Phase     Phase  `json:"phase,omitempty"`
-	Error     string `json:"last_error,omitempty"`
+	// ByHand means that a user created the volume, and not the order of a workload. Only a user
+	// deletes it.
+	ByHand bool   `json:"by_hand,omitempty"`
+	Phase  Phase  `json:"phase,omitempty"`
+	Error  string `json:"last_error,omitempty"`
 	// Formatting means that mkfs was started and may be incomplete: the device holds no data.
 	Formatting bool `json:"formatting,omitempty"`
 	// Owner is the workload that used the volume last. When that workload is deleted, the volume is deleted
-	// or kept, as its policy says.
+	// too, unless its policy is to retain it.
 	Owner      string    `json:"owner,omitempty"`
 	ReleasedAt time.Time `json:"released_at,omitzero"`
+}
+
+// In returns the name of the volume's namespace.
+func (v *Volume) In() string { return cmp.Or(v.Namespace, defaultNamespace) }
+
+// Kept reports whether the volume stays when its workload is deleted.
+func (v *Volume) Kept() bool { return v.Retain || v.ByHand }
+
+// Made reports whether the volume has storage that is not being deleted.
+func (v *Volume) Made() bool {
+	return v.StagePath != "" && v.Phase != Provisioning && v.Phase != Deleting
 }
 
 // Attachment is the record that one workload uses a volume.
@@ -104,7 +119,7 @@ type Records struct {
 // namePattern is the pattern of names and ids. It allows no path separators.
 var namePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 
-// clean returns the name that legacy v1 agents give to a volume on its storage. It has lower-case letters,
+// clean returns the file name that legacy v1 agents give to a volume on its storage. It has lower-case letters,
 // digits, '-', '_' and '.'; every other character becomes '-'.
 func clean(name string) string {
 	return strings.Map(func(r rune) rune {
@@ -116,9 +131,10 @@ func clean(name string) string {
 	}, strings.ToLower(name))
 }
 
-// stored returns the name that a volume has on its storage. Volumes of the default namespace keep the names
-// that legacy v1 agents gave. Other names begin with the namespace and "~", which no volume name contains. If
-// the namespace has capital letters, a hash is added, because "Shop" and "shop" are two namespaces.
+// stored returns the name of a volume's folder, file or image on its storage. Volumes of the default namespace
+// keep the names that legacy v1 agents gave. Other names begin with the namespace and "~", which no volume name
+// contains. If the namespace has capital letters, a hash is added, because "Shop" and "shop" are two
+// namespaces.
 func (v *Volume) stored() string {
 	if v.ID == plainID(v.Driver, v.Name) {
 		return clean(v.Name)
@@ -144,7 +160,7 @@ func idOf(namespace, driver, name string) string {
 
 func plainID(driver, name string) string { return driver + ":" + name }
 
-// driverOf returns the volume driver for a name; the contract with legacy v1 peers has several spellings of a
+// driverOf returns the volume driver for a name; legacy v1 peers use several spellings of the same driver
 // name.
 func driverOf(s string) string {
 	switch s = strings.ToLower(strings.TrimSpace(s)); s {
@@ -160,7 +176,7 @@ func driverOf(s string) string {
 type request struct {
 	id, name, namespace, driver, pool, fs, mountPath string
 	sizeGB                                           int64
-	readOnly, retain                                 bool
+	readOnly, retain, byHand                         bool
 	form                                             Form
 }
 
@@ -172,13 +188,14 @@ func broken(format string, args ...any) error {
 	return driver.Errorf(driver.StorageProvisionFailed, "volume", format, args...)
 }
 
-// understand parses the i-th volume of the specification of a workload.
+// understand parses the volume with the index i in the specification of a workload; the index is for error
+// texts.
 func understand(kind driver.Kind, namespace string, i int, s *agentv1.ManagedVolumeSpec) (request, error) {
 	at := fmt.Sprintf("%s.managed_volumes[%d]", kind, i)
 	r := request{
 		name: strings.TrimSpace(s.GetName()), namespace: namespace, driver: driverOf(s.GetDriver()), pool: s.GetPool(),
 		fs: strings.ToLower(strings.TrimSpace(s.GetFsType())), mountPath: s.GetMountPath(), sizeGB: s.GetSizeGb(),
-		readOnly: s.GetReadOnly(), retain: strings.EqualFold(strings.TrimSpace(s.GetRetainPolicy()), "Retain"),
+		readOnly: s.GetReadOnly(), retain: strings.EqualFold(strings.TrimSpace(s.GetRetainPolicy()), "Retain"), byHand: s.GetByHand(),
 	}
 	if !namePattern.MatchString(r.name) {
 		return r, invalid("%s.name: %.140q must match %s", at, r.name, namePattern)

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// memory is a Store in memory that outlives managers, as a file does.
+// memory is a Store in memory. Like a file, it keeps its records when a test replaces the manager.
 type memory struct {
 	mu   sync.Mutex
 	vols map[string]Volume
@@ -138,7 +138,7 @@ func (f *fake) calls(prefix string) (out []string) {
 	return out
 }
 
-// bench is the storage of a machine. It stays when the manager is restarted.
+// bench is a machine with storage and a manager. The storage stays when restart replaces the manager.
 type bench struct {
 	*testing.T
 	cfg   Config
@@ -260,7 +260,7 @@ func TestFolderVolumesAreKeptAndDeleted(t *testing.T) {
 		b.restart()
 		b.attach("other", driver.Container, folder("Data"))
 		if err := b.m.Release(t.Context(), "other", Fate{}); err != nil || !gone(at.Path) || len(b.store.vols)+len(b.store.atts) != 0 {
-			t.Errorf("%v, left %v %v", err, b.store.vols, b.store.atts)
+			t.Errorf("the last user's release returned %v and left the records %v %v, want none", err, b.store.vols, b.store.atts)
 		}
 	})
 	t.Run("a retained volume stays until a person deletes it", func(t *testing.T) {
@@ -342,7 +342,8 @@ func TestDiskVolumesGrow(t *testing.T) {
 	}
 }
 
-// Another node has enlarged a disk. It is not shrunk to the size that this node's order names.
+// Another node has enlarged a shared disk. When a later order on this node names a smaller size,
+// the disk is not shrunk.
 func TestGrownDiskIsNotShrunk(t *testing.T) {
 	a, b := nodes(t)
 	disk := func(n *bench, gb int64) int64 {
@@ -367,7 +368,7 @@ func TestVolumeFoundAgainGrows(t *testing.T) {
 		a.attach("vm", driver.VM, folder("d", by(NFS), sized(2)))
 		at := b.attach("vm", driver.VM, folder("d", by(NFS), sized(4)))[0].Disk
 		if info, err := os.Stat(at); err != nil || info.Size() != 4*gib || b.store.vols["nfs:d"].SizeGB != 4 {
-			t.Errorf("%v, recorded %+v", err, b.store.vols["nfs:d"])
+			t.Errorf("attaching the moved volume returned %v, the record is %+v; want the size of the new order", err, b.store.vols["nfs:d"])
 		}
 	})
 	for asked, want := range map[int64]string{4: "", 5: "", 7: "rbd resize --size 7G persys/d"} { // the existing image has 5 GB
@@ -420,12 +421,12 @@ func TestConcurrentlyMadeFileStays(t *testing.T) {
 		t.Errorf("the adopted file does not have the size of the volume: %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(b.cfg.Pools[0].Path, "*.part")); len(left) > 0 {
-		t.Errorf("left is %q", left)
+		t.Errorf("the folder holds %q, want only the volume's file", left)
 	}
 }
 
-// If an order for a volume is refused before anything was created, its workload does not own storage that
-// exists already.
+// An order for a volume is refused before the agent created anything. A file that already existed under
+// the volume's name does not become the workload's, so the delete of the workload leaves it.
 func TestRefusedOrderOwnsNothing(t *testing.T) {
 	b := newBench(t, &fake{programs: []string{"mkfs.ext4"}})
 	if err := os.MkdirAll(b.cfg.Pools[0].Path, 0o711); err != nil {
@@ -491,7 +492,7 @@ func TestMissingStorageIsNotMadeAgain(t *testing.T) {
 		}
 		b.attach("web", driver.Container, folder("data", by(NFS)))
 		if err := b.m.Release(t.Context(), "web", Fate{}); err != nil || !gone(at.Path) {
-			t.Fatalf("not deleted: %v", err)
+			t.Fatalf("the volume was not deleted: %v", err)
 		}
 		a.attach("web", driver.Container, folder("data", by(NFS)))
 	})
@@ -520,14 +521,14 @@ func TestAVolumeMayNotTakeThePathOfAnother(t *testing.T) {
 			}
 			disk, plain := folder("data", by(d), sized(1), retain), folder("data.img", by(d), retain)
 			at := a.attach("vm", driver.VM, disk)[0].Disk
-			b.refused("is another volume's", driver.InvalidSpecification, "web", driver.Container, plain)
+			b.refused("belongs to another volume", driver.InvalidSpecification, "web", driver.Container, plain)
 			if d == Local {
-				b.refused("is another volume's", driver.InvalidSpecification, "web", driver.Container, folder("data.img", sized(1)))
+				b.refused("belongs to another volume", driver.InvalidSpecification, "web", driver.Container, folder("data.img", sized(1)))
 			}
 			if err := b.m.Release(t.Context(), "web", Fate{Purge: true}); err != nil || gone(at) {
 				t.Fatalf("Release of the refused workload returned %v; the disk of the other volume is gone: %v", err, gone(at))
 			}
-			// A record of an earlier version. It has no path of the volume yet.
+			// This record is from an earlier version: it lacks the path of the volume.
 			b.store.vols[d+":data.img"] = Volume{ID: d + ":data.img", Name: "data.img", Driver: d, Form: Folder, StagePath: at, Phase: Provisioning, Owner: "web"}
 			b.restart()
 			if err := b.m.Release(t.Context(), "web", Fate{}); err != nil || gone(at) {
@@ -537,7 +538,7 @@ func TestAVolumeMayNotTakeThePathOfAnother(t *testing.T) {
 				t.Fatalf("Release of the virtual machine did not delete its disk: %v", err)
 			}
 			at = b.attach("web", driver.Container, plain)[0].Path
-			a.refused("is another volume's", driver.InvalidSpecification, "vm", driver.VM, disk)
+			a.refused("belongs to another volume", driver.InvalidSpecification, "vm", driver.VM, disk)
 			if err := a.m.Release(t.Context(), "vm", Fate{Purge: true}); err != nil || gone(at) {
 				t.Errorf("Release of the virtual machine returned %v; the folder of the other volume is gone: %v", err, gone(at))
 			}
@@ -567,7 +568,7 @@ func TestAVolumeLeftByAFailoverIsListed(t *testing.T) {
 		t.Helper()
 		want := "volume nfs:data is used by node-a, workload " + workload + " (its mark is " + mark + workload + ")"
 		if left := b.m.List(); len(left) != 1 || left[0].Error != want {
-			t.Errorf("%+v, want %q", left, want)
+			t.Errorf("the volume list is %+v, want the volume with %q", left, want)
 		}
 	}
 	names("web")
@@ -591,11 +592,11 @@ func TestAVolumeLeftByAFailoverIsListed(t *testing.T) {
 		}
 	}
 	if err := b.m.Delete(t.Context(), "nfs:data"); err != nil || !gone(at.Path) {
-		t.Errorf("not deleted: %v", err)
+		t.Errorf("after its marks were removed, the volume was not deleted: %v", err)
 	}
 }
 
-// The creation of a volume failed half-way. What was created is deleted with its workload.
+// The creation of a volume failed half-way. The files that were created are deleted when the workload is deleted.
 func TestAHalfMadeVolumeIsDeletedWithItsWorkload(t *testing.T) {
 	t.Run("a Ceph image that was created, but the call of rbd failed", func(t *testing.T) {
 		made := false
@@ -633,13 +634,13 @@ func TestAHalfMadeVolumeIsDeletedWithItsWorkload(t *testing.T) {
 			t.Fatal("no file was made, so this test checks nothing")
 		}
 		if err := b.m.Release(t.Context(), "w", Fate{}); err != nil || !gone(filepath.Join(pool, "data.img")) || len(b.store.vols) != 0 {
-			t.Errorf("%v: left %v", err, b.store.vols)
+			t.Errorf("Release returned %v and left the records %v, want none", err, b.store.vols)
 		}
 	})
 }
 
 // On an export, the volume of a container and that of a virtual machine may have the same name. The first is
-// a folder, the second a file, and each is deleted without the other.
+// a folder, the second a file, and deleting one leaves the other.
 func TestAMachinesDeleteSparesAFolderOfItsVolumesName(t *testing.T) {
 	a, b := nodes(t)
 	at := a.attach("db", driver.Container, folder("data", by(NFS), retain))[0]
@@ -656,8 +657,7 @@ func TestAMachinesDeleteSparesAFolderOfItsVolumesName(t *testing.T) {
 	}
 }
 
-// An operator mounted another file system inside a volume. The delete of the volume does not delete the files
-// on it.
+// An operator mounted another file system inside a volume. The delete of the volume does not delete the files on it.
 func TestForeignMountIsSpared(t *testing.T) {
 	sys := &fake{}
 	b := newBench(t, sys)

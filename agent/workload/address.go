@@ -10,6 +10,6 @@ type NetworkAddress struct {
 	Network  uint32     `json:"network"`
 	Address  netip.Addr `json:"address"`
 	Workload string     `json:"workload"`
-	// FreedAt is when the container was removed; zero while the workload has the address.
+	// FreedAt is the time at which the workload gave up the address; zero while it has the address.
 	FreedAt time.Time `json:"freed_at,omitzero"`
 }

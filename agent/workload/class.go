@@ -1,7 +1,7 @@
 package workload
 
-// Class is the kind of a failure. The values are those that legacy v1 agents send under the metadata key
-// failure_reason (contract/semantics.md, section 9), and some of ours. They never change.
+// Class is the kind of a failure. Most values are those that legacy v1 agents send under the metadata key
+// failure_reason (contract/semantics.md, section 9); the others are new. The values never change.
 type Class string
 
 // The classes of failures.
@@ -26,7 +26,7 @@ const (
 	StorageAttachFailed    Class = "STORAGE_ATTACH_FAILED"
 	CloudInitInvalid       Class = "CLOUD_INIT_INVALID"
 
-	// NameConflict means that something else on the engine has the name that the workload needs. Legacy v1
+	// NameConflict means that another object on the engine has the name that the workload needs. Legacy v1
 	// agents do not have this class.
 	NameConflict Class = "NAME_CONFLICT"
 	// ImageNotOnNode means that the engine lacks an image which it may not or cannot pull. Legacy v1 agents do not
@@ -34,7 +34,8 @@ const (
 	ImageNotOnNode Class = "IMAGE_NOT_ON_NODE"
 )
 
-// Classes returns all classes: first those of the contract with legacy v1 peers, in its order, then ours.
+// Classes returns all classes: first those of the contract with legacy v1 peers, in the order of the contract,
+// then the new ones.
 func Classes() []Class {
 	return []Class{
 		ImagePullTimeout, ImagePullAuthFailed, InvalidImage, NetworkTimeout, NetworkUnreachable,
@@ -45,7 +46,8 @@ func Classes() []Class {
 	}
 }
 
-// Cause is the kind of cause that a failure has. It decides whether the failed action is retried.
+// Cause says where the cause of a failure lies: in the workload, outside of it, or in its specification. It
+// decides whether and how long the failed action is retried.
 type Cause uint8
 
 // The causes of failures.
@@ -55,14 +57,14 @@ const (
 	OfProgram Cause = iota
 	// Passing: the cause is outside the workload and may end by itself. Examples are a port that another
 	// program holds, an unreachable registry or engine, a full disk, and missing credentials. The action is
-	// retried for as long as the workload is wanted.
+	// retried until it succeeds or the order changes.
 	Passing
 	// Final: every attempt with this specification fails, so there is no retry.
 	Final
 )
 
-// Cause returns the cause that failures of this class have. Package sched has the same table, for the
-// failures that agents report.
+// Cause returns the cause that failures of this class have. Package sched has the same table for the
+// failures in agents' reports.
 func (c Class) Cause() Cause {
 	switch c {
 	case InvalidImage, InvalidSpecification, InvalidConfiguration, CloudInitInvalid:
@@ -75,9 +77,10 @@ func (c Class) Cause() Cause {
 	return OfProgram
 }
 
-// OfNode reports whether failures of this class have a cause that another node may not have. It is false
-// for a failure of the engine, because it is then unknown what runs on this node. It is false for refused
-// credentials, because they come with the order.
+// OfNode reports whether failures of this class belong to the node, so that the workload may succeed on another
+// node. It is false for a failure of the engine, because the agent then does not know which instances still run
+// on this node. It is also false for refused credentials, because every node gets the same credentials with the
+// order.
 func (c Class) OfNode() bool {
 	return c.Cause() == Passing && c != RuntimeUnhealthy && c != ImagePullAuthFailed
 }

@@ -19,8 +19,8 @@ const (
 	VM        Kind = "vm"
 )
 
-// OwnGrace is given as the time limit of a stop. The workload then has the time that its specification names,
-// or the default of its driver.
+// OwnGrace, given as the time limit of a stop, means that the workload may take the time that its specification
+// names, or the default time of its driver.
 const OwnGrace = time.Duration(math.MaxInt64)
 
 // ID is a workload id: [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
@@ -63,7 +63,8 @@ func ParseGeneration(s string) (Generation, error) {
 	return Generation{Incarnation: incarnation, Sequence: sequence}, nil
 }
 
-// State is the actual state of a workload. The first five are the agent API's ActualState.
+// State is the actual state of a workload. The first five values are those of ActualState in the
+// agent API.
 type State string
 
 // The states of a workload.
@@ -100,7 +101,8 @@ type Observed struct {
 	Health Health
 	// ExitCode is the code of the last exit. It is valid only if FinishedAt is set.
 	ExitCode int
-	// A zero time means that it is not known, or that it has not happened yet.
+	// StartedAt and FinishedAt are the times of the last start and the last exit. Zero means that the time is
+	// not known, or that the event has not happened yet.
 	StartedAt  time.Time
 	FinishedAt time.Time
 	// Output is the last lines of output of a container of a job that has ended, at most MaxMetadata bytes.
@@ -110,8 +112,8 @@ type Observed struct {
 	// again.
 	Completed bool
 
-	// Addresses are the workload's own IP addresses. Ports are the ports that the host forwards to the
-	// workload.
+	// Addresses are the workload's own IP addresses. Ports are the host's ports that are forwarded to
+	// the workload.
 	Addresses []string
 	Ports     []Port
 
@@ -151,10 +153,10 @@ func (h Health) Worse(o Health) Health {
 	return ""
 }
 
-// Under returns the observation as it is reported for a desired state. If the workload should be stopped and
-// its instance ended with an error, it is reported as Stopped, with the error in the message
-// (contract/semantics.md, section 10). Otherwise the kill of an instance that did not stop within its grace
-// period would look like a failure.
+// Under returns the observation as it is reported to the schedulers if the desired state is running, or if it
+// is stopped. If the workload should be stopped and its instance ended with an error, it is reported as
+// Stopped, with the error in the message (contract/semantics.md, section 10). Without this rule, an instance
+// that was killed because it did not stop within its grace period would be reported as Failed.
 func (o Observed) Under(running bool) Observed {
 	if !running && o.State == Failed {
 		o.State, o.Class = Stopped, ""
@@ -172,19 +174,19 @@ type Port struct {
 	Protocol string // "tcp" or "udp"
 }
 
-// WaitingFor begins the text of a driver that only waits for a dependency of a workload. A workload that
-// waits does not count towards the agent's limit of concurrent actions.
+// WaitingFor is the prefix of a driver's progress text while the driver only waits for a dependency of a
+// workload. The agent's limit of concurrent actions does not include a workload that only waits.
 const WaitingFor = "waiting for "
 
 // MaxMetadata is the maximum size of a value in Observed.Metadata, in bytes. The values are sent in every
 // heartbeat.
 const MaxMetadata = 4 << 10
 
-// Bound shortens s to its last MaxMetadata bytes or less, without cutting a rune. It keeps the end, because
-// the end of an error output names the cause.
+// Bound shortens s to at most its last MaxMetadata bytes, without cutting a UTF-8 character. It keeps the end,
+// because the end of an error output names the cause.
 func Bound(s string) string { return Tail(s, MaxMetadata) }
 
-// Tail shortens s to its last most bytes or less, without cutting a rune.
+// Tail shortens s to its end, at most as many bytes as most says, without cutting a UTF-8 character.
 func Tail(s string, most int) string {
 	if len(s) <= most {
 		return s

@@ -1,6 +1,5 @@
-// Package rest holds what is generated from the protos for HTTP: the OpenAPI
-// document and, in its subpackages, the handlers of /v1. rest.yaml says which
-// request is which call.
+// Package rest holds the HTTP side of the API, generated from the protos: the OpenAPI documents and, in its
+// subpackages, the handlers of /v1. rest.yaml maps each HTTP request to a gRPC call.
 package rest
 
 import _ "embed"
@@ -10,7 +9,12 @@ import _ "embed"
 //go:embed openapi.json
 var OpenAPI []byte
 
-// Rules is rest.yaml: which request is which call.
+// OpenAPI3 describes the same API as OpenAPI, as an OpenAPI 3.0 document (JSON). tools/openapi3 converts it.
+//
+//go:embed openapi3.json
+var OpenAPI3 []byte
+
+// Rules is rest.yaml, which maps each HTTP request to a gRPC call.
 //
 //go:embed rest.yaml
 var Rules []byte

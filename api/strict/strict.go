@@ -38,7 +38,8 @@ type field struct {
 
 const lowFields = 128
 
-// Of makes the schema of a message type and of all message types that it may contain.
+// Of returns the schema of a message type. The schema includes those of all message types that may be nested
+// in it.
 func Of(d protoreflect.MessageDescriptor) *Schema {
 	return of(d, map[protoreflect.FullName]*Schema{})
 }
@@ -87,8 +88,8 @@ func wireType(k protoreflect.Kind) protowire.Type {
 // maxDepth is the maximum nesting of messages, the same as in the protobuf runtime.
 const maxDepth = 1000
 
-// Check checks the encoding of one message. With exact, an unknown field is ErrUnknownField. Without exact,
-// unknown fields are skipped, because the sender may have another version.
+// Check checks the encoding of one message. If exact is set, an unknown field leads to ErrUnknownField. If
+// not, unknown fields are skipped, because the sender may have another version.
 func (s *Schema) Check(b []byte, exact bool) error { return s.check(b, exact, maxDepth) }
 
 func (s *Schema) check(b []byte, exact bool, depth int) error {

@@ -40,8 +40,8 @@ func TestCheck(t *testing.T) {
 		exact bool
 		want  error
 	}{
-		"a valid message is accepted": {encode(t, good), true, nil},
-		"nothing passes":              {nil, true, nil},
+		"a valid message is accepted":                                    {encode(t, good), true, nil},
+		"an empty message is accepted":                                   {nil, true, nil},
 		"an unknown field in a nested message is refused with exact":     {encode(t, future), true, ErrUnknownField},
 		"an unknown field in a nested message is accepted without exact": {encode(t, future), false, nil},
 		"a string in a nested message that is not UTF-8 is refused":      {bad, false, ErrNotUTF8},

@@ -1,4 +1,5 @@
-// Command agent is the agent, which runs the workloads of one machine, as a program of its own. Command persys contains it too.
+// Command agent is the agent, which runs the workloads of one machine, as a separate program. Command persys
+// contains it too.
 package main
 
 import (

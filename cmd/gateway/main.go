@@ -1,4 +1,5 @@
-// Command gateway is the REST API and the web console of clusters, as a program of its own. Command persys contains it too.
+// Command gateway is the REST API and the web console of clusters, as a separate program. Command persys
+// contains it too.
 package main
 
 import (

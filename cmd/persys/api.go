@@ -22,7 +22,7 @@ func apiCommand() *cobra.Command {
 	}
 }
 
-// The elements of OpenAPI 2 that the generator of the gateway's API document uses.
+// The types below hold those parts of an OpenAPI 2 document that occur in the gateway's document.
 type (
 	apiDocument struct {
 		Info struct {
@@ -58,12 +58,12 @@ type (
 
 const apiHeader = `# HTTP API
 
-Written by ` + "`make reference`" + ` from the document that a gateway serves at ` + "`/openapi.json`" + ` (` + "`/docs`" + ` shows it). Integers of 64 bits
+Written by ` + "`make reference`" + ` from the OpenAPI document that a gateway serves at ` + "`/openapi.json`" + ` (version 2.0), ` + "`/openapi3.json`" + ` (version 3.0, for generators of clients) and, for people, ` + "`/docs`" + `. Integers of 64 bits
 are strings in JSON. Errors are ` + "`{\"error\", \"code\", \"reason\"}`" + ` with the HTTP status of their kind. ` + "`Idempotency-Key`" + ` (a UUIDv7) makes
 a repeated change happen once; with another call the same key is a 422. ` + "`If-Match`" + ` with the ` + "`ETag`" + ` of a workload, or ` + "`If-None-Match: *`" + `, makes a change
 conditional; 412 means that the workload is at another revision.
 
-One call more is no call of this document: ` + "`GET /v1/workloads/{workload_id}/exec`" + ` upgrades to a websocket with the subprotocol
+One call is missing in this document, because OpenAPI cannot describe it: ` + "`GET /v1/workloads/{workload_id}/exec`" + ` upgrades to a websocket with the subprotocol
 ` + "`persys.exec.v1`" + `. The messages are the JSON of ` + "`ExecRequest`" + ` upwards, the first one ` + "`{\"open\": {\"command\": [\"sh\"], \"tty\": true, \"input\": true}}`" + `,
 and of ` + "`ExecResponse`" + ` downwards; ` + "`{\"error\": {\"code\", \"reason\", \"message\"}}`" + ` ends a session that failed. A browser sends its bearer token as a second
 subprotocol, ` + "`persys.token.`" + ` and the token in base64url without padding.

@@ -11,14 +11,15 @@ import (
 	"github.com/persys/compute/cmd/internal/schedulerd"
 )
 
-// Names that called returns beside those of the programs.
+// Further names that the function called returns, besides the names of the programs.
 const (
 	persysName = "persys"       // the command line
 	toolsName  = "persys tools" // a command of tools
 )
 
-// called returns which program a command line asks for, and the command line of that program. A link with the name of
-// a program is that program. Under every other name, the first word says which program it is.
+// called returns which program a command line starts, and the command line of that program. If the
+// executable was started through a link that has the name of a program, the result is that program. Under
+// every other name, the first argument names the program.
 func called(args []string) (name string, rest []string) {
 	if len(args) == 0 {
 		return persysName, []string{persysName}

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The name of a link, or the first word, says which program runs, and which arguments it sees.
+// The name of the link, or the first argument, selects the program that runs and the arguments that it gets.
 func TestWhichProgramIsCalled(t *testing.T) {
 	for _, tt := range []struct{ line, name, rest string }{
 		{"/usr/bin/persys-scheduler --init", "persys-scheduler", "/usr/bin/persys-scheduler --init"},
@@ -35,10 +35,10 @@ func TestWhichProgramIsCalled(t *testing.T) {
 		args := strings.Fields(tt.line)
 		name, rest := called(slices.Clone(args))
 		if name != tt.name || strings.Join(rest, " ") != tt.rest {
-			t.Errorf("%s: %s %q, want %s %q", tt.line, name, rest, tt.name, tt.rest)
+			t.Errorf("%s: called returned %s %q, want %s %q", tt.line, name, rest, tt.name, tt.rest)
 		}
 	}
 	if name, rest := called(nil); name != "persys" || len(rest) != 1 {
-		t.Errorf("without arguments: %s %q", name, rest)
+		t.Errorf("without arguments called returned %s %q", name, rest)
 	}
 }

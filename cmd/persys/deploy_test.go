@@ -38,7 +38,7 @@ func uses(t *testing.T) map[string][]string {
 	}
 	boards, err := filepath.Glob("../../deploy/grafana/*.json")
 	if err != nil || len(boards) == 0 {
-		t.Fatalf("boards: %v, %v", boards, err)
+		t.Fatalf("the dashboard files are %v, error %v", boards, err)
 	}
 	for _, file := range boards {
 		data, err := os.ReadFile(file)
@@ -60,7 +60,7 @@ func uses(t *testing.T) map[string][]string {
 		}
 		for _, p := range board.Panels {
 			if len(p.Targets) == 0 {
-				t.Errorf("%s: panel %q shows nothing", file, p.Title)
+				t.Errorf("%s: panel %q has no query", file, p.Title)
 			}
 			for _, target := range p.Targets {
 				out[filepath.Base(file)] = append(out[filepath.Base(file)], target.Expr)
@@ -133,7 +133,8 @@ func TestEveryAlertIsProvoked(t *testing.T) {
 	}
 }
 
-// promtool, Prometheus' own tool, checks that the alert rules are valid and fire when they should.
+// Run promtool, a tool of Prometheus, which checks that the alert rules are valid and that they fire in the test cases
+// of persys.rules.test.yml.
 func TestRulesByPromtool(t *testing.T) {
 	testbed.Program(t, "promtool")
 	for _, args := range [][]string{

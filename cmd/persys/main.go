@@ -1,5 +1,5 @@
-// Command persys is every program of Persys in one file. The name under which it is called says which, or the first
-// word:
+// Command persys is every program of Persys in one file. The name under which it is called, or its first
+// argument, selects the program:
 //
 //	persys-scheduler, persys scheduler    one replica of the control plane
 //	persys-agent, persys agent            runs the workloads of one machine
@@ -9,7 +9,8 @@
 //
 // With the build tag libvirt_dlopen the agent also runs virtual machines.
 //
-// In `persys dev`, three schedulers form a Raft group and one agent runs workloads, on the local Docker engine or, without
+// In `persys dev`, three schedulers form a Raft group and one agent runs workloads, on the local Docker
+// engine or, without
 // one, simulated. All ports are on the loopback address, and all files in a temporary folder. The first
 // scheduler and the web console have fixed ports; the other ports are chosen from the free ones.
 package main
@@ -62,7 +63,7 @@ func main() {
 	}
 }
 
-// tools returns the commands of this program that no other program has.
+// tools returns the commands that only the program persys has.
 func tools() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "persys", Short: "a Persys cluster in one process",

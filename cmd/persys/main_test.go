@@ -2,7 +2,8 @@ package main
 
 import "testing"
 
-// The agent that `persys dev` starts must offer the same kinds of workloads as an agent with default settings.
+// The agent that `persys dev` starts must have the features of an agent with default settings, such as Compose stacks,
+// but without TLS, fixed ports and virtual machines.
 func TestAgentOfDevRunsStacks(t *testing.T) {
 	cfg, err := agentConfig(t.TempDir(), []string{"127.0.0.1:1"})
 	if err != nil {

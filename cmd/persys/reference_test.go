@@ -54,7 +54,7 @@ func TestAPIReferenceIsCurrent(t *testing.T) {
 	}
 	for _, text := range []string{"### POST /v1/plan\n", "| `level` (query) | one of READ_LEVEL_LINEARIZABLE", "a stream of [v1Event](#v1event)", "### v1FieldChange\n"} {
 		if !strings.Contains(want.String(), text) {
-			t.Errorf("the page lacks %q", text)
+			t.Errorf("the reference page does not contain %q", text)
 		}
 	}
 }

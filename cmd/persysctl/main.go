@@ -1,5 +1,5 @@
-// Command persysctl is the command line alone, for systems on which only people work. Command persys contains it
-// too.
+// Command persysctl is the command line without the other programs, for machines on which no scheduler, agent
+// or gateway runs. Command persys contains it too.
 package main
 
 import (

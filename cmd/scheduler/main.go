@@ -1,4 +1,5 @@
-// Command scheduler is one replica of the control plane, as a program of its own. Command persys contains it too.
+// Command scheduler is one replica of the control plane, as a separate program. Command persys contains it
+// too.
 package main
 
 import (

@@ -1,6 +1,6 @@
-# An agent: gRPC and HTTP. Mount the Docker socket to let it run containers.
-# It runs as root: the engine's socket gives root's rights anyway, and volumes are mounted.
-# Built by make docker-build, which puts the static binary persys and the link beside this file.
+# The agent, with its gRPC and HTTP ports. Mount the Docker socket to let the agent run containers. It runs as root: the
+# engine's socket gives root's rights anyway, and volumes are mounted. Built by make docker-build, which puts the static
+# binary persys and the link beside this file.
 FROM scratch
 COPY persys /persys
 COPY link /

@@ -1,5 +1,5 @@
-# The REST gateway and console: API and public port.
-# Built by make docker-build, which puts the static binary persys and the link beside this file.
+# The gateway, which serves REST and the console, with its API port and its public port. Built by make docker-build,
+# which puts the static binary persys and the link beside this file.
 FROM scratch
 COPY persys /persys
 COPY link /

@@ -1,11 +1,11 @@
-# A replica of the control plane: gRPC, HTTP, Raft, gossip, DNS.
-# Built by make docker-build, which puts the static binary persys and the link beside this file.
+# The scheduler, with its ports for gRPC, HTTP, Raft, gossip and DNS. Built by make docker-build, which puts the static
+# binary persys and the link beside this file.
 FROM scratch
 COPY persys /persys
 COPY link /
 COPY ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY --chown=65532:65532 empty /tmp
-# Folders of volumes: an engine gives a new volume the owner of the image's folder.
+# An engine gives a new volume the owner of the folder in the image, so these folders belong to the user.
 COPY --chown=65532:65532 empty /var/lib/persys/scheduler
 COPY --chown=65532:65532 empty /var/lib/persys/scheduler/admin
 COPY --chown=65532:65532 empty /tokens

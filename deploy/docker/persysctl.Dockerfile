@@ -1,5 +1,5 @@
-# The command line.
-# Built by make docker-build, which puts the static binary persys and the link beside this file.
+# The command line, persysctl. Built by make docker-build, which puts the static binary persys and the link beside this
+# file.
 FROM scratch
 COPY persys /persys
 COPY link /

@@ -11,7 +11,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// agentFigures are the figures of one agent with fifty idle containers.
+// agentFigures are the measured memory and CPU of one agent with fifty idle containers.
 type agentFigures struct {
 	rss, cpu             float64 // memory in MiB, and CPU use in percent of a core
 	fencers              int
@@ -67,7 +67,7 @@ const (
 	beatsMetric   = `persys_agent_heartbeats_total{call="heartbeat"`
 )
 
-// heartbeat200 measures the CPU time per heartbeat of an agent with 200 workloads.
+// heartbeat200 measures the CPU time that an agent with 200 workloads needs for each heartbeat that it sends.
 func heartbeat200(ctx context.Context, e *env) (r result, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
@@ -94,7 +94,7 @@ func heartbeat200(ctx context.Context, e *env) (r result, err error) {
 	err = testbed.Poll(ctx, 2*time.Minute, "all workloads to run", func(ctx context.Context) error {
 		list, err := control.ListWorkloads(ctx, &controlv1.ListWorkloadsRequest{Status: "Running"})
 		if n := len(list.GetWorkloads()); err == nil && n < beatWorkloads {
-			err = fmt.Errorf("%d of %d run", n, beatWorkloads)
+			err = fmt.Errorf("%d of %d workloads run", n, beatWorkloads)
 		}
 		return err
 	})
@@ -117,7 +117,7 @@ func heartbeat200(ctx context.Context, e *env) (r result, err error) {
 	}
 	beats := to - from
 	if beats < window.Seconds()/2 {
-		return r, fmt.Errorf("only %.0f heartbeats in %s", beats, window)
+		return r, fmt.Errorf("the agent sent only %.0f heartbeats in %s", beats, window)
 	}
 	return result{ours: used[0].seconds / beats * 1000, unit: "ms", goal: 5, lower: true,
 		note: fmt.Sprintf("%.0f heartbeats in %s; the figure contains all work of the agent in this time", beats, window)}, nil

@@ -12,8 +12,9 @@ import (
 // alternately. With many short turns, other load of the machine affects both equally.
 const rounds = 8
 
-// against measures Persys and the peer (the program that it is compared with) in turns and returns the means. Both get
-// time to warm up. The first warm-up is longer, because the processes allocate memory in it.
+// against measures Persys (ours) and the peer (the program that it is compared with) in turns and returns the
+// mean of each. Before each measurement the load runs for some time without being measured. This time is
+// longer in the first turn, because the processes then allocate memory.
 func against(ctx context.Context, ours, peer func(warm time.Duration) (load, error)) (o, p load, err error) {
 	for round := range rounds {
 		before := warm
@@ -22,11 +23,11 @@ func against(ctx context.Context, ours, peer func(warm time.Duration) (load, err
 		}
 		a, err := ours(before)
 		if err != nil {
-			return o, p, fmt.Errorf("ours: %w", err)
+			return o, p, fmt.Errorf("the load on Persys: %w", err)
 		}
 		b, err := peer(before)
 		if err != nil {
-			return o, p, fmt.Errorf("peer: %w", err)
+			return o, p, fmt.Errorf("the load on the peer: %w", err)
 		}
 		o.rate, p.rate = o.rate+a.rate/rounds, p.rate+b.rate/rounds
 		o.p50, p.p50 = o.p50+a.p50/rounds, p.p50+b.p50/rounds
@@ -37,8 +38,8 @@ func against(ctx context.Context, ours, peer func(warm time.Duration) (load, err
 	return o, p, ctx.Err()
 }
 
-// A new process writes to fresh memory until its first garbage collections. How fast that is differs much
-// between machines, so each process warms up before it is measured.
+// A new process writes to fresh memory until its first garbage collections. The speed of such writes
+// differs much between machines, so each process warms up before it is measured.
 const (
 	warmFirst = 14 * time.Second
 	warm      = 500 * time.Millisecond
@@ -57,7 +58,8 @@ func withBoth(ctx context.Context, e *env, fn func(*group, *etcdGroup) (result, 
 	})
 }
 
-// applyUnary measures applies of one workload per call at the leader.
+// applyUnary measures the rate of calls to the leader that apply one workload each, and compares it with puts
+// to etcd.
 func applyUnary(ctx context.Context, e *env) (result, error) {
 	return withBoth(ctx, e, func(g *group, et *etcdGroup) (result, error) {
 		l, err := g.leader(ctx)
@@ -74,8 +76,9 @@ func applyUnary(ctx context.Context, e *env) (result, error) {
 	})
 }
 
-// manyEach is the number of applies in a call, as in persysctl apply. manyCallers is chosen so that as
-// many writes are in flight as with the callers of etcd that put 16 at a time.
+// manyEach is the number of workloads per call, as in persysctl apply. manyCallers is chosen so that as many
+// workloads are being applied at the same time as puts are in the benchmark of etcd, whose callers send 16
+// puts in a transaction.
 const (
 	manyEach    = 256
 	manyCallers = callers * 16 / manyEach
@@ -100,7 +103,8 @@ func applyMany(ctx context.Context, e *env) (result, error) {
 	})
 }
 
-// applyHop compares applies through a follower, which forwards them, with applies at the leader.
+// applyHop compares applies through a follower, which forwards them, with applies that are sent to the
+// leader.
 func applyHop(ctx context.Context, e *env) (result, error) {
 	return withGroup(ctx, e, func(g *group) (result, error) {
 		l, err := g.leader(ctx)
@@ -118,7 +122,7 @@ func applyHop(ctx context.Context, e *env) (result, error) {
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.1fms", float64(d.Microseconds())/1000) }
 
-// cpuNote formats the CPU time per write of Persys and of the peer.
+// cpuNote formats the CPU time per write of Persys and of the program that the benchmark compares it with.
 func cpuNote(o, p load) string {
 	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
 	return fmt.Sprintf("CPU per write %.1fµs in the servers and %.1fµs in the load generator, etcd %.1fµs and %.1fµs",

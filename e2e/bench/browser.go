@@ -62,7 +62,8 @@ func firstView(ctx context.Context, path, url string) (view, error) {
 	chromedp.ListenTarget(tab, func(ev any) {
 		mu.Lock()
 		defer mu.Unlock()
-		// A stream of events never finishes, so count its data as they arrive.
+		// The page's stream of events never finishes, so its bytes are counted as they arrive and not at the end of
+		// the response.
 		switch ev := ev.(type) {
 		case *network.EventDataReceived:
 			v.bytes += ev.EncodedDataLength

@@ -22,7 +22,8 @@ const (
 	fiftyImage = "persys/hello:bench"
 	fiftyLabel = "persys.bench"
 	fiftyLimit = 6 * time.Minute // time limit for each of the compared programs
-	// All containers have the same limits: an engine starts containers without limits faster.
+	// All containers get the same limits, with Persys and without: an engine starts containers without limits
+	// faster, so the comparison would be unfair.
 	fiftyCPU    = 10 // CPU limit of each container in millicores
 	fiftyMemory = 16 // memory limit of each container in MiB
 )
@@ -238,7 +239,7 @@ func fiftySwarm(ctx context.Context, cli *docker.Client) (took float64, err erro
 	return took, err
 }
 
-// oneAgent is a scheduler with one agent on the Docker engine.
+// oneAgent is a cluster of one scheduler and one agent, which uses the Docker engine of this machine.
 type oneAgent struct {
 	agent *harness.Agent
 	admin clusterv1.ClusterClient

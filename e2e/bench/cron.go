@@ -15,13 +15,13 @@ import (
 const (
 	cronCount   = 10_000
 	cronNodes   = 1000
-	cronWarm    = 5 // minutes before the measurement, after which each cron deletes a run for each that it creates
+	cronWarm    = 5 // minutes of warm-up; from then on each cron deletes an old run for each new run
 	cronMinutes = 5 // measured minutes
 )
 
-// cron10k plans 10,000 crons that fire each minute. In each minute all runs are created, placed and ordered, end with
-// success, and the oldest ones are deleted. It measures the CPU time of the planning steps alone, with the garbage
-// collection in them.
+// cron10k plans 10,000 crons that fire each minute. In each minute all runs are created, placed and
+// ordered, end with success, and the oldest ones are deleted. It measures only the CPU time of the planning
+// steps, which includes the garbage collection during a step.
 func cron10k(ctx context.Context, _ *env) (result, error) {
 	w, err := newWorld()
 	w.keepChanges = true
@@ -58,13 +58,13 @@ func cron10k(ctx context.Context, _ *env) (result, error) {
 			cronCount, cronNodes, used, cronMinutes, p.steps, p.longest.Seconds()*1000)}, nil
 }
 
-// cronPlanner is a planner whose nodes carry out orders, a thousand between two planning steps, and run every job to
-// its end. It also implements the table that tells the planner which nodes are alive.
+// cronPlanner is a planner whose nodes carry out orders, a thousand between two planning steps, and run every
+// job to its end. It also implements the planner's liveness table, which says which nodes are alive.
 type cronPlanner struct {
 	planner
 	allLive
 	sent    map[sched.Order]bool // orders that the nodes have not carried out
-	queue   []sched.Order        // the same, oldest first
+	queue   []sched.Order        // the orders in sent, oldest first
 	ends    []*commandv1.WorkloadReport
 	cpu     float64 // seconds of CPU time of all planning steps
 	steps   int
@@ -75,7 +75,8 @@ type cronPlanner struct {
 // Outstanding implements sched.Liveness.
 func (p *cronPlanner) Outstanding(o sched.Order) bool { return p.sent[o] }
 
-// minute plans until a step proposes nothing and no order is left.
+// minute runs planning steps until a step has no commands and no orders, and the nodes have carried out all
+// orders and reported the ends of all jobs.
 func (p *cronPlanner) minute(ctx context.Context) error {
 	for ctx.Err() == nil {
 		busy, err := p.advance()
@@ -89,7 +90,7 @@ func (p *cronPlanner) minute(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// advance plans one step and applies its commands.
+// advance runs one planning step and applies its commands. busy means that the step had commands or orders.
 func (p *cronPlanner) advance() (busy bool, err error) {
 	in := sched.World{State: p.view(), Changes: p.takeChanges(), Live: p, Now: p.now, Epoch: worldEpoch}
 	before, began := cpuSelf(), time.Now()
@@ -106,7 +107,8 @@ func (p *cronPlanner) advance() (busy bool, err error) {
 	return len(out.Commands)+len(out.Orders) > 0, err
 }
 
-// answer reports the ends of the jobs that started last, and carries out the next thousand orders.
+// answer acts as the nodes: it reports that the jobs which it started in the last call have ended, and
+// carries out the next thousand orders.
 func (p *cronPlanner) answer() error {
 	reports := p.ends
 	p.runs, p.ends = p.runs+len(p.ends), nil

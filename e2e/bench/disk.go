@@ -19,7 +19,7 @@ const (
 	shortStall  = 300 * time.Millisecond
 )
 
-// stallable is a cluster in which one member has its data on a file system that can be frozen.
+// stallable is a cluster in which one member keeps its data on a file system that the benchmark can freeze.
 type stallable struct {
 	disk  *harness.Disk
 	lead  func(context.Context) error // transfers leadership to the member whose disk can be frozen, and waits until all members have caught up
@@ -80,7 +80,8 @@ func (s stallable) stallShortly(ctx context.Context) (elections uint64, err erro
 	return after - before, err
 }
 
-// hang freezes the leader's disk n times, and returns the times until the next acknowledged write.
+// hang freezes the leader's disk n times. Each time it measures how long it takes until a write is
+// acknowledged again.
 func (s stallable) hang(ctx context.Context, n int) (out []time.Duration, err error) {
 	for range n {
 		if err := s.lead(ctx); err != nil {
@@ -142,7 +143,7 @@ func (g *group) lead(ctx context.Context, s *harness.Scheduler) error {
 		if _, err := admin.TransferLeadership(ctx, &clusterv1.TransferLeadershipRequest{Replica: s.Name}); err != nil {
 			return err
 		}
-		return errors.New("it does not lead yet")
+		return errors.New("the scheduler whose disk can be frozen does not lead yet")
 	})
 	if err != nil {
 		return err
@@ -168,14 +169,14 @@ func (e *env) etcdOnDisk(ctx context.Context, fn func(stallable) error) error {
 	})
 }
 
-// lead transfers leadership to the member on the disk.
+// lead transfers leadership to the etcd member whose data is on the disk that can be frozen.
 func (g *etcdGroup) lead(ctx context.Context) error {
 	err := testbed.Poll(ctx, 30*time.Second, "the first member of etcd to lead", func(ctx context.Context) error {
 		l, err := g.leader(ctx)
 		if err != nil || l == g.members[0] {
 			return err
 		}
-		return errors.Join(errors.New("it does not lead yet"), g.move(ctx, l, g.members[0]))
+		return errors.Join(errors.New("the etcd member whose disk can be frozen does not lead yet"), g.move(ctx, l, g.members[0]))
 	})
 	wait(ctx, 500*time.Millisecond) // benchmark failover waits the same time between two faults
 	return err

@@ -81,7 +81,7 @@ func (n *namers) start(ctx context.Context, dir string) error {
 	if err := n.cmd.Start(); err != nil {
 		return err
 	}
-	// CoreDNS is fastest with one socket per CPU, as the DNS server of Persys is.
+	// Give CoreDNS one socket for each CPU, with which it is fastest; the DNS server of Persys has as many.
 	block := harness.Block{Zones: []string{dnsDomain},
 		Config: fmt.Sprintf("\tmultisocket %d\n\tfile %s {\n\t\treload 100ms\n\t}", runtime.GOMAXPROCS(0), n.zone)}
 	if n.coredns, err = harness.CoreDNS(ctx, dir, block); err != nil {
@@ -102,7 +102,7 @@ func (n *namers) start(ctx context.Context, dir string) error {
 
 func (n *namers) reply() (string, error) {
 	if !n.replies.Scan() {
-		return "", fmt.Errorf("our server has ended: %w", errors.Join(n.replies.Err(), io.ErrUnexpectedEOF))
+		return "", fmt.Errorf("the DNS server of Persys has ended: %w", errors.Join(n.replies.Err(), io.ErrUnexpectedEOF))
 	}
 	return n.replies.Text(), nil
 }
@@ -120,8 +120,8 @@ func (n *namers) close() {
 	}
 }
 
-// compare returns an error if the two servers differ in an answer or its additional records, because the benchmark
-// would then be unfair.
+// compare asks both servers the same questions and returns an error if the answers differ, because the
+// benchmark would then be unfair.
 func (n *namers) compare(ctx context.Context) error {
 	ask := func(addr, name string, qtype uint16) (string, error) {
 		q := new(dns.Msg).SetQuestion(name, qtype)
@@ -153,7 +153,7 @@ func (n *namers) compare(ctx context.Context) error {
 				return err
 			}
 			if ours != theirs {
-				return fmt.Errorf("%s: we answer %s, CoreDNS %s", q.name, ours, theirs)
+				return fmt.Errorf("for %s the DNS server of Persys answers %s, but CoreDNS %s", q.name, ours, theirs)
 			}
 		}
 	}
@@ -196,7 +196,7 @@ func dnsPeak(ctx context.Context, e *env, qtype uint16, name func(int) string, g
 
 const dnsTurn = time.Second
 
-// dnsSide is the measurement of one server.
+// dnsSide holds the measurements of one of the two servers, that of Persys or CoreDNS.
 type dnsSide struct {
 	rates []float64
 	lost  int64
@@ -225,9 +225,9 @@ func middle(d []time.Duration) time.Duration {
 	return d[len(d)/2]
 }
 
-// dnsTail measures the 99th percentile of the delay at half of each server's peak rate, for A and for SRV
-// questions, and returns the worse of the two. Each is the best of several turns, because other load of
-// the machine can only increase it.
+// dnsTail measures the 99th percentile of the delay of answers while a server gets questions at half of its
+// peak rate. It does so for A and for SRV questions and returns the worse of the two. Each figure is the
+// best of several turns, because other load of the machine can only increase it.
 func dnsTail(ctx context.Context, e *env) (result, error) {
 	n, err := e.startNamers(ctx)
 	if err != nil {
@@ -262,7 +262,7 @@ func dnsTail(ctx context.Context, e *env) (result, error) {
 	return out, nil
 }
 
-// tail holds delays from sending a question to the arrival of the answer at the generator's socket.
+// tail holds, for each question, the delay until the answer arrived at the socket of the load generator.
 type tail struct {
 	p50, p99 time.Duration
 	read     time.Duration // 99th percentile until the generator has read the answer; it includes the generator's wait for a CPU
@@ -296,8 +296,8 @@ func tailAt(ctx context.Context, addr string, questions [][]byte) (tail, error) 
 }
 
 // dnsChange measures the time from the commit of a change to the first answer with the change, as the 99th
-// percentile. The figure is the worse of two: one server with the full state, and the slowest of three
-// replicas. CoreDNS gets the change as a new zone file.
+// percentile. It measures this once for one server with the full state, and once for the slowest of three
+// replicas. The result is the higher of these two figures. CoreDNS gets the change as a new zone file.
 func dnsChange(ctx context.Context, e *env) (result, error) {
 	n, err := e.startNamers(ctx)
 	if err != nil {
@@ -320,7 +320,7 @@ func dnsChange(ctx context.Context, e *env) (result, error) {
 			late(ours), middle(ours).Round(10*time.Microsecond), late(replicas), middle(replicas).Round(10*time.Microsecond), 2*(dnsNodes+dnsWorkloads))}, nil
 }
 
-// late returns the 99th percentile of the delays, in milliseconds.
+// late returns the 99th percentile of the delays d, in milliseconds.
 func late(d []time.Duration) float64 {
 	d = slices.Sorted(slices.Values(d))
 	return d[len(d)*99/100].Seconds() * 1e3
@@ -368,8 +368,8 @@ func (n *namers) peerChanges(ctx context.Context, count int) ([]time.Duration, e
 }
 
 // replicaChanges registers a node at the leader of three idle replicas and waits until the DNS servers of
-// all three answer with it. Then it removes the node and waits until none does. Followers learn of a
-// commit later than the leader, above all if no other entry follows, as after a removal.
+// all three answer with it. Then it removes the node and waits until none does. A follower learns of a
+// commit later than the leader. The delay is longest if no log entry follows, as after a removal.
 func replicaChanges(ctx context.Context, e *env, count int) ([]time.Duration, error) {
 	var out []time.Duration
 	_, err := withGroup(ctx, e, func(g *group) (r result, err error) {

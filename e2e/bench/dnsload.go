@@ -26,12 +26,13 @@ const (
 	dnsLost    = 250 * time.Millisecond
 )
 
-// packQuestions returns questions as resolvers send them.
+// packQuestions returns questions in the packed form in which resolvers send them.
 func packQuestions(qtype uint16, name func(int) string) ([][]byte, error) {
 	const n = 8192
 	out := make([][]byte, n)
 	for i := range out {
-		// The step has no common factor with the number of names, so the questions reach all of the zone.
+		// The factor 7919 has no common divisor with the number of names, so the questions cover all names
+		// of the zone.
 		m := new(dns.Msg).SetQuestion(name(i*7919%dnsWorkloads), qtype)
 		m.RecursionDesired = false
 		m.SetEdns0(1232, false)
@@ -89,8 +90,8 @@ func (c *client) send(n int) error {
 	return nil
 }
 
-// peak keeps a limited number of questions open and returns how many good answers per second the server
-// gives.
+// peak measures for the time d how many good answers per second a server gives, with a fixed number of
+// unanswered questions at any time. It also returns how many questions were not answered.
 func peak(ctx context.Context, addr string, questions [][]byte, d time.Duration) (rate float64, lost int64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -149,7 +150,7 @@ func (c *client) closedLoop(ctx context.Context, measuring *atomic.Bool, good, g
 		}
 		for i := range n {
 			if !isAnswer(c.in[i].Buffers[0][:c.in[i].N]) {
-				return fmt.Errorf("%s answers %x", c.conn.RemoteAddr(), c.in[i].Buffers[0][:c.in[i].N])
+				return fmt.Errorf("the server %s sent %x, which is not an answer with records", c.conn.RemoteAddr(), c.in[i].Buffers[0][:c.in[i].N])
 			}
 		}
 		if measuring.Load() {
@@ -160,13 +161,14 @@ func (c *client) closedLoop(ctx context.Context, measuring *atomic.Bool, good, g
 	return nil
 }
 
-// paced sends rate questions per second at even intervals, without waiting for answers, and returns the
-// delays of the answers. A question without an answer counts as a delay of dnsLost.
+// paced sends rate questions per second for the time d, at even intervals and without waiting for answers. It
+// returns the delays of the answers, with dnsLost as the delay of a question that got no answer.
 func paced(ctx context.Context, addr string, questions [][]byte, rate float64, d time.Duration) (tail, error) {
 	const clients = 4
 	// Use at most half of the CPUs, so that the servers do not wait for a CPU.
 	threads := min(max(1, runtime.NumCPU()/2), clients)
-	// Each thread blocks in the kernel and occupies a P of the Go scheduler.
+	// Each sending thread sleeps in the kernel, for which Go reserves one of its GOMAXPROCS processors. So raise
+	// GOMAXPROCS by the number of these threads.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + threads))
 	per := min(int(rate*d.Seconds())/threads, 1<<16) // a thread sends at most 65,536 questions, because the ids of its questions must be unique
 	all := make([][]*client, threads)
@@ -214,10 +216,11 @@ func arrival(control []byte) int64 {
 	return int64(binary.NativeEndian.Uint64(t))*1e9 + int64(binary.NativeEndian.Uint64(t[8:]))
 }
 
-// openLoop sends n questions, one in each step. For each it returns the delay until the answer arrived at
-// the socket, and the delay until the generator read it. The difference is the generator's wait for a CPU,
-// which the servers do not cause. The clients take turns. The id of a DNS question is its index. Everything runs on one
-// thread that waits in the kernel, because Go's timers are too coarse.
+// openLoop sends n questions, one in each step. For each it returns the delay until the answer arrived at the
+// socket, and the delay until the generator read it. The difference is the generator's wait for a CPU, which
+// the servers do not cause. The clients take turns. The id in a DNS question is the index of the question, by
+// which the answer is assigned to it. All clients run on one thread, which sleeps in a system call between
+// the steps, because Go's timers are too coarse.
 func openLoop(ctx context.Context, clients []*client, n int, every time.Duration) (came, read []time.Duration, err error) {
 	const rest = 200 * time.Microsecond // time between wake-ups; with shorter pauses the generator would need too much CPU
 	fds := make([]unix.PollFd, len(clients))
@@ -287,12 +290,12 @@ func openLoop(ctx context.Context, clients []*client, n int, every time.Duration
 			for i := range r {
 				b := c.in[i].Buffers[0][:c.in[i].N]
 				if !isAnswer(b) {
-					return nil, nil, fmt.Errorf("%s answers %x", c.conn.RemoteAddr(), b)
+					return nil, nil, fmt.Errorf("the server %s sent %x, which is not an answer with records", c.conn.RemoteAddr(), b)
 				}
 				if at := int(binary.BigEndian.Uint16(b)); at < next && read[at] == dnsLost {
 					read[at] = now - sent[at]
-					// The kernel's time of arrival is wrong if the wall clock was set meanwhile: use it only if it
-					// gives a shorter delay than the one measured here.
+					// The kernel's time of arrival is wrong if someone has set the wall clock since the
+					// start. Use it only if it gives a shorter delay than the generator's own clock.
 					came[at] = read[at]
 					if d := time.Duration(arrival(c.in[i].OOB[:c.in[i].NN])-began.UnixNano()) - sent[at]; d > 0 && d < read[at] {
 						came[at] = d

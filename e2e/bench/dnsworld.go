@@ -39,7 +39,8 @@ func nodeHost(i int) string     { return fmt.Sprintf("node-%d.default.%s.", i, d
 func workloadHost(i int) string { return fmt.Sprintf("w-%d.default.workloads.%s.", i, dnsDomain) }
 func workloadSRV(i int) string  { return "_80._tcp." + workloadHost(i) }
 
-// reportAt reports that workloads first to first+n-1 run at addresses.
+// reportAt commits reports of nodes that n workloads run, beginning with the workload number first. The
+// function ip returns the address of each workload.
 func reportAt(w *world, first, n int, ip func(int) string) error {
 	reports := make([]*commandv1.WorkloadReport, n)
 	for i := range reports {
@@ -71,8 +72,8 @@ func newDNSWorld() (*world, error) {
 	return w, err
 }
 
-// writeZone writes the records of the state as a zone file. The workload with number moved (-1: none) has
-// the address ip.
+// writeZone writes the records of the state as a zone file. The workload whose number is moved gets the
+// address ip instead of its own; -1 means no workload.
 func writeZone(path string, serial, moved int, ip string) (err error) {
 	f, err := os.Create(path + ".new")
 	if err != nil {

@@ -25,8 +25,9 @@ const (
 	driftInterval = 30 * time.Second
 )
 
-// drift1k runs a round of drift detection over 1,000 simulated nodes over gRPC, at the default interval.
-// Every tenth node has an orphan, which a second inspection must confirm. The result is the time until the
+// drift1k runs one round of drift detection, in which the leader inspects 1,000 simulated nodes over gRPC, at
+// the default interval. Every tenth node runs an instance that the state does not have (an orphan). The
+// leader records it as drift after a second inspection has found it too. The result is the time until the
 // last drift is recorded. Leader and agents share this process, so the CPU figure covers both.
 func drift1k(ctx context.Context, _ *env) (result, error) {
 	agents, err := serveDriftAgents()
@@ -133,7 +134,8 @@ func (a *driftAgents) ListActions(context.Context, *agentv1.ListActionsRequest) 
 	return &agentv1.ListActionsResponse{}, nil
 }
 
-// driftWorld is a state in which every workload runs on its node.
+// driftWorld returns the state of the benchmark, in which every workload runs on its node. The agents of all
+// nodes listen on the given port.
 func driftWorld(port int) (*world, error) {
 	w, err := newWorld()
 	for i := 0; i < driftNodes && err == nil; i++ {

@@ -24,8 +24,8 @@ type etcdMember struct {
 	client string // client URL of the member
 }
 
-// startEtcd starts an etcd with n members and waits until it accepts a write. data are the data directories
-// of the first members.
+// startEtcd starts an etcd with n members and waits until it accepts a write. data has the data directories
+// of the first members; the other members get new folders.
 func (e *env) startEtcd(ctx context.Context, n int, data ...string) (g *etcdGroup, err error) {
 	bin, err := e.etcd()
 	if err != nil {
@@ -135,8 +135,9 @@ func (g *etcdGroup) leader(ctx context.Context) (leader *etcdMember, err error) 
 	return leader, err
 }
 
-// putLoad drives puts, or transactions of batch puts, against the leader, with as many callers and connections as in
-// the benchmark of Persys.
+// putLoad measures puts of values of size bytes at the etcd leader or, with batch above 1, transactions of
+// batch puts each. It uses as many callers and connections as the benchmark of Persys, and does not measure
+// during the time warm, but during d.
 func (g *etcdGroup) putLoad(ctx context.Context, size, batch int, warm, d time.Duration) (load, error) {
 	m, err := g.leader(ctx)
 	if err != nil {

@@ -52,7 +52,7 @@ func (g *group) tenThousand(ctx context.Context) error {
 const hopCalls = 3000
 
 // gatewayHop compares the time of a GetClusterSummary call to the leader over gRPC with that of the same call through a
-// gateway over HTTP. It makes one call at a time, in turns.
+// gateway over HTTP. It makes one call at a time, alternately in the two ways.
 func gatewayHop(ctx context.Context, e *env) (result, error) {
 	return withGateway(ctx, e, func(g *group, addr string) (result, error) {
 		client, err := g.Any(ctx)
@@ -80,7 +80,7 @@ func gatewayHop(ctx context.Context, e *env) (result, error) {
 				return err
 			}
 			if resp.StatusCode != http.StatusOK {
-				return fmt.Errorf("the gateway answered %s", resp.Status)
+				return fmt.Errorf("the gateway answered %s, want 200", resp.Status)
 			}
 			return nil
 		}
@@ -97,7 +97,7 @@ func gatewayHop(ctx context.Context, e *env) (result, error) {
 				if err := way.call(ctx); err != nil {
 					return result{}, err
 				}
-				if i >= hopCalls/10 { // the first calls warm up
+				if i >= hopCalls/10 { // the first calls are not measured: they warm up the programs
 					*way.into = append(*way.into, time.Since(began))
 				}
 			}

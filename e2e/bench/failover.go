@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,14 +14,14 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-func median(d []time.Duration) time.Duration {
+func median[T cmp.Ordered](d []T) T {
 	d = slices.Clone(d)
 	slices.Sort(d)
 	return d[len(d)/2]
 }
 
-// gap makes the leader fail while one client writes without pause. It returns the time from the fault to
-// the acknowledgement of the first write that began after it.
+// gap calls fail, which makes the leader fail, while one client writes without pause. It returns the time
+// from the fault to the acknowledgement of the first write that began after the fault.
 func gap(ctx context.Context, write func(context.Context) error, fail func() error) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -53,8 +54,8 @@ func failoverHang(ctx context.Context, e *env) (result, error) {
 	return gaps(ctx, e, 5, 3, 5000, (*harness.Process).Pause, (*harness.Process).Continue)
 }
 
-// gaps measures n gaps in the acknowledged writes of Persys, and as many of etcd as the parameter peers says. The goal
-// is in milliseconds.
+// gaps measures n gaps in the acknowledged writes of Persys, and as many gaps in those of etcd as the
+// parameter peers says. fail makes the leader fail and repair repairs it. The goal is in milliseconds.
 func gaps(ctx context.Context, e *env, n, peers int, goal float64, fail, repair func(*harness.Process) error) (result, error) {
 	return withBoth(ctx, e, func(g *group, et *etcdGroup) (result, error) {
 		ours, err := ourGaps(ctx, g, n, fail, repair)
@@ -96,7 +97,7 @@ func ourGaps(ctx context.Context, g *group, n int, fail, repair func(*harness.Pr
 	return out, nil
 }
 
-// writes returns a function that makes a write through any scheduler.
+// writes returns a function that applies one workload through any scheduler that answers.
 func (g *group) writes(ctx context.Context) (func(context.Context) error, error) {
 	client, err := g.Any(ctx)
 	if err != nil {
@@ -112,8 +113,8 @@ func (g *group) writes(ctx context.Context) (func(context.Context) error, error)
 	}, nil
 }
 
-// caughtUp waits until all replicas have applied the same log. Otherwise the gap would contain the
-// catching up of a replica.
+// caughtUp waits until all replicas have applied the same log. If a replica were behind, the measured gap
+// would include the time that it needs to catch up.
 func (g *group) caughtUp(ctx context.Context) error {
 	return testbed.Poll(ctx, 20*time.Second, "the replicas to catch up", func(ctx context.Context) error {
 		var applied []uint64
@@ -172,7 +173,7 @@ func (g *etcdGroup) writes(limit time.Duration) (write func(context.Context) err
 	}, func() { _ = c.Close() }, nil
 }
 
-// transfer measures planned transfers of leadership.
+// transfer measures for how long no write is acknowledged when leadership is transferred by a command.
 func transfer(ctx context.Context, e *env) (result, error) {
 	return withBoth(ctx, e, func(g *group, et *etcdGroup) (result, error) {
 		admin, err := g.AnyAdmin(ctx)
@@ -238,7 +239,8 @@ func moveEtcdLeader(ctx context.Context, et *etcdGroup) (time.Duration, error) {
 	return 0, errors.New("etcd has one member only")
 }
 
-// soakElections applies at full load for ten minutes. The term must not change.
+// soakElections applies workloads at full load for ten minutes. There must be no election: the Raft term must
+// not change.
 func soakElections(ctx context.Context, e *env) (result, error) {
 	return withGroup(ctx, e, func(g *group) (result, error) {
 		l, err := g.leader(ctx)

@@ -16,7 +16,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// env is the state that benchmarks share: the programs, which are built once, and a folder.
+// env holds what all benchmarks share: the paths of the programs, which are built once, and a folder for
+// data.
 type env struct {
 	dir      string
 	programs func() (harness.Binaries, error) // builds the programs as they are released
@@ -58,7 +59,8 @@ func (e *env) folder() (string, error) {
 // group is a cluster with default settings, without agents unless a benchmark adds them.
 type group struct{ *harness.Cluster }
 
-// startGroup starts n schedulers. The logs of a group that fails are in the folder of the benchmark.
+// startGroup starts n schedulers. more has further settings as name, value, name, value. If the start
+// fails, the logs are in the folder of the benchmark.
 func (e *env) startGroup(ctx context.Context, n int, more ...string) (*group, error) {
 	settings := map[string]string{}
 	for i := 0; i+1 < len(more); i += 2 {
@@ -67,7 +69,7 @@ func (e *env) startGroup(ctx context.Context, n int, more ...string) (*group, er
 	return e.startWith(ctx, harness.Options{Schedulers: n, SchedulerEnv: settings})
 }
 
-// startWith starts schedulers with further options.
+// startWith starts schedulers as opt says, with the log level "warn" unless opt sets another.
 func (e *env) startWith(ctx context.Context, opt harness.Options) (g *group, err error) {
 	if opt.Binaries, err = e.programs(); err != nil {
 		return nil, err

@@ -81,7 +81,7 @@ func heartbeat10k(ctx context.Context, e *env) (result, error) {
 			return result{}, err
 		}
 		if n := failures.Load(); n > 0 {
-			return result{}, fmt.Errorf("%d heartbeats failed", n)
+			return result{}, fmt.Errorf("%d heartbeats of the simulated agents failed", n)
 		}
 		if rate < 0.9*beatAgents/beatEvery.Seconds() {
 			return result{}, fmt.Errorf("only %.0f heartbeats per second were answered", rate)
@@ -92,7 +92,8 @@ func heartbeat10k(ctx context.Context, e *env) (result, error) {
 	})
 }
 
-// steady returns the status of the leader, and an error if there has been an election since first.
+// steady returns the status of the leader. It returns an error if the Raft term is not the one in the status
+// first, because then there has been an election since. The text during names the period for the error.
 func (g *group) steady(ctx context.Context, first *clusterv1.StatusResponse, leader int, during string) (*clusterv1.StatusResponse, error) {
 	last, err := g.Status(ctx, leader)
 	if err == nil && (first.GetTerm() != last.GetTerm() || first.GetLeaderId() != last.GetLeaderId()) {
@@ -101,7 +102,7 @@ func (g *group) steady(ctx context.Context, first *clusterv1.StatusResponse, lea
 	return last, err
 }
 
-// registerAll registers every agent and returns the time of the slowest call.
+// registerAll registers every agent and returns the duration of the slowest call.
 func registerAll(ctx context.Context, clients []controlv1.AgentControlClient, endpoint string) (time.Duration, error) {
 	next := make(chan int)
 	var slowest atomic.Int64
@@ -140,9 +141,9 @@ func registerAll(ctx context.Context, clients []controlv1.AgentControlClient, en
 	return time.Duration(slowest.Load()), ctx.Err()
 }
 
-// emptyAgents starts a server that answers for agents without workloads, until the function end is called.
-// Without it the leader, which calls every agent for drift detection, would dial unreachable agents again
-// and again.
+// emptyAgents starts one server that answers the leader's calls in place of all simulated agents, which
+// have no workloads. It runs until the function end is called. Without this server the leader, which calls
+// every agent for drift detection, would dial unreachable agents again and again.
 func emptyAgents() (endpoint string, end func(), err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -24,7 +24,7 @@ func idleCPU(ctx context.Context, e *env) (result, error) {
 }
 
 // idleFigures returns the resident memory (MiB) and the CPU (percent of a core) of the replica that uses
-// the most. It measures for 20 s while agents send heartbeats at the default interval.
+// the most of each. It measures for 20 s while agents send heartbeats at the default interval.
 func idleFigures(ctx context.Context, e *env) (rss, cpu float64, err error) {
 	_, err = withGroup(ctx, e, func(g *group) (result, error) {
 		actx, stop := context.WithCancel(ctx)

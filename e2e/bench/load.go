@@ -28,21 +28,23 @@ const (
 	gcPercent = 1000 // GOGC of the load generator while it runs
 )
 
-// load is the outcome of a measurement: the writes of many callers.
+// load holds the figures of one measurement in which many callers write: the rate of writes, their delays and
+// the CPU time of the servers.
 type load struct {
 	rate     float64 // acknowledged writes per second
 	p50, p99 time.Duration
 	cpu, own time.Duration // CPU time per write: of the servers, and of the load generator
 }
 
-// drive runs n callers for warm+d and counts the writes that are acknowledged after warm. do makes one
-// call and returns the number of its writes. pids are the processes of the servers; their CPU time does
-// not depend on other load of the machine.
+// drive runs n callers that make calls with the function do for the time warm+d, and counts the writes that
+// are acknowledged after warm. do makes one call and returns the number of its writes. The result also has
+// the CPU time of the servers, whose process ids are pids. Unlike the rate, it hardly depends on other load
+// of the machine.
 func drive(ctx context.Context, pids []int, n int, warm, d time.Duration, do func(ctx context.Context, caller, seq int) (int, error)) (load, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// Collect garbage less often. The load generator has a small heap, which Go would otherwise collect all the time,
-	// at a fifth of the CPU time that the servers need.
+	// Collect garbage less often. The load generator has a small heap. With the default setting Go would
+	// collect it all the time and use a fifth as much CPU time as the servers.
 	defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
 	var measuring atomic.Bool
 	var done atomic.Int64
@@ -118,7 +120,8 @@ func dialAll(addr string, n int) ([]*grpc.ClientConn, func(), error) {
 	return out, closeAll, nil
 }
 
-// applyRequest returns a small container with unique content.
+// applyRequest returns a request to apply a small container. Its content depends on caller and seq, so each
+// request is a real change.
 func applyRequest(caller, seq int) *controlv1.ApplyWorkloadRequest {
 	return &controlv1.ApplyWorkloadRequest{
 		WorkloadId: fmt.Sprintf("bench-%05d", (caller*7919+seq*104729)%keySpace),
@@ -133,7 +136,8 @@ func applyRequest(caller, seq int) *controlv1.ApplyWorkloadRequest {
 	}
 }
 
-// applyLoad drives unary applies against one replica of g.
+// applyLoad measures calls that each apply one workload, to the replica at addr. It does not measure during
+// the time warm, but during d.
 func (g *group) applyLoad(ctx context.Context, addr string, warm, d time.Duration) (load, error) {
 	cs, done, err := dialAll(addr, conns)
 	if err != nil {

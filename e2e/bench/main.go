@@ -35,13 +35,14 @@ type bench struct {
 	need need
 }
 
-// need is a prerequisite of a benchmark besides the Go toolchain.
+// need names something that a benchmark requires besides the Go toolchain, such as the Docker engine.
 type need string
 
 const (
 	chromium need = "chromium"          // the browser Chromium
 	engine   need = "the Docker engine" // the Docker engine at DOCKER_HOST
 	loop     need = "loop devices"      // loop devices, which need root
+	networks need = "nft and root"      // network namespaces and the command nft
 )
 
 // result of a benchmark. If goalIsRatio is set, the goal is a ratio to the peer, otherwise it is a limit
@@ -139,6 +140,8 @@ func benches() []bench {
 		{name: "heartbeat-200", what: "CPU of an agent for each of its heartbeats, with 200 workloads; peer: none", run: heartbeat200},
 		{name: "agent-idle", what: "resident memory of an agent with fifty containers; peer: none", run: agentIdle, need: engine},
 		{name: "agent-idle-cpu", what: "CPU of an agent with fifty containers; peer: none", run: agentIdleCPU, need: engine},
+		{name: "vip", what: "requests a second through the address of one of 10,000 services with ten instances, each over a new connection; peer: a proxy in user space", run: vip, need: networks},
+		{name: "net-update", what: "changed instances a second on one machine with 10,000 services; peer: the command nft with the same elements", run: netUpdate, need: networks},
 		{name: "soak-elections", what: "elections in ten minutes of full load", run: soakElections, soak: true},
 	}
 }
@@ -195,6 +198,10 @@ func missing(ctx context.Context, chosen []bench) error {
 			var e *harness.Engine
 			if e, err = harness.OpenEngine(ctx); err == nil {
 				err = e.Close()
+			}
+		case networks:
+			if _, err = exec.LookPath("nft"); err == nil && os.Geteuid() != 0 {
+				err = errors.New("this user is not root")
 			}
 		case loop:
 			err = harness.CanOpenDisk()

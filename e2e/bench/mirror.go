@@ -38,7 +38,7 @@ type mirrorWorld struct {
 	done   chan struct{}
 }
 
-// attachedTo tells the mirror that the cluster was never attached to an etcd.
+// attachedTo tells the mirror to which etcd the cluster was attached before: to none.
 type attachedTo struct{}
 
 func (attachedTo) Attached() (uint64, bool)                   { return 0, false }
@@ -78,7 +78,8 @@ func startMirror(ctx context.Context, e *env) (w *mirrorWorld, err error) {
 	return w, w.caughtUp(ctx)
 }
 
-// describeBench decodes a specification, as the scheduler does.
+// describeBench returns the fields of a workload's specification that the mirror writes to etcd, as the
+// scheduler's function does.
 func describeBench(w *fsm.Workload) mirror.Fields {
 	s := &controlv1.WorkloadSpec{}
 	if s.UnmarshalVT(w.Spec) != nil {
@@ -145,8 +146,8 @@ func (w *mirrorWorld) close() {
 	w.etcd.close()
 }
 
-// mirrorRate changes workloads as fast as the mirror can follow. The peer is the etcd client, which puts
-// the same records and events in transactions of the same size.
+// mirrorRate changes workloads as fast as the mirror can follow. The peer is a plain etcd client, which
+// puts the same records and events in transactions of the same size.
 func mirrorRate(ctx context.Context, e *env) (result, error) {
 	w, err := startMirror(ctx, e)
 	if err != nil {
@@ -213,8 +214,8 @@ func (w *mirrorWorld) plainPuts(ctx context.Context) (float64, error) {
 	return float64(n) / time.Since(began).Seconds(), ctx.Err()
 }
 
-// mirrorLag changes a thousand records per second and returns the highest age of a change that was not
-// in etcd yet.
+// mirrorLag changes a thousand records per second. The result is the longest time between a change and its
+// arrival in etcd.
 func mirrorLag(ctx context.Context, e *env) (result, error) {
 	w, err := startMirror(ctx, e)
 	if err != nil {

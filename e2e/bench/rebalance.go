@@ -17,8 +17,9 @@ const (
 	balanceMoves     = 1000
 )
 
-// rebalance5k measures one search for moves, as persysctl rebalance --preview runs it. Half of the workloads are members
-// of groups of ten. The search must find as many moves as it may, and each must lead to a node that is new.
+// rebalance5k measures one search for moves, as persysctl rebalance --preview runs it. Half of the
+// workloads are members of groups of ten. The search must find as many moves as its limit allows, and the
+// target of each move must be a node that has just joined.
 func rebalance5k(ctx context.Context, _ *env) (result, error) {
 	w, err := newWorld()
 	for i := 0; i < balanceNodes && err == nil; i++ {

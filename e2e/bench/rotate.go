@@ -87,7 +87,7 @@ func secretRotate(ctx context.Context, e *env) (result, error) {
 			slowest, call = max(slowest, time.Since(began)), max(call, answered)
 		}
 		if n := agents.failures.Load(); n > 0 {
-			return result{}, fmt.Errorf("%d heartbeats failed", n)
+			return result{}, fmt.Errorf("%d heartbeats of the simulated agents failed", n)
 		}
 		return result{ours: slowest.Seconds(), unit: "s", goal: 2, lower: true,
 			note: fmt.Sprintf("the slowest of %d rotations; the put itself was answered within %.0f ms; %d workloads on %d nodes, three schedulers on disk, agents in the benchmark's process",
@@ -129,7 +129,7 @@ func (a *rotateAgents) beat(ctx context.Context, c controlv1.AgentControlClient,
 	}
 }
 
-// all waits until every workload has a value.
+// all waits until the simulated agents have an order with the given value of the secret for every workload.
 func (a *rotateAgents) all(ctx context.Context, value string) error {
 	ctx, cancel := context.WithTimeout(ctx, rotateWait)
 	defer cancel()
@@ -145,7 +145,7 @@ func (a *rotateAgents) all(ctx context.Context, value string) error {
 	}
 	for have() < rotateUsers {
 		if ctx.Err() != nil {
-			return errors.Join(fmt.Errorf("%d of %d workloads have %q", have(), rotateUsers, value), ctx.Err())
+			return errors.Join(fmt.Errorf("%d of %d workloads have the new value %q", have(), rotateUsers, value), ctx.Err())
 		}
 		wait(ctx, time.Millisecond)
 	}
@@ -156,7 +156,7 @@ func (a *rotateAgents) all(ctx context.Context, value string) error {
 func (a *rotateAgents) ApplyWorkload(_ context.Context, req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 	files := req.GetSpec().GetContainer().GetMemoryFiles()
 	if len(files) != 1 || files[0].GetSignal() != "SIGHUP" {
-		return nil, fmt.Errorf("the order of %s has the files %d, want one with a signal", req.GetId(), len(files))
+		return nil, fmt.Errorf("the order of %s has %d files, want one file with the signal SIGHUP", req.GetId(), len(files))
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -18,7 +18,7 @@ const (
 	stepCount     = 5000
 )
 
-// planner runs planning steps on a state in this process, whose nodes carry out every order.
+// planner runs planning steps on a state that is kept in memory. Its simulated nodes carry out every order.
 type planner struct {
 	*world
 	cache *sched.Cache
@@ -32,7 +32,8 @@ func (p *planner) step() (sched.Step, time.Duration) {
 	return out, time.Since(began)
 }
 
-// allLive is a liveness table in which every node is live and no order is in flight.
+// allLive is a liveness table for the planner. It says that every node is alive and that no order waits for
+// its answer.
 type allLive struct{}
 
 func (allLive) Expired(int64, func(sched.NodeID, int64) bool)  {}
@@ -41,8 +42,8 @@ func (allLive) NextExpiry() int64                              { return 0 }
 func (allLive) DownSince(string) int64                         { return 0 }
 func (allLive) Outstanding(sched.Order) bool                   { return false }
 
-// step100k brings 100,000 workloads to their desired state. Then one workload reports a new status before each planning
-// step. The cost of a step must depend on the changes, not on the size of the state.
+// step100k brings 100,000 workloads to their desired state. Then, before each planning step, the status of
+// one workload changes. The cost of a step must depend on the changes, not on the size of the state.
 func step100k(ctx context.Context, _ *env) (result, error) {
 	p, err := converged(ctx)
 	if err != nil {

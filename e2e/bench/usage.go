@@ -69,7 +69,8 @@ func cpuSeconds(pid int) (float64, error) {
 	return (user + system) / 100, err // a second has 100 clock ticks on Linux
 }
 
-// processCPU is the CPU time of this process in seconds, more precisely than cpuSeconds.
+// processCPU returns the CPU time of this process in seconds. It is more precise than cpuSeconds, which reads
+// /proc.
 func processCPU() float64 {
 	var u syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {

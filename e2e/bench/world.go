@@ -11,7 +11,7 @@ import (
 	"github.com/persys/compute/fsm/store"
 )
 
-// worldEpoch is the epoch in which every command of a world is written.
+// worldEpoch is the epoch (incarnation and leadership term) of every command in a world.
 var worldEpoch = fsm.Epoch{Incarnation: 1000, Term: 1}
 
 // world is a replicated state in this process. It applies commands as a replica applies its log, but
@@ -27,7 +27,7 @@ type world struct {
 	fresh       []fsm.Change // changes since the last call of takeChanges, kept if keepChanges is set
 }
 
-// newWorld returns a cluster with one replica.
+// newWorld returns the state of a newly formed cluster with one replica.
 func newWorld() (*world, error) {
 	w := &world{store: store.New(fsm.New()), now: time.Now().UnixNano()}
 	return w, w.do(
@@ -84,7 +84,7 @@ func (w *world) Confirm(context.Context) (uint64, error) {
 	return w.index, nil
 }
 
-// takeChanges returns the changes since the last call.
+// takeChanges returns the changes of the state since its last call, as the change feed of a replica does.
 func (w *world) takeChanges() []fsm.Change {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -116,7 +116,7 @@ func (w *world) assign(ids []string, node func(i int) string) error {
 	return w.do(&commandv1.Command{Body: &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: to}}})
 }
 
-// running returns a node's report that a workload runs there.
+// running returns a report, as from the workload's node, that says that the workload runs.
 func (w *world) running(id string) *commandv1.WorkloadReport {
 	wl, _ := w.view().Workload(id)
 	return &commandv1.WorkloadReport{Workload: id, Node: wl.Node, Generation: w.generation(id), Acknowledged: true, State: string(fsm.ActualRunning), ObservedAt: w.now}

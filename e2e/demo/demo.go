@@ -92,7 +92,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// example parses the workload as persysctl does, to find its port.
+// example parses the example workload in the way that persysctl does, and reads its port.
 func (d *demo) example() error {
 	path := filepath.Join(d.root, example)
 	data, err := os.ReadFile(path)
@@ -126,9 +126,9 @@ func (d *demo) findEngine(ctx context.Context) {
 	d.engine = e
 }
 
-// alone returns an error if another demo runs on the same engine: both would build the same image, publish
-// the same port and remove each other's containers. The lock is an abstract socket (unix(7)), which the
-// kernel closes with the process.
+// alone reserves the engine for this demo. It returns an error if another demo runs on the same engine: both
+// would build the same image, publish the same port and remove each other's containers. The lock is an
+// abstract socket (unix(7)), which the kernel closes with the process.
 func (d *demo) alone(ctx context.Context) error {
 	if d.engine == nil {
 		return nil
@@ -142,7 +142,8 @@ func (d *demo) alone(ctx context.Context) error {
 	return err
 }
 
-// portFree returns an error that names the fix if the port of the workload is taken.
+// portFree returns an error if another program uses the port of the workload. The error says how to free
+// the port.
 func (d *demo) portFree(ctx context.Context) error {
 	if d.engine == nil || d.port == 0 {
 		return nil
@@ -267,8 +268,8 @@ func (d *demo) killLeader(ctx context.Context, dir string) error {
 	if !ok {
 		return errors.New("no leader was elected within 10 s")
 	}
-	// The new leader is looked up every few milliseconds, so the change may be acknowledged before the lookup
-	// finds the leader.
+	// The demo looks for the new leader only every few milliseconds, so the new leader may acknowledge the
+	// change before the demo has found it. The election did not take longer than the change.
 	vote = min(vote, took)
 	d.out.line("\n  %s %s", d.out.paint(green, "✓"),
 		d.out.paint(bold, fmt.Sprintf("acknowledged through %s %s after the kill; a new leader was elected within %s", other.Name, elapsed(took), elapsed(vote))))
@@ -287,7 +288,7 @@ func (d *demo) killLeader(ctx context.Context, dir string) error {
 	return d.ctl(ctx, nil, "status")
 }
 
-// rewrite copies the example with another greeting.
+// rewrite copies the workload file of the example to the path in the parameter to, and changes the greeting in the copy.
 func (d *demo) rewrite(to string) error {
 	data, err := os.ReadFile(filepath.Join(d.root, example))
 	if err != nil {
@@ -373,7 +374,7 @@ func (d *demo) ctl(ctx context.Context, addrs []string, args ...string) error {
 	return err
 }
 
-// invite prints commands to try while the demo is up.
+// invite prints commands that the user can try while the cluster runs.
 func (d *demo) invite(dir string) {
 	d.out.title("It is up. In another terminal:")
 	d.out.line("  export PATH=%s:$PATH", filepath.Join(dir, "bin"))

@@ -37,10 +37,11 @@ func (s screen) title(text string) {
 	s.line("\n%s\n", s.paint(bold, text))
 }
 
-// doneColumn is the column of the elapsed time.
+// doneColumn is the column of the terminal at which the elapsed time of a step is printed.
 const doneColumn = 72
 
-// step runs do and prints its outcome. do returns the text for success, or "" for text.
+// step runs do and prints its outcome. On success it prints the text that do returns, or the parameter text
+// if do returns "".
 func (s screen) step(text string, do func() (string, error)) error {
 	began := time.Now()
 	if s.live {

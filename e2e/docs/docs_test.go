@@ -21,6 +21,8 @@ import (
 var pages = []string{
 	"docs/guides/quick-start.md",
 	"README.md",
+	"docs/guides/recipes.md",
+	"docs/guides/production.md",
 	"docs/guides/containers.md",
 	"docs/guides/operations.md",
 	"docs/guides/troubleshooting.md",
@@ -28,10 +30,10 @@ var pages = []string{
 	"docs/guides/backup.md",
 }
 
-// elsewhere lists folders whose pages hold no commands for users.
+// elsewhere lists folders whose pages are not checked, because they contain no commands for users.
 var elsewhere = []string{"docs/contract/", "docs/adr/"}
 
-// distEnv names the folder with the output of make release.
+// distEnv is the environment variable that names the folder with the output of make release.
 const distEnv = "DOCS_PACKAGES"
 
 // TestDocs makes a release, sets up three machines from its packages as the quick
@@ -187,7 +189,7 @@ func outside(t *testing.T, root string) {
 func checkRelease(t *testing.T, dist string) {
 	t.Helper()
 	if out, err := command(t, dist, "sha256sum", "--check", "--quiet", "SHA256SUMS"); err != nil {
-		t.Errorf("checksums: %v\n%s", err, out)
+		t.Errorf("checking SHA256SUMS of the release failed: %v\n%s", err, out)
 	}
 	for platform, program := range map[string]string{"darwin": "persysctl", "windows": "persysctl.exe"} {
 		archive := "persysctl_v0.0.1-docs_" + platform + "_amd64.tar.gz"
@@ -206,7 +208,7 @@ func checkRelease(t *testing.T, dist string) {
 	for _, name := range []string{"persys", "persys-libvirt"} {
 		debs, err := filepath.Glob(filepath.Join(dist, name+"_*_amd64.deb"))
 		if err != nil || len(debs) != 1 {
-			t.Errorf("Debian packages of %s: %v, %v", name, debs, err)
+			t.Errorf("the release has the Debian packages %[2]v for %[1]s (error %[3]v)", name, debs, err)
 			continue
 		}
 		out, err := command(t, dist, "dpkg-deb", "--contents", debs[0])
@@ -216,7 +218,7 @@ func checkRelease(t *testing.T, dist string) {
 			}
 		}
 		if rpms, err := filepath.Glob(filepath.Join(dist, name+"-0*.x86_64.rpm")); err != nil || len(rpms) != 1 {
-			t.Errorf("RPM packages of %s: %v, %v", name, rpms, err)
+			t.Errorf("the release has the RPM packages %[2]v for %[1]s (error %[3]v)", name, rpms, err)
 		}
 		sbom, err := os.ReadFile(filepath.Join(dist, "sbom", name+"_linux_amd64.cdx.json"))
 		if err != nil || !strings.Contains(string(sbom), `"CycloneDX"`) || !strings.Contains(string(sbom), "google.golang.org/grpc") {
@@ -226,7 +228,7 @@ func checkRelease(t *testing.T, dist string) {
 	// An Alpine package is a signature, control data and files, each a compressed archive, one behind the other.
 	apks, err := filepath.Glob(filepath.Join(dist, "persys_*_x86_64.apk"))
 	if err != nil || len(apks) != 1 {
-		t.Fatalf("Alpine packages: %v, %v", apks, err)
+		t.Fatalf("the release has the Alpine packages %v (error %v)", apks, err)
 	}
 	if out, err := command(t, dist, "tar", "--warning=no-unknown-keyword", "--ignore-zeros", "-tzf", apks[0]); err != nil || !strings.Contains(out, "usr/bin/persys-agent\n") || strings.Contains(out, "systemd") {
 		t.Errorf("%s: %v\n%s", apks[0], err, out)
@@ -244,8 +246,8 @@ func command(t *testing.T, dir, name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// goEnv parses "K='v'" lines of go env. The caches are passed explicitly: the commands run with the HOME
-// of the simulated laptop, where the caches would be empty.
+// goEnv parses "K='v'" lines of go env. The caches are passed explicitly: the commands run with another
+// HOME, that of the simulated laptop, where Go's caches would be empty.
 func goEnv(text string) []string {
 	var out []string
 	for line := range strings.Lines(text) {

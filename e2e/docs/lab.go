@@ -24,8 +24,8 @@ var standIn []byte
 const laptop = "laptop"
 
 // Lab is a set of machines on one bridge. The caller must run in a network namespace of its own
-// (CLONE_NEWNET), which contains all of them. So the lab ends with the caller, and the host is not
-// changed.
+// (CLONE_NEWNET). The bridge and the machines exist only inside this namespace, so they end with the
+// caller, and the network of the host is not changed.
 type Lab struct {
 	opt      LabOptions
 	machines map[string]*Machine
@@ -51,7 +51,7 @@ type LabOptions struct {
 	Env      []string // environment of the laptop, for the Go tools
 }
 
-// NewLab makes the bridge.
+// NewLab makes the bridge of a lab, without machines.
 func NewLab(ctx context.Context, opt LabOptions) (*Lab, error) {
 	l := &Lab{opt: opt, machines: map[string]*Machine{}}
 	return l, run(ctx, `ip link set lo up
@@ -105,12 +105,13 @@ func (m *Machine) start(ctx context.Context, n int, hosts string, opt LabOptions
 	if err := m.init.Start(); err != nil {
 		return err
 	}
-	// When the process has become sleep, unshare has made the namespaces.
+	// The process starts as the program unshare, which makes the namespaces and then executes the program sleep.
+	// So when the process is called sleep, the namespaces exist.
 	pid := strconv.Itoa(m.init.Process.Pid)
 	if err := testbed.Poll(ctx, 5*time.Second, "its namespaces", func(context.Context) error {
 		comm, err := os.ReadFile("/proc/" + pid + "/comm")
 		if err == nil && strings.TrimSpace(string(comm)) != "sleep" {
-			err = fmt.Errorf("the process still is %s", comm)
+			err = fmt.Errorf("the process that keeps the namespaces is still %s, not sleep", comm)
 		}
 		return err
 	}); err != nil {
@@ -157,7 +158,7 @@ func (m *Machine) startDocker(ctx context.Context, opt LabOptions) error {
 	}
 	if err != nil {
 		log, _ := os.ReadFile(filepath.Join(m.dir, "log", "dockerd.log"))
-		return fmt.Errorf("its Docker engine: %w\n%s", err, log[max(0, len(log)-2000):])
+		return fmt.Errorf("starting the machine's Docker engine: %w\n%s", err, log[max(0, len(log)-2000):])
 	}
 	return nil
 }
@@ -185,7 +186,8 @@ func (l *Lab) Close() error {
 		for _, j := range m.jobs {
 			j.end()
 		}
-		// Processes that a unit started are in the machine's network namespace.
+		// Find the processes that systemd units of the machine have started: they are in the machine's network
+		// namespace.
 		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", m.init.Process.Pid))
 		errs = append(errs, err)
 		procs, _ := filepath.Glob("/proc/[0-9]*")
@@ -211,25 +213,27 @@ func (l *Lab) Run(ctx context.Context, on string, b Block) (string, error) {
 	}
 	for _, do := range b.Before {
 		if out, err := l.Run(ctx, do.On, Block{Text: do.Command}); err != nil {
-			return out, fmt.Errorf("before, on %s: %w", do.On, err)
+			return out, fmt.Errorf("the command to run before the block, on %s: %w", do.On, err)
 		}
 	}
 	text := b.Text
 	for _, token := range b.Tokens {
 		out, err := l.Run(ctx, token.On, Block{Text: token.Command})
 		if err != nil {
-			return out, fmt.Errorf("%s from %s: %w", token.Word, token.On, err)
+			return out, fmt.Errorf("the command that replaces %s, on %s: %w", token.Word, token.On, err)
 		}
 		text = strings.ReplaceAll(text, token.Word, strings.TrimSpace(out))
 	}
-	// The shell's folder and exported variables are kept for the next block.
+	// At the end of a block, store the shell's folder and exported variables in a file, from which the next
+	// block restores them.
 	story := filepath.Join(m.dir, "story")
 	script := fmt.Sprintf("set -euo pipefail\ncd %s\n[ ! -e %[2]s ] || . %[2]s\ntrap '{ export -p; echo cd \"$PWD\"; } > %[2]s' EXIT\n%[3]s", m.home, story, text)
 	cmd := m.command(ctx, script)
 	return finish(ctx, cmd, b, &m.jobs)
 }
 
-// finish runs the command of a block by the rules of the block.
+// finish runs the command of a block and checks the result by the block's run comment: exit code, expected
+// output, or a command that does not end.
 func finish(ctx context.Context, cmd *exec.Cmd, b Block, jobs *[]*job) (string, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -266,7 +270,7 @@ func finish(ctx context.Context, cmd *exec.Cmd, b Block, jobs *[]*job) (string, 
 	}
 	<-j.done
 	if code := cmd.ProcessState.ExitCode(); code != b.Exit {
-		return out.String(), fmt.Errorf("exit code %d (%v), want %d", code, j.err, b.Exit)
+		return out.String(), fmt.Errorf("the command ended with exit code %d (%v), want %d", code, j.err, b.Exit)
 	}
 	for _, says := range b.Says {
 		if !strings.Contains(out.String(), says) {

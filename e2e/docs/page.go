@@ -23,7 +23,7 @@ type Block struct {
 	background bool // start the command and do not wait for its end
 }
 
-// Token is a word of a block that is replaced by the output of a command.
+// Token names a word of a block, such as TOKEN, and the command whose output replaces it.
 type Token struct{ Word, On, Command string }
 
 var (

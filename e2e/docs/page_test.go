@@ -12,9 +12,9 @@ func TestPagesAreParsed(t *testing.T) {
 		`<!-- run: on s2; TOKEN from s1: cat /root/a; b; says "up" -->`, "```sh", "a TOKEN", "b", "```",
 		"```sh", "c", "```",
 	}, "\n")
-	// A rule ends at "; ", so a command cannot contain it.
+	// The text "; " separates the rules of a run comment, so the command in a rule cannot contain it.
 	if _, err := Parse(page); err == nil || !strings.Contains(err.Error(), `line 6: run comment "b"`) {
-		t.Errorf("an unknown rule: %v", err)
+		t.Errorf("Parse of an unknown rule returned %v, want an error that names it", err)
 	}
 	got, err := Parse(strings.Replace(page, "cat /root/a; b;", "cat /root/a;", 1))
 	want := []Block{
@@ -22,7 +22,7 @@ func TestPagesAreParsed(t *testing.T) {
 		{Line: 11, Text: "c\n"},
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
+		t.Errorf("Parse returned %+v, %v\nwant %+v", got, err, want)
 	}
 	for text, says := range map[string]string{
 		"```\na\n```":                           "line 1: a fence names its language",

@@ -1,6 +1,6 @@
 #!/bin/bash
-# apt-get, systemctl and journalctl for a machine without an init system. $MACHINE is its folder.
-# They unpack the real packages and start the commands of the real units, as root.
+# Replaces apt-get, systemctl and journalctl on a machine without an init system. $MACHINE is its folder.
+# The three commands unpack the real packages and start the commands of the real units, as root.
 set -euo pipefail
 units="$MACHINE/units" log="$MACHINE/log"
 
@@ -68,6 +68,7 @@ systemctl)
 			stop "$unit"
 			start "$unit"
 			;;
+		show) ;; # programs report no status here
 		is-active | status) if running "$unit"; then echo active; else echo inactive && exit 3; fi ;;
 		*)
 			echo "stand-in: systemctl $verb" >&2

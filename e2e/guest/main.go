@@ -52,7 +52,8 @@ func boot() error {
 			return fmt.Errorf("mounting %s: %w", m.where, err)
 		}
 	}
-	// Only urgent kernel messages may appear between the lines of the guest.
+	// Set the kernel's log level so low that only urgent kernel messages appear on the console between the lines
+	// that this program prints.
 	_ = os.WriteFile("/proc/sys/kernel/printk", []byte("2 4 1 7\n"), 0o644)
 	for _, m := range modules {
 		if err := load("/modules/" + m + ".ko"); err != nil {
@@ -85,8 +86,8 @@ func load(file string) error {
 	return nil
 }
 
-// count increments the number of boots, which is in an unused sector of the first disk, and prints
-// it. A higher number proves that the guest booted from the same disk.
+// count increments and prints the number of boots, which the guest keeps in an unused sector of its first
+// disk. A higher number proves that the guest booted from the same disk.
 func count() error {
 	const at = 1<<20 - 512 // offset of the sector between the boot loader and the kernel
 	disk, err := waitFor("/dev/vda")

@@ -184,7 +184,7 @@ func dhcp(nic net.Interface) (netip.Prefix, error) {
 				return bytes.Clone(m[16:20]), options, nil
 			}
 		}
-		return nil, nil, errors.New("no answer that fits")
+		return nil, nil, errors.New("no DHCP answer of the expected type")
 	}
 	var last error
 	for range 20 {

@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Binaries are the paths under which the programs are called. All are links to one file.
+// Binaries holds the paths of the programs. All of them are links to one binary.
 type Binaries struct {
 	Scheduler, Agent, Ctl, Gateway, Dev string
 }
@@ -23,13 +23,14 @@ type BuildOptions struct {
 	// Dir is the folder for the binaries; Build creates it.
 	Dir string
 	// Race builds with the race detector, which needs cgo. Without it the programs are static, like the
-	// released ones, and the agent has no driver of virtual machines.
+	// released ones, and the agent has no driver for virtual machines.
 	Race bool
 	// Version is the version that the programs report; default "dev".
 	Version string
 }
 
-// BuildsEnv is the environment variable that names a folder in which all Sets are already built.
+// BuildsEnv is the environment variable that names a folder in which e2e/lanes has already built all sets of
+// programs (Sets).
 const BuildsEnv = "E2E_BUILDS"
 
 // Names of the sets of programs that the tests use.
@@ -85,7 +86,7 @@ func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
 	return b, nil
 }
 
-// BuiltIn returns the paths that a Build into dir writes.
+// BuiltIn returns the paths of the programs that Build has written, or would write, into the folder dir.
 func BuiltIn(dir string) Binaries {
 	return Binaries{
 		Scheduler: filepath.Join(dir, "persys-scheduler"),

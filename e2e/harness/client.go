@@ -24,10 +24,10 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// admin is the identity of the harness with TLS.
+// admin is the identity with which the harness calls a cluster with TLS.
 const admin = "user/" + pki.AdminID
 
-// Files returns the files with the certificate of the identity "<role>/<id>". Without TLS it returns none.
+// Files returns the files with the certificate of the identity "<role>/<id>". Without TLS it returns nil.
 func (c *Cluster) Files(identity string) (*pki.Files, error) {
 	if !c.opt.TLS {
 		return nil, nil
@@ -68,7 +68,8 @@ func (c *Cluster) Dial(addr, identity string) (*grpc.ClientConn, error) {
 		}))
 }
 
-// Pinned returns a connection to scheduler i alone. Close ends it.
+// Pinned returns a connection that calls only scheduler i, even if another one leads. Cluster.Close closes
+// it.
 func (c *Cluster) Pinned(i int) (*grpc.ClientConn, error) {
 	addr := c.Schedulers[i].GRPC
 	c.mu.Lock()
@@ -90,7 +91,8 @@ func (c *Cluster) Pinned(i int) (*grpc.ClientConn, error) {
 	return cc, nil
 }
 
-// Control returns a client of AgentControl on scheduler i alone.
+// Control returns a client of the service AgentControl that calls only scheduler i, even if another one
+// leads.
 func (c *Cluster) Control(i int) (controlv1.AgentControlClient, error) {
 	cc, err := c.Pinned(i)
 	if err != nil {
@@ -99,7 +101,7 @@ func (c *Cluster) Control(i int) (controlv1.AgentControlClient, error) {
 	return controlv1.NewAgentControlClient(cc), nil
 }
 
-// Admin returns a client of the Cluster service on scheduler i alone.
+// Admin returns a client of the service Cluster that calls only scheduler i, even if another one leads.
 func (c *Cluster) Admin(i int) (clusterv1.ClusterClient, error) {
 	cc, err := c.Pinned(i)
 	if err != nil {
@@ -120,7 +122,7 @@ func (c *Cluster) Conn(ctx context.Context) (*dial.Conn, error) {
 	if c.whole != nil {
 		return c.whole, nil
 	}
-	// The connection outlives this call and its context.
+	// The connection is shared by later calls, so it must not end with the context of this call.
 	c.whole, err = dial.Dial(context.WithoutCancel(ctx), dial.Options{Addrs: c.Addrs(), TLS: files, Insecure: files == nil, UserAgent: "persys-e2e"})
 	return c.whole, err
 }
@@ -170,8 +172,8 @@ func (c *Cluster) Status(ctx context.Context, i int) (*clusterv1.StatusResponse,
 var ErrNoLeader = errors.New("no replica leads")
 
 // Leader returns the index of the leader. If several schedulers claim to lead, it returns the one with the
-// highest term, because a deposed leader may not know yet that it was deposed. A paused replica must be listed in
-// except, because it does not answer.
+// highest term, because a deposed leader may not know yet that it was deposed. The caller must list paused
+// replicas in except, because they do not answer.
 func (c *Cluster) Leader(ctx context.Context, except ...int) (int, error) {
 	best, term := -1, uint64(0)
 	for i, s := range c.Schedulers {
@@ -219,7 +221,7 @@ func (c *Cluster) WaitReady(ctx context.Context, limit time.Duration) error {
 				return fmt.Errorf("%s knows no leader", s.Name)
 			}
 			if leader != "" && leader != st.GetLeaderId() {
-				return fmt.Errorf("%s follows another leader", s.Name)
+				return fmt.Errorf("%s follows another leader than the schedulers before it", s.Name)
 			}
 			leader = st.GetLeaderId()
 			voters := 0
@@ -298,14 +300,15 @@ type CtlResult struct {
 	Stdout, Stderr string
 }
 
-// Ctl runs persysctl against all schedulers. A non-zero exit code is not an error.
+// Ctl runs persysctl with the addresses of all schedulers. If persysctl exits with a code other than 0, the
+// code is in the result, and Ctl returns no error.
 func (c *Cluster) Ctl(ctx context.Context, args ...string) (CtlResult, error) {
 	var out, errs bytes.Buffer
 	code, err := c.RunCtl(ctx, c.CtlEnv(), &out, &errs, args...)
 	return CtlResult{Code: code, Stdout: out.String(), Stderr: errs.String()}, err
 }
 
-// RunCtl runs persysctl in an environment and returns its exit code.
+// RunCtl runs persysctl with the environment env, such as one from CtlEnv, and returns its exit code.
 func (c *Cluster) RunCtl(ctx context.Context, env []string, stdout, stderr io.Writer, args ...string) (int, error) {
 	cmd := exec.CommandContext(ctx, c.opt.Binaries.Ctl, args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, stdout, stderr

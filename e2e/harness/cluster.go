@@ -35,13 +35,14 @@ type Options struct {
 	// TLS creates development certificates and a cluster key. Without TLS every
 	// program runs with -insecure.
 	TLS bool
-	// OwnCA prepares no certificates. Instead the first scheduler creates the CA and the keys (--init),
-	// and the others join with the tokens that it writes (--join). It implies TLS.
+	// OwnCA makes the schedulers create certificates as in production: the first scheduler creates the CA and
+	// the keys (--init), and the others join with the tokens that the first one writes (--join). It implies TLS.
 	OwnCA bool
 	// SchedulerEnv and AgentEnv are added to the environment of every scheduler
 	// and agent. They override the variables that the harness sets.
 	SchedulerEnv, AgentEnv map[string]string
-	// DataDirs are the data directories of the first schedulers; default: in Dir.
+	// DataDirs are the data directories of the first schedulers, in order. The other schedulers have their data
+	// below Dir.
 	DataDirs []string
 	// Host is the IP address of the schedulers; default 127.0.0.1. With another address, agents on Machines can
 	// reach them.
@@ -96,7 +97,8 @@ type Agent struct {
 	SimDir    string // folder of the simulated engine; empty with Docker
 }
 
-// startAttempts is how often Start tries with other ports.
+// startAttempts is how often Start tries to start the cluster, each time with other ports, if another program
+// has taken one of them.
 const startAttempts = 5
 
 // Start starts the schedulers and waits until they have a leader and all are
@@ -125,7 +127,8 @@ func Start(ctx context.Context, opt Options) (*Cluster, error) {
 	return nil, err
 }
 
-// Prepare creates folders, certificates and command lines, and starts nothing.
+// Prepare creates the folders, certificates and command lines of a cluster, but starts no program, so that a
+// test can change settings before the start.
 func Prepare(opt Options) (*Cluster, error) {
 	c := &Cluster{opt: opt, Dir: opt.Dir, conns: map[string]*grpc.ClientConn{}, files: map[string]*pki.Files{}}
 	if c.Dir == "" {
@@ -155,7 +158,8 @@ func (c *Cluster) prepare() error {
 			return err
 		}
 	}
-	// Set the environments again: each scheduler joins all others, also those that were prepared after it.
+	// Set the environments again: each scheduler gets the addresses of all others to join, also of those
+	// that were prepared after it.
 	for _, s := range c.Schedulers {
 		c.JoinAll(s)
 	}
@@ -332,7 +336,7 @@ func (c *Cluster) initialize(ctx context.Context) error {
 			return testbed.Final(errors.New("the first scheduler has exited"))
 		}
 		if c.Token("agent") == "" || c.Token("scheduler") == "" {
-			return errors.New("they are not written yet")
+			return errors.New("the first scheduler has not written the join tokens yet")
 		}
 		return nil
 	})
@@ -343,7 +347,7 @@ func (c *Cluster) initialize(ctx context.Context) error {
 	return err
 }
 
-// boot starts the schedulers and waits until they are ready.
+// boot starts the schedulers and waits until they agree on a leader and all of them are voters.
 func (c *Cluster) boot(ctx context.Context) error {
 	others := c.Schedulers
 	if c.opt.OwnCA {
@@ -372,11 +376,13 @@ func (c *Cluster) portTaken() bool {
 
 // AgentOptions of one agent.
 type AgentOptions struct {
-	// Simulate replaces Docker by a simulated engine in a folder of the agent.
+	// Simulate makes the agent use a simulated engine, which keeps its containers in a folder of the agent,
+	// instead of Docker.
 	Simulate bool
 	// NodeID; default node-a, node-b, …
 	NodeID string
-	// Machine runs the agent on a machine of OpenMachines, with its container engine.
+	// Machine is a machine of OpenMachines, on which the agent then runs with the machine's container engine;
+	// nil means this machine.
 	Machine *Machine
 	Env     map[string]string
 }
@@ -476,7 +482,7 @@ func (c *Cluster) Tails(lines int) string {
 	return b.String()
 }
 
-// Alarms returns the data races and panics in all logs.
+// Alarms returns the reports of data races and of panics that it finds in the logs of all processes.
 func (c *Cluster) Alarms() []string {
 	var out []string
 	for _, p := range c.Processes() {

@@ -22,8 +22,9 @@ var diskScript string
 
 const (
 	diskMiB = 512
-	// ThawLimit is the longest time for which a Disk stays frozen. A program with a write to a frozen file
-	// system cannot end, not even by SIGKILL.
+	// ThawLimit is the longest time for which a Disk stays frozen; then it is thawed, even if the test does
+	// nothing. A limit is needed, because a program that is writing to a frozen file system cannot end, not even
+	// by SIGKILL.
 	ThawLimit = 60 * time.Second
 )
 
@@ -44,7 +45,7 @@ type Disk struct {
 // CanOpenDisk returns an error that names a prerequisite of OpenDisk that this machine lacks.
 func CanOpenDisk() error {
 	if os.Geteuid() != 0 {
-		return errors.New("mounting takes root")
+		return errors.New("mounting a file system needs root")
 	}
 	_, err := os.Stat("/dev/loop-control")
 	return err
@@ -91,7 +92,8 @@ func openDisk(dir string, limit time.Duration) (*Disk, error) {
 	return d, nil
 }
 
-// answer waits for the answer to a request.
+// answer waits until the process that holds the mount has carried out the last request. It returns an error
+// if that process has ended, or does not answer in time.
 func (d *Disk) answer() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()

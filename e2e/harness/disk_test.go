@@ -48,6 +48,6 @@ func TestAFrozenDiskHangsWrites(t *testing.T) {
 		t.Errorf("after Close the mount point still has the files %v (%v)", left, err)
 	}
 	if err := d.Thaw(); err == nil {
-		t.Error("a closed disk thaws")
+		t.Error("Thaw of a closed disk succeeded, want an error")
 	}
 }

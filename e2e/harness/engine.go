@@ -69,9 +69,9 @@ func (e *Engine) Alone(ctx context.Context) (release func(), err error) {
 	return release, nil
 }
 
-// removeLeftContainers removes the containers that former test runs have left: a run may have been killed, and the
-// engine may have finished the request of an agent that was killed after the run removed its containers. Containers
-// have the labels of their images.
+// removeLeftContainers removes the containers that former test runs have left: a run may have been killed,
+// or the engine may have created a container for a killed agent after the run had removed its containers.
+// It finds them by runLabel, which containers take over from their images.
 func (e *Engine) removeLeftContainers(ctx context.Context) error {
 	res, err := e.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: make(client.Filters).Add("label", runLabel)})
 	if err != nil {
@@ -86,8 +86,8 @@ func (e *Engine) removeLeftContainers(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// runLabel is a label of the images that one test run builds. No run lasts longer than leftAfter, so an
-// older image was left by a run that was killed.
+// runLabel is a label of the images that test runs build; its value is unique to a run. No run lasts longer
+// than leftAfter, so an image that is older was left by a run that was killed.
 const (
 	runLabel  = "persys.run"
 	leftAfter = 24 * time.Hour
@@ -104,7 +104,7 @@ func (e *Engine) BuildForRun(ctx context.Context, ref, pkg string) (string, erro
 	return ref, e.BuildGo(ctx, ref, pkg, map[string]string{runLabel: run})
 }
 
-// removeLeft removes the images with a label that were created before a time.
+// removeLeft removes the images that have the label and were created before the given time.
 func (e *Engine) removeLeft(ctx context.Context, label string, before time.Time) error {
 	res, err := e.cli.ImageList(ctx, client.ImageListOptions{Filters: make(client.Filters).Add("label", label)})
 	if err != nil {
@@ -115,7 +115,7 @@ func (e *Engine) removeLeft(ctx context.Context, label string, before time.Time)
 			continue
 		}
 		for _, ref := range image.RepoTags {
-			// Another test run may remove the image at the same time.
+			// An image that is not found is no error: another test run may have removed it at the same time.
 			if err := e.RemoveImage(ctx, ref); err != nil && !cerrdefs.IsNotFound(err) {
 				return err
 			}
@@ -156,7 +156,7 @@ func (e *Engine) BuildGo(ctx context.Context, ref, pkg string, labels map[string
 		mode int64
 		body []byte
 	}{{"Dockerfile", 0o644, []byte(dockerfile)}, {name, 0o755, body}} {
-		// A fixed time, so that the same program makes the same layer.
+		// Give the files a fixed time, so that the same program always makes the same image layer.
 		if err := tw.WriteHeader(&tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.body)), ModTime: time.Unix(0, 0)}); err != nil {
 			return err
 		}
@@ -208,7 +208,7 @@ func (e *Engine) RemoveImage(ctx context.Context, ref string) error {
 // Containers returns all containers of a cluster, stopped ones too.
 func (e *Engine) Containers(ctx context.Context, clusterID string) ([]container.Summary, error) {
 	if clusterID == "" {
-		return nil, errors.New("cluster id is empty")
+		return nil, errors.New("the cluster id must not be empty")
 	}
 	res, err := e.cli.ContainerList(ctx, client.ContainerListOptions{
 		All: true, Filters: make(client.Filters).Add("label", driver.LabelCluster+"="+clusterID),
@@ -302,8 +302,8 @@ func (e *Engine) HasLabel(ctx context.Context, ref, label string) bool {
 	return ok
 }
 
-// Publisher returns the name of the container that publishes a TCP port of this
-// machine, or "".
+// Publisher returns the name of the container that publishes the given TCP port on this machine, or "" if
+// there is none.
 func (e *Engine) Publisher(ctx context.Context, port int) string {
 	res, err := e.cli.ContainerList(ctx, client.ContainerListOptions{})
 	if err != nil {
@@ -319,7 +319,8 @@ func (e *Engine) Publisher(ctx context.Context, port int) string {
 	return ""
 }
 
-// MountedFile returns a file of a container that is in one of its mounts.
+// MountedFile returns the content of a file in a container. The file must be in one of the container's
+// mounts, from where MountedFile reads it.
 func (e *Engine) MountedFile(ctx context.Context, id, path string) (string, error) {
 	res, err := e.cli.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 	if err != nil {

@@ -44,7 +44,7 @@ func TestEachRunHasItsOwnImage(t *testing.T) {
 	}
 }
 
-// TestLeftContainersAreRemoved: who reserves the engine finds no container of a former run there.
+// TestLeftContainersAreRemoved: after a test has reserved the engine, no container of a former test run is left there.
 func TestLeftContainersAreRemoved(t *testing.T) {
 	ctx := t.Context()
 	e, err := OpenEngine(ctx)

@@ -16,14 +16,15 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Fencers returns the process ids of an agent's fencers (persys-agent fencer). Fencers outlive the agent
-// and are not its children, so Fencers searches all processes of the machine.
+// Fencers returns the process ids of an agent's fencers (persys-agent fencer). Fencers (the processes that
+// stop exclusive workloads when a lease ends) outlive the agent and are not its children. So this method
+// searches all processes of the machine.
 func (a *Agent) Fencers() []int {
 	found, _ := filepath.Glob("/proc/[0-9]*/environ")
 	want := []byte("PERSYS_STATE_PATH=" + a.StatePath)
 	var out []int
 	for _, path := range found {
-		// If the process has exited since the list was read, it is skipped.
+		// A process that has exited since the list was made has no environment any more and is skipped.
 		env, err := os.ReadFile(path)
 		if err != nil || !slices.ContainsFunc(bytes.Split(env, []byte{0}), func(v []byte) bool { return bytes.Equal(v, want) }) {
 			continue
@@ -39,7 +40,8 @@ func (a *Agent) Fencers() []int {
 	return out
 }
 
-// FirstFencer returns the process id of the fencer that has the lock. The agent talks only to this fencer.
+// FirstFencer returns the process id of the active fencer, which has the lock. The agent talks only to this
+// fencer; the other one is on standby.
 func (a *Agent) FirstFencer() (int, error) {
 	info, err := os.Stat(filepath.Join(a.StatePath+".fencer", "first.lock"))
 	if err != nil {
@@ -82,6 +84,6 @@ func (a *Agent) killFencers() error {
 		if len(left) == 0 {
 			return nil
 		}
-		return errors.Join(fmt.Errorf("%v are left", left), a.SignalFencers(syscall.SIGKILL))
+		return errors.Join(fmt.Errorf("the fencers %v still run", left), a.SignalFencers(syscall.SIGKILL))
 	})
 }

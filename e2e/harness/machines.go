@@ -2,6 +2,7 @@ package harness
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -23,16 +24,17 @@ import (
 type Machine struct {
 	Name    string
 	Address netip.Addr
-	// DockerHost is the address of the engine's socket.
+	// DockerHost is the address of the machine's Docker engine, in the form of the variable DOCKER_HOST.
 	DockerHost string
 	Engine     *Process
 	Docker     *Engine // client of the engine, after StartEngine
 
 	holder *Process // keeps the namespace
 	dir    string
+	config string // path of the engine's configuration file
 }
 
-// MachineHost is the address of the test's own namespace between machines.
+// MachineHost is the address at which machines reach the network namespace of the test.
 var MachineHost = netip.MustParseAddr("10.99.0.1")
 
 const (
@@ -41,7 +43,7 @@ const (
 	firstMachine  = 11 // last number of the first machine's address
 )
 
-// LacksMachines returns why this process cannot make Machines, nil if it can.
+// LacksMachines returns an error that says why this process cannot make Machines, or nil if it can.
 func LacksMachines() error {
 	if os.Geteuid() != 0 {
 		return errors.New("network namespaces need root")
@@ -107,13 +109,14 @@ func (m *Machine) open(ctx context.Context, br netlink.Link, i int) error {
 		return err
 	}
 	err = testbed.Poll(ctx, 10*time.Second, "network namespace", func(context.Context) error {
-		// Not /proc/self: that is the main thread, which InNetNS may have left in the namespace of another machine.
+		// Read /proc/thread-self and not /proc/self: /proc/self is the main thread, which InNetNS may have left in the
+		// namespace of another machine.
 		own, err := os.Readlink("/proc/thread-self/ns/net")
 		if err != nil {
 			return err
 		}
 		if its, err := os.Readlink(m.NetNS()); err != nil || its == own {
-			return fmt.Errorf("not made yet (%v)", err)
+			return fmt.Errorf("unshare has not made the network namespace yet (%v)", err)
 		}
 		return nil
 	})
@@ -143,29 +146,40 @@ func (m *Machine) open(ctx context.Context, br netlink.Link, i int) error {
 		if err := netlink.RouteAdd(&netlink.Route{Gw: MachineHost.AsSlice()}); err != nil {
 			return err
 		}
-		// Off, as on a machine that was just installed: an engine that switches forwarding on drops what no rule
-		// accepts.
+		// IP forwarding is off, as on a machine that was just installed. A Docker engine that has to switch forwarding
+		// on then drops forwarded packets that no rule accepts.
 		return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0o644)
 	})
 	if err != nil {
 		return err
 	}
-	config := filepath.Join(m.dir, "daemon.json")
-	if err := os.WriteFile(config, []byte("{}"), 0o600); err != nil {
-		return err
-	}
+	m.config = filepath.Join(m.dir, "daemon.json")
 	daemon, err := exec.LookPath("dockerd")
 	if err != nil {
 		return err
 	}
-	// In a mount namespace of its own: its mounts end with it. Engines before Docker 23 keep the key from which their id
-	// follows in /etc/docker; each machine has a folder of its own there, so that no two engines have the same id.
+	return m.UseEngine(daemon, map[string]any{})
+}
+
+// UseEngine sets the path of the program dockerd that StartEngine runs, and the content of dockerd's
+// configuration file.
+func (m *Machine) UseEngine(daemon string, config map[string]any) error {
+	text, err := json.Marshal(config)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(m.config, text, 0o600); err != nil {
+		return err
+	}
+	// The engine runs in a mount namespace of its own, so its mounts end with the engine. Docker engines
+	// before version 23 derive their id from a key in /etc/docker. Each machine has its own /etc/docker, so
+	// two engines cannot have the same id.
 	etc := filepath.Join(m.dir, "etc")
 	if err := os.MkdirAll(etc, 0o700); err != nil {
 		return err
 	}
 	const own = `if [ -d /etc/docker ]; then mount --bind "$0" /etc/docker || exit 1; fi; exec "$@"`
-	path, args := m.command("unshare", "--mount", "sh", "-c", own, etc, daemon, "--config-file", config, "--data-root", filepath.Join(m.dir, "data"),
+	path, args := m.command("unshare", "--mount", "sh", "-c", own, etc, daemon, "--config-file", m.config, "--data-root", filepath.Join(m.dir, "data"),
 		"--exec-root", filepath.Join(m.dir, "exec"), "--pidfile", filepath.Join(m.dir, "pid"), "--host", m.DockerHost,
 		"--bip", "172.31.0.1/24", "--storage-driver", "vfs")
 	m.Engine = &Process{Name: m.Name + "-engine", Path: path, Args: args, Log: filepath.Join(m.dir, "engine.log"), Env: environment()}
@@ -191,7 +205,7 @@ func (m *Machine) StartEngine(ctx context.Context) error {
 	}
 	return testbed.Poll(ctx, 90*time.Second, "engine of "+m.Name, func(ctx context.Context) (err error) {
 		if !m.Engine.Running() {
-			return testbed.Final(fmt.Errorf("it has exited: %s", m.Engine.Tail(5)))
+			return testbed.Final(fmt.Errorf("the engine has exited: %s", m.Engine.Tail(5)))
 		}
 		if m.Docker == nil {
 			m.Docker, err = openEngine(ctx, m.DockerHost)
@@ -229,7 +243,7 @@ func (m *Machine) Close(cluster string) error {
 func InNetNS(path string, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so the thread ends together with the goroutine
 		ns, err := netns.GetFromPath(path)
 		if err == nil {
 			err = netns.Set(ns)

@@ -61,7 +61,7 @@ func (g *MemoryGroup) Kills() (int, error) {
 	}
 	m := oomKills.FindSubmatch(raw)
 	if m == nil {
-		return 0, fmt.Errorf("%s has no count of kills: %s", g.events, raw)
+		return 0, fmt.Errorf("%s has no line oom_kill: %s", g.events, raw)
 	}
 	return strconv.Atoi(string(m[1]))
 }

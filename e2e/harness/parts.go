@@ -17,7 +17,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Part is a third-party server beside the cluster.
+// Part is a server of another project that a test runs beside the cluster: etcd or CoreDNS.
 type Part struct {
 	*Process
 	Addr string // address of the service as host:port
@@ -88,7 +88,7 @@ func CoreDNSFrom(ctx context.Context, dir, file string, env map[string]string) (
 func WaitEtcd(ctx context.Context, p *Part, limit time.Duration) error {
 	return testbed.Poll(ctx, limit, p.Name+" serving", func(ctx context.Context) error {
 		if !p.Running() {
-			return testbed.Final(fmt.Errorf("the server has ended:\n%s", p.Tail(10)))
+			return testbed.Final(fmt.Errorf("the etcd server has ended:\n%s", p.Tail(10)))
 		}
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
@@ -103,7 +103,7 @@ func WaitEtcd(ctx context.Context, p *Part, limit time.Duration) error {
 		}
 		body, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
 		if err = errors.Join(err, resp.Body.Close()); err == nil && !bytes.Contains(body, []byte(`"health":"true"`)) {
-			err = fmt.Errorf("its health is %s", body)
+			err = fmt.Errorf("the /health of etcd is %s", body)
 		}
 		return err
 	})

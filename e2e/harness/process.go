@@ -99,7 +99,7 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// Running reports whether the program runs (or is paused).
+// Running reports whether the program has been started and has not exited. A paused program is running.
 func (p *Process) Running() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,7 +129,8 @@ func (p *Process) signal(sig syscall.Signal) error {
 	if p.done == nil || closed(p.done) {
 		return fmt.Errorf("%s is not running", p.Name)
 	}
-	// Signal the whole group. The process has not been waited for, so its id cannot have been reused.
+	// Signal the whole group. The kernel has not given its id to another process meanwhile, because this process
+	// has not yet waited for its end (wait(2)).
 	if err := syscall.Kill(-p.cmd.Process.Pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("%s: %s: %w", p.Name, sig, err)
 	}
@@ -239,8 +240,8 @@ func (p *Process) Output() (string, error) {
 	return string(text), err
 }
 
-// alarms match output that fails every test. The last one matches the stack trace that a program logs when
-// it recovers from a panic.
+// alarms match output that makes every test fail: data races and panics. The last pattern matches the stack
+// trace that a program logs when it recovers from a panic.
 var alarms = []*regexp.Regexp{
 	regexp.MustCompile("WARNING: DATA RACE"), regexp.MustCompile("(?m)^panic: "), regexp.MustCompile("fatal error: "), regexp.MustCompile(`\[running\]:`),
 }

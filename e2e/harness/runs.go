@@ -12,13 +12,13 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Run is one run of a container, according to the events of the Docker engine.
+// Run is the time from a start of a container to its end, according to the events of the Docker engine.
 type Run struct {
 	Workload, Node, Container string
 	From, To                  time.Time // start and end of the run; To is zero while it lasts
 }
 
-// Runs records the runs of the containers of a cluster.
+// Runs records from the engine's events when each container of a cluster started and ended.
 type Runs struct {
 	stop func()
 	done chan struct{}
@@ -28,7 +28,7 @@ type Runs struct {
 	err  error
 }
 
-// Watch records the runs of a cluster's containers from now until Close.
+// Watch begins to record when the containers of a cluster start and end. Close ends the recording.
 func (e *Engine) Watch(ctx context.Context, clusterID string) *Runs {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &Runs{stop: cancel, done: make(chan struct{})}
@@ -83,7 +83,7 @@ func (r *Runs) Of(workload string) ([]Run, error) {
 	return out, r.err
 }
 
-// Overlaps returns the pairs of runs that overlap in time.
+// Overlaps returns every pair of runs that overlap in time, that is, of instances that ran at the same time.
 func Overlaps(runs []Run) [][2]Run {
 	var out [][2]Run
 	for i, a := range runs {

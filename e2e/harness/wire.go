@@ -20,7 +20,7 @@ type Wire struct{ groups uint32 }
 // firstGroup is higher than all group ids that Debian assigns.
 const firstGroup = 60500
 
-// How is the way in which a port is cut, as the sender notices it.
+// How says what happens to packets to a port that is cut: they are lost, or the sender gets a refusal.
 type How string
 
 const (
@@ -30,7 +30,8 @@ const (
 	Refusal How = "REJECT --reject-with tcp-reset"
 )
 
-// OpenWire checks that the packet filter can match groups.
+// OpenWire returns a Wire. It returns an error if the kernel's packet filter cannot match the group id of the
+// sender.
 func OpenWire(ctx context.Context) (*Wire, error) {
 	w := &Wire{}
 	if err := w.add(ctx, Silence, firstGroup-1, "127.0.0.1:9"); err != nil {
@@ -39,7 +40,8 @@ func OpenWire(ctx context.Context) (*Wire, error) {
 	return w, w.Heal(ctx)
 }
 
-// Own gives each program a group id. The programs must not run yet.
+// Own gives each program a group id of its own, by which the packet filter recognizes its packets. The
+// programs must not run yet.
 func (w *Wire) Own(programs ...*Process) {
 	for _, p := range programs {
 		if p.GID == 0 {
@@ -49,8 +51,8 @@ func (w *Wire) Own(programs ...*Process) {
 	}
 }
 
-// Cut blocks the packets that a program sends to addresses (host:port) over TCP and UDP. Over UDP packets
-// are always dropped silently. Connections that others have opened to the program stay.
+// Cut blocks the packets that a program sends to addresses (host:port) over TCP and UDP. Over UDP packets are
+// always dropped silently. Connections that other programs have opened to this program stay open.
 func (w *Wire) Cut(ctx context.Context, how How, from *Process, to ...string) error {
 	if from.GID == 0 {
 		return fmt.Errorf("%s has no group id: call Own first", from.Name)
@@ -90,12 +92,12 @@ func (w *Wire) Block(ctx context.Context, addr string) error {
 	return filter(ctx, rules+"COMMIT\n", "iptables-restore", "--noflush", "--wait", "5")
 }
 
-// Heal removes all cuts and blocks.
+// Heal removes all packet filter rules that Cut and Block have added.
 func (w *Wire) Heal(ctx context.Context) error {
 	return filter(ctx, "", "iptables", "--wait", "5", "-F", "OUTPUT")
 }
 
-// filter runs a command of the packet filter.
+// filter runs a command that changes or reads the rules of the kernel's packet filter, such as iptables.
 func filter(ctx context.Context, input, name string, args ...string) error {
 	path, err := exec.LookPath(name)
 	if err != nil {

@@ -65,7 +65,7 @@ func run(ctx context.Context, opt options) (err error) {
 	}
 	defer os.RemoveAll(dir)
 	began := time.Now()
-	binary, err := build(ctx, root, dir)
+	binary, err := build(ctx, root, dir, opt.full)
 	if err != nil {
 		return err
 	}

@@ -22,7 +22,7 @@ const (
 	laneFull lane = "full"
 )
 
-// lanes are the lanes that lanes.txt may name.
+// lanes lists the lanes that may stand in lanes.txt; the default lane has no name and is not in the file.
 var lanes = []lane{laneEarly, laneHost, laneFull}
 
 // rule is one line of lanes.txt: the lane of one test and the reason.
@@ -74,8 +74,8 @@ type plan struct {
 	left       []string // tests that do not run: those of the lane "full" without -full
 }
 
-// arrange sorts the tests into a plan by their lanes. In each lane they stay in the order of the source
-// files.
+// arrange makes a plan that says which tests run in which lane, according to the rules of lanes.txt. In each
+// lane they stay in the order of the source files.
 func arrange(tests []string, rules map[string]rule, opt options) plan {
 	var p plan
 	var early []string
@@ -102,7 +102,8 @@ func arrange(tests []string, rules map[string]rule, opt options) plan {
 	return p
 }
 
-// inOrder is the plan for a machine on which network namespaces cannot be made.
+// inOrder returns the plan for a machine on which network namespaces cannot be made: all tests run one after
+// another.
 func (p plan) inOrder() plan {
 	return plan{host: slices.Concat(p.host, p.namespaced), left: p.left}
 }

@@ -22,15 +22,20 @@ import (
 // testLimit is how long one test may take; the longest takes two minutes on an idle machine.
 const testLimit = 15 * time.Minute
 
-// build builds everything that the tests run into dir: both sets of programs, servers of other
-// projects, and the test binary.
-func build(ctx context.Context, root, dir string) (string, error) {
+// build builds everything that the tests run into dir: both sets of programs, servers of other projects,
+// and the test binary. Tests cannot build servers themselves, because their network namespaces do not reach
+// a module proxy. If full is set, it also builds the servers that only tests of the lane full need.
+func build(ctx context.Context, root, dir string, full bool) (string, error) {
 	for name, opt := range harness.Sets(dir) {
 		if _, err := harness.Build(ctx, opt); err != nil {
 			return "", fmt.Errorf("the programs %q: %w", name, err)
 		}
 	}
-	for _, name := range []string{"etcd", "coredns"} {
+	servers := []string{"etcd", "coredns"}
+	if full {
+		servers = append(servers, "dockerd", "runc")
+	}
+	for _, name := range servers {
 		if _, err := testbed.Server(ctx, name); err != nil {
 			return "", err
 		}
@@ -53,7 +58,7 @@ func list(ctx context.Context, binary string) ([]string, error) {
 	return slices.DeleteFunc(strings.Fields(string(out)), func(line string) bool { return !strings.HasPrefix(line, "Test") }), nil
 }
 
-// canUnshare reports whether this process may make network namespaces.
+// canUnshare reports whether this process may create network namespaces, which normally takes root.
 func canUnshare(ctx context.Context) bool {
 	cmd := exec.CommandContext(ctx, "true")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
@@ -71,6 +76,7 @@ type runner struct {
 	mu     sync.Mutex
 	failed []string
 	spent  time.Duration // sum of the times that the tests took
+	cpu    time.Duration // sum of the CPU times of the tests and of the programs that they started
 	count  int
 }
 
@@ -99,7 +105,7 @@ func (r *runner) all(ctx context.Context, p plan, workers int) error {
 	}
 	close(queue)
 	wg.Wait()
-	fmt.Fprintf(r.out, "e2e: %d tests in %s (%s one after another), %d failed\n", r.count, seconds(time.Since(began)), seconds(r.spent), len(r.failed))
+	fmt.Fprintf(r.out, "e2e: %d tests in %s (%s one after another, CPU %s), %d failed\n", r.count, seconds(time.Since(began)), seconds(r.spent), seconds(r.cpu), len(r.failed))
 	if len(r.failed) > 0 {
 		return fmt.Errorf("these tests failed: %s", strings.Join(r.failed, ", "))
 	}
@@ -127,10 +133,14 @@ func (r *runner) one(ctx context.Context, name string, namespace bool) {
 	began := time.Now()
 	out, err := cmd.CombinedOutput()
 	took := time.Since(began)
+	var cpu time.Duration // of the test and of the programs for which it waited
+	if s := cmd.ProcessState; s != nil {
+		cpu = s.UserTime() + s.SystemTime()
+	}
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.count, r.spent = r.count+1, r.spent+took
+	r.count, r.spent, r.cpu = r.count+1, r.spent+took, r.cpu+cpu
 	verdict := "ok  "
 	if err != nil {
 		r.failed = append(r.failed, name)
@@ -143,7 +153,7 @@ func (r *runner) one(ctx context.Context, name string, namespace bool) {
 			}
 		}
 	}
-	fmt.Fprintf(r.out, "%s e2e %-40s %s\n", verdict, name, seconds(took))
+	fmt.Fprintf(r.out, "%s e2e %-40s %8s, CPU %7s\n", verdict, name, seconds(took), seconds(cpu))
 }
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }

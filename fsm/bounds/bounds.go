@@ -12,8 +12,9 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Limits of the fields of a command. They keep sums from overflowing and keys unambiguous. The API
-// checks requests earlier and can name the field of the request.
+// Limits of the fields of a command. Within them no sum of resources overflows, and no two
+// different records have the same key. The API checks requests earlier and can name the field of
+// the request.
 const (
 	MaxCPU     = 1_000_000_000     // millicores
 	MaxMemory  = 1_000_000_000_000 // MiB
@@ -73,8 +74,9 @@ func PutsFault(puts []*commandv1.WorkloadPut, group string) string {
 	return ""
 }
 
-// SurgeFault describes the first invalid surge member of a put, or the first other workload that the put marks as a
-// surge member; "" if there is neither.
+// SurgeFault checks the surge members of a PutWorkloads: extra members that run during an update which starts new
+// members first. It describes the first invalid surge member, or the first other workload that is marked as one; ""
+// if there is neither.
 func SurgeFault(b *commandv1.PutWorkloads) string {
 	for _, p := range b.GetWorkloads() {
 		if p.GetDemand().GetSurge() {
@@ -110,8 +112,9 @@ func SurgeFault(b *commandv1.PutWorkloads) string {
 	return ""
 }
 
-// MaxBundle is the maximum size of a sealed bundle in bytes. It has room for an archive of 512 KiB, which
-// sealing makes larger, and fits into a command and into a record of the mirror.
+// MaxBundle is the maximum size of a sealed bundle in bytes. An archive of 512 KiB, which sealing
+// makes larger, is below this size. A bundle of this size fits into a command and into a record of
+// the mirror.
 const MaxBundle = 768 << 10
 
 // BundleFault describes why a bundle cannot be stored; "" if it can.
@@ -125,8 +128,8 @@ func BundleFault(digest string, data []byte) string {
 	return ""
 }
 
-// PutFault describes the first invalid field of one put; "" if every field is valid. It does
-// not check the id.
+// PutFault describes the first invalid field of one workload in a PutWorkloads; "" if every field
+// is valid. It does not check the workload's id.
 func PutFault(p *commandv1.WorkloadPut, group string) string {
 	d := p.GetDemand()
 	switch {
@@ -209,6 +212,9 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 	if fault := macsFault(d.GetMacAddresses()); fault != "" {
 		return fault
 	}
+	if fault := ingressFault(d); fault != "" {
+		return fault
+	}
 	if d.GetJob() != nil && len(d.GetLocalData()) > 0 {
 		return "demand.local_data: a job has none, because it leaves its node when it ends"
 	}
@@ -237,17 +243,47 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 			return fmt.Sprintf("demand.networks[%d]: %.64q must be there once and match %s", i, n, IDRule)
 		}
 	}
+	if fault := volumesFault(d.GetVolumes()); fault != "" {
+		return fault
+	}
 	return placementFault(d)
+}
+
+// VolumeDrivers lists the drivers of managed volumes.
+var VolumeDrivers = [...]string{"local", "nfs", "ceph-rbd"}
+
+// MaxVolumesOf is the maximum number of managed volumes of a workload.
+const MaxVolumesOf = 1000
+
+// volumesFault describes the first invalid volume of a demand; "" if all are valid.
+func volumesFault(list []*commandv1.VolumeUse) string {
+	if len(list) > MaxVolumesOf {
+		return fmt.Sprintf("demand.volumes: has %d entries, at most %d", len(list), MaxVolumesOf)
+	}
+	for i, v := range list {
+		switch {
+		case !ValidID(v.GetName()) || i > 0 && v.GetName() <= list[i-1].GetName():
+			return fmt.Sprintf("demand.volumes[%d].name: %.64q must match %s and follow the name before it", i, v.GetName(), IDRule)
+		case !slices.Contains(VolumeDrivers[:], v.GetDriver()):
+			return fmt.Sprintf("demand.volumes[%d].driver: %.64q is none of %s", i, v.GetDriver(), strings.Join(VolumeDrivers[:], ", "))
+		case v.GetSizeGb() < 0 || v.GetSizeGb() > MaxDisk:
+			return fmt.Sprintf("demand.volumes[%d].size_gb: %d is not in 0..%d", i, v.GetSizeGb(), int64(MaxDisk))
+		case v.GetPool() != "" && (!ValidID(v.GetPool()) || v.GetDriver() != "local"):
+			return fmt.Sprintf("demand.volumes[%d].pool: %.64q must match %s, and the driver must be local", i, v.GetPool(), IDRule)
+		}
+	}
+	return ""
 }
 
 // MaxNetworksOf is the maximum number of networks of a workload.
 const MaxNetworksOf = 8
 
-// MaxCount is the maximum number of members of a group.
+// MaxCount is the maximum number of members of a group (the field count of a specification).
 const MaxCount = 1000
 
-// MaxScaleCPU is the largest CPU target of an autoscaler in percent of the request. Engines limit the use to
-// the request, so a use that is clearly above a higher target would never be measured.
+// MaxScaleCPU is the largest CPU target of an autoscaler in percent of the request. A container
+// engine caps the CPU use of a workload at its request (100%). If the target were close to that
+// cap, the measured use could never be clearly above the target, and the group would not grow.
 const MaxScaleCPU = 80
 
 // autoscaleFault describes the first invalid setting of the autoscaler; "" if all are valid.
@@ -276,6 +312,32 @@ func validOp(op string) bool {
 		return true
 	}
 	return false
+}
+
+// MaxIngress is the maximum number of ports in ingress mode of one workload.
+const MaxIngress = 64
+
+func ingressFault(d *commandv1.Demand) string {
+	list := d.GetIngress()
+	switch {
+	case len(list) == 0:
+		return ""
+	case len(list) > MaxIngress:
+		return fmt.Sprintf("demand.ingress: has %d entries, at most %d", len(list), MaxIngress)
+	case len(d.GetNetworks()) == 0:
+		return "demand.ingress: ports in ingress mode need a network"
+	case d.GetJob() != nil:
+		return "demand.ingress: a job has no ports in ingress mode"
+	}
+	for i, p := range list {
+		if p.GetPort() < 1 || p.GetPort() > 65535 || p.GetTarget() < 1 || p.GetTarget() > 65535 || p.GetProtocol() != "tcp" && p.GetProtocol() != "udp" {
+			return fmt.Sprintf("demand.ingress[%d]: %d/%.64q to %d is not a port", i, p.GetPort(), p.GetProtocol(), p.GetTarget())
+		}
+		if i > 0 && (list[i-1].GetPort() > p.GetPort() || list[i-1].GetPort() == p.GetPort() && list[i-1].GetProtocol() >= p.GetProtocol()) {
+			return fmt.Sprintf("demand.ingress[%d]: %d/%s must be after %d/%s", i, p.GetPort(), p.GetProtocol(), list[i-1].GetPort(), list[i-1].GetProtocol())
+		}
+	}
+	return ""
 }
 
 // MaxMACs is the maximum number of Ethernet addresses that one workload may have.
@@ -334,8 +396,8 @@ const (
 	MaxTemplateID = 112  // bytes; the ids of runs add at most 16
 )
 
-// templateFault describes the first invalid setting of a template (cron, parameterized job or system workload); "" if
-// all are valid.
+// templateFault describes the first invalid setting of a template, from which the planner makes workloads (a cron
+// job, a parameterized job or a system workload); "" if all are valid.
 func templateFault(p *commandv1.WorkloadPut, group string) string {
 	m := p.GetDemand().GetTemplate()
 	if m == nil {
@@ -459,7 +521,7 @@ func OversizedNode(b *commandv1.RegisterNode) string {
 		}
 	}
 	text("endpoint", b.GetEndpoint())
-	text("networking", b.GetNetworking().GetAddress(), b.GetNetworking().GetProblem())
+	text("networking", b.GetNetworking().GetAddress(), b.GetNetworking().GetProblem(), b.GetNetworking().GetHeldPorts())
 	text("engine_id", b.GetEngineId())
 	text("agent_version", b.GetAgentVersion())
 	text("instance_id", b.GetInstanceId())
@@ -528,7 +590,7 @@ const MaxDevices = 16
 // DeviceRule describes the names of devices.
 const DeviceRule = "NAME or VENDOR/CLASS of at most 63 letters, digits, '.', '_' and '-' each, such as nvidia.com/gpu"
 
-// ValidDevice reports whether a name of devices is valid: one or two words, which follow the rule of ids.
+// ValidDevice reports whether the name of a kind of devices follows DeviceRule.
 func ValidDevice(name string) bool {
 	vendor, class, two := strings.Cut(name, "/")
 	return ValidID(vendor) && len(vendor) <= 63 && (!two || ValidID(class) && len(class) <= 63)
@@ -554,13 +616,14 @@ func devicesFault(field string, list []*commandv1.DeviceCount, most int) string 
 // maxObjects is the maximum number of secrets and configs that a workload uses.
 const maxObjects = 64
 
-// Length and characters of the name or number of a signal.
+// Limits of the length and the characters of a signal, which is given by its name or number.
 const (
 	maxSignal   = 16
 	signalBytes = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-"
 )
 
-// objectsFault describes the first invalid reference of a put to secrets and configs; "" if there is none.
+// objectsFault describes the first invalid reference of a workload to secrets and configs; "" if there is
+// none.
 func objectsFault(p *commandv1.WorkloadPut) string {
 	list := p.GetObjects()
 	if len(list) > maxObjects {

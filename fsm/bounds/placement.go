@@ -15,7 +15,8 @@ const (
 	MaxWeight     = 100  // of a preferred affinity
 )
 
-// Limits of the moves of a workload off nodes that cannot run it.
+// Limits of the values by which a specification bounds the moves of its workload off nodes that
+// cannot run it.
 const (
 	MaxMoves       = 10
 	MinMovesWithin = 60         // seconds

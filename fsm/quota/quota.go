@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Amounts holds CPU, memory, disk, and numbers of workloads and devices: either what workloads reserve, or the limits of a
+// Amounts holds CPU, memory, disk, and numbers of workloads, devices and volumes: either what workloads reserve, or the limits of a
 // namespace. As a limit, 0 means unlimited.
 type Amounts struct {
 	CPU       int64 // millicores
@@ -15,6 +15,8 @@ type Amounts struct {
 	Disk      int64 // GB
 	Workloads int64
 	Devices   int64 // of all names together
+	Volumes   int64
+	VolumeGB  int64 // GB of all volumes together
 }
 
 // Max is the largest value that a limit may have. It is far above the size of any cluster, and low enough
@@ -31,16 +33,24 @@ var kinds = [...]struct {
 	{"disk_gb", func(a *Amounts) *int64 { return &a.Disk }},
 	{"workloads", func(a *Amounts) *int64 { return &a.Workloads }},
 	{"devices", func(a *Amounts) *int64 { return &a.Devices }},
+	{"volumes", func(a *Amounts) *int64 { return &a.Volumes }},
+	{"volume_gb", func(a *Amounts) *int64 { return &a.VolumeGB }},
 }
 
 // Plus returns the sum of amounts a and b for each resource.
 func (a Amounts) Plus(b Amounts) Amounts {
-	return Amounts{CPU: a.CPU + b.CPU, Memory: a.Memory + b.Memory, Disk: a.Disk + b.Disk, Workloads: a.Workloads + b.Workloads, Devices: a.Devices + b.Devices}
+	for _, k := range kinds {
+		*k.of(&a) += *k.of(&b)
+	}
+	return a
 }
 
 // Minus returns the difference of amounts a and b for each resource.
 func (a Amounts) Minus(b Amounts) Amounts {
-	return Amounts{CPU: a.CPU - b.CPU, Memory: a.Memory - b.Memory, Disk: a.Disk - b.Disk, Workloads: a.Workloads - b.Workloads, Devices: a.Devices - b.Devices}
+	for _, k := range kinds {
+		*k.of(&a) -= *k.of(&b)
+	}
+	return a
 }
 
 // Fault describes the first limit that is invalid ("quota.cpu_millicores: …"); "" if every limit is valid.
@@ -53,7 +63,7 @@ func (a Amounts) Fault() string {
 	return ""
 }
 
-// Over reports whether amounts a exceed the limit of any resource.
+// Over reports whether amounts a are above limit for at least one resource.
 func (a Amounts) Over(limit Amounts) bool {
 	for _, k := range kinds {
 		if most := *k.of(&limit); most > 0 && *k.of(&a) > most {
@@ -63,8 +73,8 @@ func (a Amounts) Over(limit Amounts) bool {
 	return false
 }
 
-// Times returns how often the amounts each can be added to used until a limit is reached. limited is false if no
-// limit applies.
+// Times returns how many times the amounts in each can be added to the amounts in used without
+// exceeding limit. limited is false if no limit applies.
 func Times(used, each, limit Amounts) (n int64, limited bool) {
 	for _, k := range kinds {
 		have, more, most := *k.of(&used), *k.of(&each), *k.of(&limit)
@@ -78,9 +88,9 @@ func Times(used, each, limit Amounts) (n int64, limited bool) {
 	return n, limited
 }
 
-// Excess describes the resources that exceed their limit if the use grows from used by asked; "" if none
-// does. A resource whose use does not grow is never reported, even if it is above its limit, so that a
-// namespace whose quota was lowered can still shrink.
+// Excess describes the resources that exceed their limit if asked is added to used; "" if none
+// does. A resource whose use does not grow is never reported, even if it is above its limit, so
+// that a namespace whose quota was lowered can still shrink.
 func Excess(used, asked, limit Amounts) string {
 	var over []string
 	for _, k := range kinds {

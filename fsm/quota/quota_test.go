@@ -46,7 +46,7 @@ func TestTimesStopsAtTheFirstLimit(t *testing.T) {
 }
 
 func TestArithmeticOfAmounts(t *testing.T) {
-	a, b := Amounts{1, 2, 3, 4, 5}, Amounts{10, 20, 30, 40, 50}
+	a, b := Amounts{1, 2, 3, 4, 5, 6, 7}, Amounts{10, 20, 30, 40, 50, 60, 70}
 	if got := a.Plus(b).Minus(a); got != b {
 		t.Errorf("a.Plus(b).Minus(a) is %v, want b", got)
 	}

@@ -157,8 +157,8 @@ func (q *Queue) Drop() {
 	q.skip += size
 }
 
-// begin sets first to the oldest block, and second to the sequence number of the block after it (0 if there is
-// none). Callers call it after they removed the oldest block.
+// begin is called after the oldest block was removed. It sets first to the block that is the oldest now, and
+// second to the sequence number of the block after that (0 if there is none).
 func (q *Queue) begin() {
 	q.first, q.second = nil, 0
 	q.blocks.Scan(func(seq uint64, b *block) bool {

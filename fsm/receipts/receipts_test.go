@@ -24,7 +24,7 @@ func receipt(seq, n uint64, size int) Receipt {
 	return Receipt{Seq: seq, Request: request(n), At: int64(n) * 7, Answer: answer}
 }
 
-// holds fails the test if the queue does not contain exactly the receipts in want.
+// holds fails the test unless the queue contains exactly the receipts in want.
 func holds(t interface{ Fatalf(string, ...any) }, q *Queue, want []Receipt) {
 	if q.Len() != len(want) {
 		t.Fatalf("the queue has %d receipts, want %d", q.Len(), len(want))
@@ -193,8 +193,8 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// TestTrimByBytes: Trim drops the oldest receipts beyond MaxBytes, and a copy keeps its own byte
-// count.
+// TestTrimByBytes: Trim drops the oldest receipts until the queue has at most MaxBytes bytes. A
+// copy of the queue that was made before is not affected.
 func TestTrimByBytes(t *testing.T) {
 	keep := Retention{MinAge: time.Hour, MaxAge: time.Hour, Max: 1000, MaxBytes: 10 * (headSize + 2 + 1000)}
 	q := New()

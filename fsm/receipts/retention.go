@@ -44,8 +44,8 @@ func (q *Queue) Trim(now int64, keep Retention) (droppedUntil int64) {
 		q.Drop()
 		if minted*1e6 > now {
 			// A limit is exceeded, but if this receipt were dropped, request ids that are made now would
-			// count as too old. Move the receipt to the end of the queue and try the next receipt. After
-			// requeueMax moves, the queue stays above the limit until the next call.
+			// be refused as too old. Move the receipt to the end of the queue and try the next receipt.
+			// After requeueMax moves, the queue stays above the limit until the next call.
 			oldest.Seq = q.next
 			q.Append(oldest)
 			moves++

@@ -6,9 +6,9 @@
 // proposal with Allows, so that a late or wrong proposal cannot make too many members unavailable.
 //
 // An update with the order start-first has surge members (ADR 58): extra members with the new specification.
-// With S surge members, at most S members may be unavailable, and a surge member that does not run counts as
-// one of them. So the surge members are made first, and the number of available members never falls below the
-// number of the group's own members.
+// With S surge members, at most S members may be unavailable, and a surge member that does not run is one of
+// them. So the surge members are made first, and the number of available members never falls below the number
+// of the group's own members.
 package rollout
 
 import (
@@ -42,7 +42,8 @@ type Policy struct {
 	Canary      int   // number of members that are changed before the update waits for its promotion; 0 = it does not wait
 }
 
-// SurgeCount returns how many surge members an update of a group with this number of members makes.
+// SurgeCount returns how many surge members (extra members that start before old ones stop) an
+// update of a group with this number of members creates.
 func (p Policy) SurgeCount(members int) int {
 	if !p.StartFirst {
 		return 0
@@ -117,12 +118,13 @@ type Decision struct {
 	Waits         string // why a running update waits, as a text for users
 }
 
-// Idle reports whether the decision has nothing to propose.
+// Idle reports whether the decision requires no command now.
 func (d *Decision) Idle() bool {
 	return len(d.Settled) == 0 && len(d.Take) == 0 && !d.Complete && !d.Await && d.Failure == ""
 }
 
-// Active reports whether the planner has to look at the update.
+// Active reports whether an update may still need a command of the planner: it runs, or waits for a
+// user to promote it.
 func (r *Rollout) Active() bool { return r.Phase == Running || r.Phase == AwaitPromotion }
 
 // gated reports whether only canaries may be changed.
@@ -173,15 +175,16 @@ func (r *Rollout) Turn(look Look, id string) string {
 	return fmt.Sprintf("%s in the update of %s: persysctl rollout status %s", state, r.Group, r.Group)
 }
 
-// CanRevert reports whether a failure returns the group to Former automatically.
+// CanRevert reports whether the group gets the specifications in Former back automatically if the
+// update fails.
 func (r *Rollout) CanRevert() bool {
 	return r.Policy.AutoRevert && r.FormerRan && !r.Reverting && len(r.Former) > 0
 }
 
-// Next returns the next step of the update. Every unavailable member counts against MaxParallel, whatever
-// the cause, so an update also waits for members that are unavailable because of a drain or a lost node.
+// Next returns the next step of the update. At most MaxParallel members may be unavailable, whatever the
+// cause, so an update also waits for members that are unavailable because of a drain or a lost node.
 // Unavailable members are updated first, because changing them makes no other member unavailable. With surge
-// members, as many members may be unavailable as there are surge members.
+// members (extra members that the update starts first), the limit is the number of surge members.
 func (r *Rollout) Next(look Look, now int64) (d Decision) {
 	switch r.Phase {
 	case Running:
@@ -272,13 +275,15 @@ func (r *Rollout) Next(look Look, now int64) (d Decision) {
 	return d
 }
 
-// Awaits reports whether all canaries are Settled and other members wait for the promotion.
+// Awaits reports whether all canaries are Settled, so that the other members wait only for the
+// promotion by a user.
 func (r *Rollout) Awaits(look Look) bool {
 	c := r.count(look)
 	return r.gated() && c.todo > 0 && len(c.stopped)+len(c.down)+len(c.ready)+len(c.updating) == 0
 }
 
-// watch returns the next step of an update that waits for its promotion: the update fails if a canary fails.
+// watch returns the next step of an update that waits for a user to promote it: the update fails if a canary
+// fails.
 func (r *Rollout) watch(look Look, now int64) (d Decision) {
 	d.Waits = fmt.Sprintf("its promotion: persysctl rollout promote %s, or abort", r.Group)
 	for i := range r.Members {
@@ -314,7 +319,8 @@ func (r *Rollout) late(m *Member, s Seen) string {
 	return fmt.Sprintf("%s: %s (for %d s)", m.ID, s.Why, r.Policy.Deadline/1e9)
 }
 
-// Unpromotable returns why a user cannot promote the update now, or "".
+// Unpromotable returns why a user cannot promote the update now (let it go on beyond the canaries);
+// "" if the user can.
 func (r *Rollout) Unpromotable(look Look) string {
 	switch {
 	case r.Policy.Canary == 0:
@@ -343,8 +349,8 @@ func (d *Decision) wake(at int64) {
 	}
 }
 
-// Allows returns why the members in take must not get their new specifications now; "" if they may. If other
-// members become Settled in the same step, the caller sets that before the call.
+// Allows returns why the members in take must not get their new specifications now; "" if they may. If the
+// same step makes other members Settled, the caller sets Settled in their entries before the call.
 func (r *Rollout) Allows(look Look, take []string) string {
 	c := r.count(look)
 	updating, out := len(c.updating), c.out
@@ -397,7 +403,8 @@ func (r *Rollout) count(look Look) (c counted) {
 		waits := m.Put != nil && s.Content == m.Content
 		updating := m.Put == nil && s.Content == m.Content && !m.Settled
 		if m.Surge {
-			// A revert does not wait for surge members that do not run: they have the specification that failed.
+			// A revert does not wait for surge members (extra members of the update) that do not run: they have
+			// the specification that failed.
 			if m.State(s) == "Left" || s.Stopped || r.Reverting && !s.Available {
 				continue
 			}

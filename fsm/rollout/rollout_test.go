@@ -15,7 +15,7 @@ const second = int64(1e9)
 
 // members returns the rollout record and the state that a text describes, such as "web-0:waiting,up
 // web-1:updating,down web-2:updated,up": for each member its phase in the record, and its condition in the
-// state. All times are second 100.
+// state. All times in the record are second 100.
 func members(text string) (*Rollout, Look) {
 	r := &Rollout{
 		Group: "web", Phase: Running, Policy: Policy{MaxParallel: 1, MinHealthy: 10 * second, Deadline: 60 * second, AutoRevert: true},
@@ -164,7 +164,8 @@ func TestNextStepOfAnUpdate(t *testing.T) {
 	}
 }
 
-// TestPromotedUpdateGoesOn: the step after the promotion changes the members that are not canaries.
+// TestPromotedUpdateGoesOn: after a user has promoted the update, the next step changes the members
+// that are not canaries.
 func TestPromotedUpdateGoesOn(t *testing.T) {
 	for group, want := range map[string]string{
 		"a:waiting,up b:updated,up!":               "take a",
@@ -213,8 +214,9 @@ func TestAwaitedPromotion(t *testing.T) {
 	}
 }
 
-// TestRevertWithSurgeMembers: during a revert, an available surge member allows one more member to be changed.
-// The revert does not wait for unavailable surge members.
+// TestRevertWithSurgeMembers: an update with surge members (extra members that start first) failed and is
+// reverted. For each available surge member, one more member may be unavailable. The revert does not wait for
+// unavailable surge members.
 func TestRevertWithSurgeMembers(t *testing.T) {
 	for group, want := range map[string]string{
 		"a:waiting,up b:updated,up x:surged,up":                  "take a",
@@ -249,7 +251,7 @@ func TestSurgeCount(t *testing.T) {
 
 // TestStartFirstKeepsAllMembersAvailable updates a random group in which nothing fails by itself: instances start at
 // random times, users pause, resume, promote and abort. At every step as many members are available as the group
-// has, the update ends, and no surge member is left.
+// has, the update ends, and no surge member (an extra member that starts before old ones stop) is left.
 func TestStartFirstKeepsAllMembersAvailable(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n, now := rapid.IntRange(1, 6).Draw(rt, "members"), 100*second

@@ -18,7 +18,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// writer is the goroutine that applies the log.
+// writer plays the goroutine that applies the log: it changes the state and publishes it in the
+// store.
 type writer struct {
 	t     testing.TB
 	st    *Store

@@ -79,7 +79,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// body answers a request with the body want, and refuses every other request.
+// body returns a handler that sends answer if the body of the request is want, and otherwise an error.
 func (a *api) body(answer, want string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		got, err := io.ReadAll(r.Body)
@@ -115,7 +115,8 @@ func (p *tab) open(path string) {
 	p.do(chromedp.Navigate(p.url + "/ui/#" + path))
 }
 
-// is waits until the script returns want.
+// is evaluates a script in the page again and again until its result is want. If that takes too long, it fails the
+// test.
 func (p *tab) is(script string, want any) {
 	p.t.Helper()
 	text, err := json.Marshal(want)
@@ -130,7 +131,7 @@ func (p *tab) is(script string, want any) {
 			return err
 		}
 		if is, err := json.Marshal(got); err != nil || string(is) != string(text) {
-			return fmt.Errorf("the script gives %s", is)
+			return fmt.Errorf("the script returns %s, want %s", is, text)
 		}
 		return nil
 	})
@@ -145,13 +146,13 @@ func (p *tab) sees(texts ...string) {
 	}
 }
 
-// tell sends an event to the page.
+// tell sends an event to the page over the event stream that the page has opened.
 func (p *tab) tell(event string) {
 	p.t.Helper()
 	select {
 	case p.events <- event:
 	case <-time.After(patience):
-		p.t.Fatal("the page follows no events")
+		p.t.Fatal("the page has no event stream open")
 	}
 }
 
@@ -162,8 +163,8 @@ func (p *tab) press(name string) {
 		if (el) el.click(); return !!el; })()`, name), true)
 }
 
-// TestTheConsoleWorksInABrowser opens the console in a real browser. The gateway answers with errors, with nothing, or
-// late.
+// TestTheConsoleWorksInABrowser opens the console in a real browser. In some cases the gateway answers with an error,
+// late or not at all.
 func TestTheConsoleWorksInABrowser(t *testing.T) {
 	// The test needs a network namespace of its own: the browser fails to load a page (ERR_NETWORK_CHANGED) when other
 	// tests add networks to the machine.
@@ -219,7 +220,7 @@ func browserCases() map[string]func(*tab) {
 			p.press("Apply")
 			p.sees("Done", "over the quota", "not Nothing has been changed")
 		},
-		// An apply without an answer may have been carried out.
+		// An apply that gets no answer may have been carried out, so the page must not say that nothing was changed.
 		"an apply without an answer is not shown as unchanged": func(p *tab) {
 			p.set(map[string]any{"POST /plan": `{"workloads": [{"workload_id": "a", "action": "create"}]}`, "POST /apply": 504})
 			p.open("/deploy")
@@ -283,7 +284,8 @@ func browserCases() map[string]func(*tab) {
 			p.do(chromedp.Evaluate(`{ const view = document.querySelector(".view"); view.scrollTop = 1e6; view.dispatchEvent(new Event("scroll")); }`, nil))
 			p.sees("120 workloads")
 		},
-		// The page is left while it still reads events.
+		// The user opens another page while the first page still waits for its list of events. When the list arrives,
+		// the first page must not replace the new one.
 		"a page that was left does not replace the next page": func(p *tab) {
 			reading := make(chan struct{})
 			p.set(map[string]any{"GET /events": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -299,7 +301,7 @@ func browserCases() map[string]func(*tab) {
 			p.sees("Name or label")
 			p.is(`document.querySelector("h1").textContent`, "Nodes")
 		},
-		// An event must not delay a read that is due.
+		// A steady stream of events must not postpone the next read of the page's data for ever.
 		"a page is read again under a steady stream of events": func(p *tab) {
 			p.set(map[string]any{"GET /nodes": `{"nodes": [{"node_id": "old"}]}`})
 			p.open("/nodes")
@@ -329,7 +331,8 @@ func browserCases() map[string]func(*tab) {
 			p.tell(`{"seq": "2", "type": "NodeState", "node_id": "n"}`)
 			p.sees("new")
 		},
-		// The read of the nodes fails without a status while other requests succeed.
+		// The request for the nodes fails without an HTTP status, as when the connection breaks, while other requests
+		// succeed. The page must show the failure.
 		"a read that fails is shown even while other requests succeed": func(p *tab) {
 			p.set(map[string]any{"GET /nodes": `{"nodes": [{"node_id": "old"}]}`})
 			p.open("/nodes")
@@ -343,7 +346,7 @@ func browserCases() map[string]func(*tab) {
 			p.tell(`{"seq": "3", "type": "NodeState", "node_id": "n"}`)
 			p.sees("new", "not What you see is", "live")
 		},
-		"an overview whose events cannot be read says so": func(p *tab) {
+		"the overview shows the error when its events cannot be read": func(p *tab) {
 			p.open("/")
 			p.sees("Latest events")
 			p.set(map[string]any{"GET /events": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -354,7 +357,8 @@ func browserCases() map[string]func(*tab) {
 			p.tell(`{"seq": "1", "type": "NodeState", "node_id": "n"}`)
 			p.sees("the gateway answered 503. What you see is")
 		},
-		// Every page reads the mode, not only the overview.
+		// Every page, and not only the overview, must show that the cluster's mode refuses changes, until the mode
+		// ends.
 		"every page shows a frozen mode until the mode ends": func(p *tab) {
 			p.set(map[string]any{"GET /status": `{"mode": "degraded", "mode_reason": "etcd is away"}`})
 			p.open("/events")
@@ -378,7 +382,8 @@ func browserCases() map[string]func(*tab) {
 			p.tell(`{"seq": "1", "type": "WorkloadState", "workload_id": "a"}`)
 			p.sees("Failed", "Start")
 		},
-		// A gateway sends a comment every 15 seconds. A longer silence means that the connection is dead.
+		// A gateway sends a comment on an event stream every 15 seconds. After a longer silence the page must treat
+		// the connection as dead and open the stream again.
 		"a stream that is silent for too long is opened again": func(p *tab) {
 			var opened atomic.Int32
 			p.set(map[string]any{"GET /events": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -399,7 +404,7 @@ func browserCases() map[string]func(*tab) {
 			p.open("/events")
 			p.sees("NodeLost")
 		},
-		// A node's page shows at most 500 workloads.
+		// A node's page shows at most 500 workloads. If the node has more, the page must link to the full list.
 		"a node's page links to the workloads that it does not show": func(p *tab) {
 			p.set(map[string]any{
 				"GET /nodes/n":   `{"node": {"node_id": "n", "status": "Ready", "workloads": 2}}`,
@@ -474,7 +479,43 @@ func browserCases() map[string]func(*tab) {
 			p.sees("1 of 2 run", "no room", "not Restart", "not Scale …", "Stop")
 			p.is(`[...document.querySelectorAll("tbody tr")].map((r) => [r.cells[0], r.cells[1], r.cells[2]].map((c) => c.textContent).join(" "))`, []string{"shipper-n1 Running n1", "shipper-n2 Pending none"})
 		},
-		"a group is scaled, and members that would go are named before": func(p *tab) {
+		"a delete names the data that goes and the data that stays, and keeps volumes unless the user says otherwise": func(p *tab) {
+			plan := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				asked, _ := io.ReadAll(r.Body)
+				data := `"deleted_data": ["disk vda on n1", "volume db on n1"]`
+				if strings.Contains(string(asked), `"keep_volumes":true`) {
+					data = `"deleted_data": ["disk vda on n1"], "kept_data": ["volume db on n1"]`
+				}
+				_, _ = fmt.Fprintf(w, `{"workloads": [{"workload_id": "web", "action": "delete", %s}]}`, data)
+			})
+			var asked atomic.Value
+			gone := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				asked.Store(r.URL.RawQuery)
+				_, _ = fmt.Fprint(w, `{"success": true}`)
+			})
+			p.set(map[string]any{
+				"GET /workloads/web": `{"workload": {"workload_id": "web", "status": "Running", "desired_state": "Running"}}`,
+				"POST /plan":         plan, "DELETE /workloads/web": gone,
+			})
+			p.do(page.BringToFront()) // a dialog in a hidden tab does not close
+			for _, volumes := range []bool{false, true} {
+				p.open("/workloads/web")
+				p.press("Delete …")
+				p.sees("web deletes disk vda on n1", "web keeps volume db on n1")
+				want := "keep_volumes=true"
+				if volumes {
+					want = ""
+					p.do(chromedp.Click(`dialog input[type="checkbox"]`))
+					p.sees("web deletes disk vda on n1, volume db on n1", "not keeps")
+				}
+				p.press("Delete")
+				p.sees("web is being deleted.")
+				if got := asked.Load(); got != want {
+					p.t.Errorf("the page sent the parameters %q, want %q", got, want)
+				}
+			}
+		},
+		"the console names the members that scaling down would delete": func(p *tab) {
 			member := `{"workload_id": "web-%d", "group": "web", "status": "Running", "desired_state": "Running", "revision_number": "2", "spec": {"update": {"max_parallel": 1}}}`
 			p.set(map[string]any{
 				"GET /workloads/web-0":   `{"workload": ` + fmt.Sprintf(member, 0) + `}`,
@@ -501,7 +542,8 @@ func browserCases() map[string]func(*tab) {
 			p.press("Undo")
 			p.sees("The update is undone")
 			p.set(map[string]any{
-				"GET /workloads": fmt.Sprintf(`{"workloads": [`+member+`, {"workload_id": "web-1", "group": "web", "surge": true, "status": "Running", "desired_state": "Running"}]}`, 0),
+				"GET /workloads":       fmt.Sprintf(`{"workloads": [`+member+`, {"workload_id": "web-1", "group": "web", "surge": true, "revision_id": "r2", "status": "Running", "desired_state": "Running"}]}`, 0),
+				"GET /workloads/web-0": `{"workload": {"workload_id": "web-0", "group": "web", "revision_number": "1", "spec": {}}}`, // the update has changed only the extra member
 				"GET /rollouts/web": `{"group": "web", "phase": "AwaitPromotion", "reason": "waits for its promotion", "can_undo": true, "update": {"order": "start-first", "canary": 1},
 					"members": [{"workload_id": "web-0", "state": "Waiting"}, {"workload_id": "web-1", "state": "Updated", "surge": true, "canary": true}]}`,
 				"POST /rollouts/web": p.body(`{}`, `{"action":"promote"}`),
@@ -517,11 +559,11 @@ func browserCases() map[string]func(*tab) {
 			p.press("Abort")
 			p.sees("The update goes back")
 		},
-		// The schedulers would refuse each of these changes.
-		"a reader without rights sees no buttons of changes": func(p *tab) {
+		// The schedulers would refuse these changes from a user who may only read, so the console hides their buttons.
+		"a user who may only read sees no buttons for changes": func(p *tab) {
 			member := `{"workload_id": "web-0", "group": "web", "status": "Running", "desired_state": "Running"}`
 			p.set(map[string]any{
-				"GET /access/check":              `{"permission": "deploy", "reason": "none of your roles has the permission deploy"}`,
+				"GET /access":                    `{"grants": [{"role": "viewer", "permissions": ["read"], "everywhere": true}]}`,
 				"GET /workloads/web-0":           `{"workload": ` + member + `}`,
 				"GET /workloads":                 `{"workloads": [` + member + `]}`,
 				"GET /workloads/encode":          `{"workload": {"workload_id": "encode", "kind": "job", "status": "Running", "desired_state": "Running", "template": {}, "spec": {"job": {"parameterized": {}}}}}`,
@@ -539,7 +581,24 @@ func browserCases() map[string]func(*tab) {
 			p.open("/workloads/encode")
 			p.sees("No run has been started", "not Start a run")
 		},
-		// Reading a page again replaces its elements; keyboard users must keep the focus.
+		"a member of one namespace sees the buttons of that namespace": func(p *tab) {
+			p.set(map[string]any{
+				"GET /access":          `{"grants": [{"role": "operator", "permissions": ["read", "deploy"], "namespaces": ["shop"]}]}`,
+				"GET /networks":        `{"networks": [{"name": "back", "namespace": "shop"}, {"name": "side", "namespace": "default"}]}`,
+				"GET /objects/secret":  `{"objects": [{"kind": "secret", "name": "key", "namespace": "default", "versions": [{"number": 1}]}]}`,
+				"GET /objects/config":  `{}`,
+				"GET /workloads/web-0": `{"workload": {"workload_id": "web-0", "namespace": "shop", "status": "Running", "desired_state": "Running"}}`,
+			})
+			p.open("/networks")
+			p.sees("back", "side", "New network …")
+			p.is(`[...document.querySelectorAll("tbody tr")].map((r) => r.cells[0].textContent + "|" + r.cells[7].textContent).join()`, "back|Delete …,side|")
+			p.open("/secrets")
+			p.sees("key", "New secret …", "not New version …", "not Delete …")
+			p.open("/workloads/web-0")
+			p.sees("Stop", "Delete …")
+		},
+		// When the data of a page is read again, its elements are replaced. The button that had the keyboard focus
+		// must have it again afterwards.
 		"the focus stays on its button when the page is read again": func(p *tab) {
 			p.set(map[string]any{"GET /nodes/n": `{"node": {"node_id": "n", "status": "Ready"}}`})
 			p.open("/nodes/n")

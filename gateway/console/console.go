@@ -21,7 +21,7 @@ var assets embed.FS
 // it.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// file is an asset and its response headers.
+// file is a file of the console (a script, style sheet or page) with the HTTP headers of its response.
 type file struct {
 	kind   string // value of Content-Type
 	tag    string // value of ETag

@@ -34,7 +34,7 @@ func TestHandlerServesTheAssets(t *testing.T) {
 		kind       string
 	}{
 		{"the start page", "/ui/", nil, 200, "text/html; charset=utf-8"},
-		{"a module has its type, independent of the machine's table", "/ui/app.js", nil, 200, "text/javascript; charset=utf-8"},
+		{"a module has the media type of JavaScript, whatever the machine's table of media types says", "/ui/app.js", nil, 200, "text/javascript; charset=utf-8"},
 		{"a module with gzip", "/ui/app.js", map[string]string{"Accept-Encoding": "br, gzip"}, 200, "text/javascript; charset=utf-8"},
 		{"an unchanged file", "/ui/", map[string]string{"If-None-Match": tag}, 304, "text/html; charset=utf-8"},
 		{"an unknown file", "/ui/nothing.js", nil, 404, "text/plain; charset=utf-8"},
@@ -42,10 +42,10 @@ func TestHandlerServesTheAssets(t *testing.T) {
 	} {
 		r := ask(t, c.path, c.header)
 		if r.StatusCode != c.status || r.Header.Get("Content-Type") != c.kind {
-			t.Errorf("%s: %d %s, want %d %s", c.fact, r.StatusCode, r.Header.Get("Content-Type"), c.status, c.kind)
+			t.Errorf("%s: the answer has status %d and type %s, want %d and %s", c.fact, r.StatusCode, r.Header.Get("Content-Type"), c.status, c.kind)
 		}
 		if c.status == 200 && !strings.Contains(r.Header.Get("Content-Security-Policy"), "default-src 'none'") {
-			t.Errorf("%s: no policy", c.fact)
+			t.Errorf("%s: the answer has no Content-Security-Policy", c.fact)
 		}
 	}
 	packed := ask(t, "/ui/app.js", map[string]string{"Accept-Encoding": "gzip"})
@@ -56,6 +56,6 @@ func TestHandlerServesTheAssets(t *testing.T) {
 	plain, err := io.ReadAll(z)
 	want, _ := io.ReadAll(ask(t, "/ui/app.js", nil).Body)
 	if err != nil || string(plain) != string(want) {
-		t.Errorf("packed and plain differ: %v", err)
+		t.Errorf("the gzip content of an asset differs from its plain content: %v", err)
 	}
 }

@@ -5,9 +5,9 @@
 // caller's own certificate, session or token. So the console can do nothing that the caller
 // cannot do with persysctl.
 //
-//	app.js        the frame: addresses, banner, signing in, token dialog, keys, cluster in use
+//	app.js        the frame around pages: routing, banner, sign-in, token dialog, keyboard shortcuts, selected cluster
 //	live.js       events for every page; reading a page again after an event
-//	api.js        requests, streams, and how old the answers are
+//	api.js        requests, streams, and the age of the data on the page
 //	dom.js        elements that every page is built from
 //	chart.js      capacity, reserved and used amounts of one resource
 //	placement.js  the planner's verdict on each node
@@ -20,7 +20,7 @@
 //	workload.js   state, timeline, placement, logs, specification
 //	exec.js       a session in a workload; loaded when its tab is opened
 //	term.js       the terminal of a session
-//	history.js    revisions, their differences, rolling back; loaded likewise
+//	history.js    revisions, their differences, rolling back; loaded when its tab is opened
 //	deploy.js     a specification, its plan, its progress
 //	drifts.js     differences between the schedulers' state and the nodes
 //	events.js     events, and the audit

@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// staticImports matches the static imports of a module. It does not match import(), which runs later and so cannot
-// close a cycle of imports.
+// staticImports matches the static imports of a module. It does not match import(), because a module that is loaded
+// later, when import() runs, causes no cycle.
 var staticImports = regexp.MustCompile(`(?m)(?:^|\n)(?:import|export)[^;"]*"\./([^"]+)"`)
 
 // modules returns the imports of every module.
@@ -21,7 +21,7 @@ func modules(t *testing.T) map[string][]string {
 	t.Helper()
 	paths, err := fs.Glob(assets, "assets/*.js")
 	if err != nil || len(paths) == 0 {
-		t.Fatalf("modules: %v, %v", paths, err)
+		t.Fatalf("the modules are %v (error %v), want at least one", paths, err)
 	}
 	out := map[string][]string{}
 	for _, path := range paths {
@@ -107,13 +107,14 @@ func TestModulesAreTypeChecked(t *testing.T) {
 }
 
 func TestModulesAreFormatted(t *testing.T) {
-	testbed.Program(t, "tsc") // the package of tsc contains the formatter
+	testbed.Program(t, "tsc") // format.js loads TypeScript's formatter, which the package of tsc (node-typescript) contains
 	if out, err := exec.CommandContext(t.Context(), testbed.Program(t, "node"), "format.js").CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
 
-// TestAssetsLoadNothingFromOtherHosts: no asset is loaded from another host, and no text is set as HTML.
+// TestAssetsLoadNothingFromOtherHosts: the files of the console must load nothing from another host, and must not
+// insert text from the API into a page as HTML, because it could contain a script.
 func TestAssetsLoadNothingFromOtherHosts(t *testing.T) {
 	otherHost := regexp.MustCompile(`(?:src|href|url\(|from|import\()\s*[=("']+\s*(?:https?:)?//`)
 	asHTML := regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(`)

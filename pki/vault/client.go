@@ -11,7 +11,7 @@ import (
 	"github.com/hashicorp/vault/api"
 )
 
-// callFor is the timeout of one login to Vault and the request after it.
+// callFor is the timeout of one login to Vault together with the request that follows the login.
 const callFor = 20 * time.Second
 
 // Access is the address of Vault and the credentials with which this program logs in.

@@ -78,8 +78,8 @@ func Open(ctx context.Context, cfg Config) (*Source, error) {
 }
 
 // Start ensures that the certificate files exist. If they hold a certificate of this program, it keeps them.
-// Otherwise it gets a new certificate from Vault. While Vault is unreachable, any key and certificate that
-// can be loaded will do. Start fails if there are none.
+// Otherwise it gets a new certificate from Vault. While Vault is unreachable, Start accepts any key and
+// certificate in the files that can be loaded, and fails if there are none.
 func (s *Source) Start(ctx context.Context) error {
 	leaf, err := s.leaf()
 	if err == nil && s.own(leaf) && s.valid(leaf) {
@@ -104,8 +104,8 @@ func (s *Source) Run(ctx context.Context) {
 	for {
 		wait := s.cfg.Retry
 		if leaf, err := s.leaf(); err == nil && !s.stale {
-			// A new certificate may be due for renewal at once, if its validity is short or began long
-			// before its issue. So pause between two requests.
+			// A new certificate may be due for renewal as soon as it is issued, if its validity is short or began long
+			// before. So always pause between two requests to Vault.
 			now := s.cfg.Now()
 			wait = max(RenewAt(leaf).Sub(now), min(s.cfg.Retry, leaf.NotAfter.Sub(now)/2))
 		}
@@ -236,7 +236,7 @@ func (s *Source) valid(leaf *x509.Certificate) bool {
 	return !now.Before(leaf.NotBefore) && now.Before(leaf.NotAfter)
 }
 
-// own reports whether a certificate contains Bind, Service or <Service>.<Domain> of this program.
+// own reports whether a certificate was issued for this program: it must contain Bind, Service or <Service>.<Domain>.
 func (s *Source) own(leaf *x509.Certificate) bool {
 	for _, name := range append([]string{leaf.Subject.CommonName}, leaf.DNSNames...) {
 		if name != "" && (name == s.cfg.Bind || name == s.cfg.Service || name == s.qualified(s.cfg.Service)) {

@@ -18,10 +18,12 @@ import (
 	"github.com/persys/compute/stack/service"
 )
 
-// MaxAsks is the largest number of asks (things asked of the machine) that one workload may have.
+// MaxAsks is the largest number of things (policy.Ask) that one workload may request from its
+// machine.
 const MaxAsks = 4096
 
-// Image returns the full reference of an image, or the text itself if it is not a valid reference.
+// Image returns the full reference of an image, such as docker.io/library/nginx:latest for nginx;
+// if ref is not a valid reference, it returns ref.
 func Image(ref string) string {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
@@ -68,7 +70,8 @@ type port struct {
 	Field                        string
 }
 
-// Container returns the asks of a container of the agent API. image is its full reference.
+// Container returns the asks of a container (the things that it requests from its machine), as the
+// agent API describes it. image is the full reference of its image.
 func Container(c *agentv1.ContainerSpec, image string) []policy.Ask {
 	r := c.GetResources()
 	u := unit{
@@ -126,7 +129,7 @@ func (l *list) unit(u unit) {
 	}
 }
 
-// group adds the ask for a further group of a container's process.
+// group adds to the list that a container's process requests a supplementary group.
 func (l *list) group(field, group string) { l.add(policy.RuleUser, field, group) }
 
 func (l *list) mount(m mount, field string) {
@@ -138,6 +141,14 @@ func (l *list) mount(m mount, field string) {
 		rule = policy.RuleHostPathRead
 	}
 	l.add(rule, field, m.Path)
+}
+
+// IngressPort returns the asks (requests for rights on the machine) for a container's port in
+// ingress mode, which is published on every node.
+func IngressPort(published int32, protocol, field string) []policy.Ask {
+	var out list
+	out.port(port{Published: strconv.Itoa(int(published)), Protocol: protocol}, field)
+	return out
 }
 
 func (l *list) port(p port, field string) {
@@ -212,8 +223,8 @@ func SecurityOption(o string) string {
 // (contract/wire-agent.md).
 const vmImages = "/var/lib/libvirt/images"
 
-// Machine names the parts of a node that belong to a virtual machine, so that the virtual machine needs no
-// permission for them.
+// Machine says which files and folders of a node are those of one virtual machine. A policy does not treat them as
+// paths of the host, so the virtual machine needs no permission for them.
 type Machine struct {
 	// Names are the names of the virtual machine: the workload id, and on an agent also the name of its
 	// libvirt domain.
@@ -226,7 +237,8 @@ type Machine struct {
 	IsDisk func(path string) bool
 }
 
-// VM returns the asks of a virtual machine. A disk that the agent creates for the workload needs no ask.
+// VM returns the asks of a virtual machine (the things that it requests from its machine), such as
+// existing disks. A disk that the agent creates for the workload is not among them.
 func VM(v *agentv1.VMSpec, m Machine) []policy.Ask {
 	if m.Images == "" {
 		m.Images = vmImages
@@ -250,7 +262,8 @@ func VM(v *agentv1.VMSpec, m Machine) []policy.Ask {
 	return out
 }
 
-// own reports whether the path of a disk is the default path that the agent gives the disk.
+// own reports whether p, the path of disk d, is the path that the agent itself chooses for the
+// disk.
 func (m *Machine) own(p string, d *agentv1.DiskConfig) bool {
 	dir, file := path.Split(path.Clean(p))
 	extension := ".qcow2"
@@ -283,7 +296,8 @@ func (m *Machine) at(p string) string {
 	return path.Join(m.Images, p)
 }
 
-// tooMany returns the error for a workload that has more asks than MaxAsks.
+// tooMany returns the error for a workload that requests n things from its machine, which is more
+// than MaxAsks.
 func tooMany(n int) error {
 	return fmt.Errorf("asks for %d things (images, ports, mounts, …), at most %d", n, MaxAsks)
 }

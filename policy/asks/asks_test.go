@@ -14,7 +14,8 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// judged returns the names of the rules by which the built-in policy name refuses asks of a workload of this kind.
+// judged returns the names of the rules by which the built-in policy with this name refuses asks,
+// the list of things that a workload of this kind requests from its machine.
 func judged(t *testing.T, name, kind string, asks []policy.Ask) string {
 	t.Helper()
 	p, ok := policy.Builtin(name)
@@ -103,7 +104,8 @@ func TestAsksOfAVirtualMachine(t *testing.T) {
 	}
 }
 
-// load loads a project from files, the first of which is the Compose file.
+// load writes files (name to content) to dir and loads the Compose project in them, with the
+// environment env.
 func load(t *testing.T, dir string, env map[string]string, files map[string]string) *types.Project {
 	t.Helper()
 	for name, text := range files {
@@ -123,8 +125,8 @@ func load(t *testing.T, dir string, env map[string]string, files map[string]stri
 	return p
 }
 
-// TestAsksOfAComposeProject checks that each privilege becomes an ask, in every form in which a Compose file
-// can express it.
+// TestAsksOfAComposeProject checks that each privilege appears in the list of asks (things requested from
+// the machine), in every form in which a Compose file can express it.
 func TestAsksOfAComposeProject(t *testing.T) {
 	const head = "services:\n  a:\n    image: x\n"
 	one := func(lines string) map[string]string { return map[string]string{"compose.yaml": head + lines} }
@@ -215,8 +217,8 @@ func TestAsksOfAComposeProject(t *testing.T) {
 	}
 }
 
-// TestLinksOfAStack checks that a mount of a symbolic link in the stack's own folder is judged as a mount of the link's
-// target.
+// TestLinksOfAStack checks that if a service mounts a symbolic link in the stack's own folder, the policy judges the
+// target of the link.
 func TestLinksOfAStack(t *testing.T) {
 	dir := t.TempDir()
 	for _, link := range [][2]string{{"/etc", "out"}, {"here", "in"}} {
@@ -258,5 +260,25 @@ func TestPortsOnAllowedAddresses(t *testing.T) {
 				t.Errorf("the policy with allowed addresses reports the violations %+v, want some only for the other addresses", broken)
 			}
 		})
+	}
+}
+
+// TestIngressPort: a port in mode ingress asks for the same as a host port at all addresses.
+func TestIngressPort(t *testing.T) {
+	for _, tt := range []struct {
+		port                 int32
+		baseline, restricted string
+	}{
+		{22, "container.ports[2] ports", "container.ports[2] ports"},
+		{80, "", "container.ports[2] ports"},
+		{8080, "", ""},
+	} {
+		list := IngressPort(tt.port, "", "container.ports[2]")
+		if got := judged(t, policy.Baseline, "container", list); got != tt.baseline {
+			t.Errorf("port %d: the policy baseline refuses %q, want %q", tt.port, got, tt.baseline)
+		}
+		if got := judged(t, policy.Restricted, "container", list); got != tt.restricted {
+			t.Errorf("port %d: the policy restricted refuses %q, want %q", tt.port, got, tt.restricted)
+		}
 	}
 }

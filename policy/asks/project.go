@@ -13,13 +13,14 @@ import (
 	"github.com/persys/compute/stack/service"
 )
 
-// Resolve resolves the symbolic links of a path inside the folder of a stack. Schedulers do not have that
-// folder and pass nil.
+// Resolve returns a path inside the folder of a stack with its symbolic links resolved. Schedulers do not
+// have that folder and pass nil.
 type Resolve func(string) string
 
-// Project returns the asks of a loaded Compose project. Paths below its working directory and below folders belong to
-// the stack and need no ask. A path whose symbolic links lead out of these folders needs an ask. managed are the names
-// of the workload's managed volumes, which are external volumes in the project.
+// Project returns the asks of a loaded Compose project (the things that it requests from its machine). Paths below
+// its working directory and below folders belong to the stack and are not listed. A path whose symbolic links lead
+// out of these folders is listed. managed are the names of the workload's managed volumes, which are external volumes
+// in the project.
 func Project(p *types.Project, managed []string, resolve Resolve, folders ...string) ([]policy.Ask, error) {
 	d := project{p: p, managed: managed, resolve: resolve, folders: append(folders, p.WorkingDir)}
 	for _, name := range slices.Sorted(maps.Keys(p.Services)) {
@@ -45,7 +46,8 @@ type project struct {
 	out     list
 }
 
-// hostPath adds an ask for a path of the host, unless it belongs to the stack.
+// hostPath adds to the list that the stack requests a path of the host, unless the path belongs to
+// the stack.
 func (d *project) hostPath(field, source string, readOnly bool) {
 	at := path.Clean(source)
 	for _, own := range d.folders {
@@ -115,8 +117,8 @@ func (d *project) service(at string, s types.ServiceConfig) {
 	}
 }
 
-// mount adds the ask for a mount of a service. It adds nothing for a named volume that the project declares,
-// because the method volume adds the asks of such volumes.
+// mount adds to the list what a mount of a service requests from the host. It adds nothing for a named
+// volume that the project declares, because the method volume does so.
 func (d *project) mount(field string, v types.ServiceVolumeConfig) {
 	switch v.Type {
 	case types.VolumeTypeVolume:
@@ -134,8 +136,8 @@ func (d *project) mount(field string, v types.ServiceVolumeConfig) {
 	}
 }
 
-// sharing adds asks for the namespaces that a service shares with the host or with a container of another
-// workload.
+// sharing adds to the list the Linux namespaces that a service shares with the host or with a container
+// of another workload.
 func (d *project) sharing(at string, s types.ServiceConfig) {
 	for _, n := range []struct{ key, name, mode string }{
 		{"network_mode", "network", s.NetworkMode}, {"net", "network", s.Net}, {"pid", "pid", s.Pid}, {"ipc", "ipc", s.Ipc},
@@ -198,7 +200,8 @@ func (d *project) devices(at string, s types.ServiceConfig, limits, reserved *ty
 	}
 }
 
-// options adds asks for those settings of a service that the policy field security_options decides.
+// options adds to the list those settings of a service that the policy field security_options
+// allows or forbids.
 func (d *project) options(at string, s types.ServiceConfig) {
 	add := func(key, name, value string) { d.out.add(policy.RuleSecurity, at+"."+key, name+"="+value) }
 	for _, k := range slices.Sorted(maps.Keys(s.Sysctls)) {
@@ -260,8 +263,8 @@ func redirects(options map[string]string) bool {
 	return false
 }
 
-// files adds asks for the files of the host that a service needs: files that the engine mounts, and files that the
-// agent reads.
+// files adds to the list the files of the host that a service needs: files that the engine mounts, and files that
+// the agent reads.
 func (d *project) files(at string, s types.ServiceConfig) {
 	for i, c := range s.Configs {
 		if file := d.p.Configs[c.Source].File; file != "" {
@@ -281,7 +284,8 @@ func (d *project) files(at string, s types.ServiceConfig) {
 	}
 }
 
-// network adds asks for a network if it does not belong to the stack, or if it is more than a plain bridge.
+// network adds a network to the list if it does not belong to the stack, or if it has another driver or
+// options than a plain bridge.
 func (d *project) network(key string, n types.NetworkConfig) {
 	at := "networks." + key
 	switch {
@@ -308,8 +312,8 @@ var ownOptions = [...]string{
 	"com.docker.network.driver.mtu", "com.docker.network.bridge.enable_icc", "com.docker.network.bridge.enable_ip_masquerade",
 }
 
-// volume adds asks for a volume that does not belong to the stack. It also adds asks for a path of the host,
-// or a network file system, that the volume mounts.
+// volume adds to the list a volume that does not belong to the stack, and a path of the host or a network
+// file system that the volume mounts.
 func (d *project) volume(key string, v types.VolumeConfig) {
 	at := "volumes." + key
 	if bool(v.External) && (slices.Contains(d.managed, v.Name) || slices.Contains(d.managed, key)) {

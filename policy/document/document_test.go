@@ -63,7 +63,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestKeysOfImagesAreChecked: a key that no agent could use is refused when the policy is stored.
+// TestKeysOfImagesAreChecked: if image_keys of a policy has a key that no agent could use, the
+// policy is refused.
 func TestKeysOfImagesAreChecked(t *testing.T) {
 	const ecdsa = "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEaxfR8uEsQkf4vOblY6RA8ncDfYEt6zOg9KE5RdiYwpZP40Li/hp/m47n60p8D54WK84zV2sxXs7LtkBoN79R9Q=="
 	for key, want := range map[string]string{ecdsa: "", "-----BEGIN PUBLIC KEY-----": "as one line", "AAAA": "no public key"} {

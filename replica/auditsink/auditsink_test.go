@@ -102,7 +102,7 @@ func (w *world) exporter(address, token string) *Exporter {
 	return e
 }
 
-// steps calls the exporter's step until no record is left to export.
+// steps calls Exporter.step again and again until all records are exported.
 func (w *world) steps(e *Exporter) {
 	w.t.Helper()
 	for more := true; more; {
@@ -202,8 +202,8 @@ func TestBatchesAreRepeatedUntilStored(t *testing.T) {
 	chained(t, records(t, &got), 1, 4)
 }
 
-// TestDroppedRecordsAreCounted: if the cluster drops records before they are exported, the exporter counts
-// them and goes on with the next record.
+// TestDroppedRecordsAreCounted: if the cluster drops records before they are exported, the exporter must count them
+// and continue with the next record that exists.
 func TestDroppedRecordsAreCounted(t *testing.T) {
 	w := newWorld(t)
 	path := filepath.Join(t.TempDir(), "audit.jsonl")

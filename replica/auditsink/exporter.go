@@ -33,11 +33,11 @@ type Metrics interface {
 	AuditSent(records int)
 	AuditSinkFailed()
 	AuditLost(records uint64)
-	// AuditWaiting reports the number of records that are not sent yet.
+	// AuditWaiting is called with the number of audit records that are not sent yet.
 	AuditWaiting(records uint64)
 }
 
-// Limits of a batch of records, and intervals.
+// Limits of the number and size of records in a batch, and the exporter's intervals.
 const (
 	batchRecords = 500
 	batchBytes   = 1 << 20
@@ -112,7 +112,7 @@ func (e *Exporter) Run(ctx context.Context) {
 	}
 }
 
-// step sends one batch of each audit log. more is set if there are further records.
+// step sends one batch of records from each audit log. more is true if further records are waiting.
 func (e *Exporter) step(ctx context.Context) (more bool, err error) {
 	view := e.cfg.View()
 	var waiting uint64
@@ -179,10 +179,10 @@ func (e *Exporter) batch(view fsm.View, l fsm.AuditLog) (b batch, err error) {
 	return b, err
 }
 
-// holds reports whether the sink can continue after the record that it sent last (at), because l is the log that has
-// this record. The record with the number at.Number must then have the hash at.Hash. If the log has dropped that record
-// because of its age, the next record must name at.Hash as the hash of the record before it; if the next one was dropped
-// too, nothing can be compared, and holds returns true.
+// holds reports whether the log l is the log from which the last record (at) was sent, so that the export can continue
+// after it. In that log, the record with the number at.Number has the hash at.Hash. If that record was dropped because
+// of its age, the next record must contain at.Hash as the hash of its predecessor. If the next record was dropped too,
+// nothing can be compared, and holds returns true.
 func holds(view fsm.View, l fsm.AuditLog, at position) bool {
 	if at.Number > view.AuditLast(l) {
 		return false

@@ -81,8 +81,8 @@ func (w *Watch) setUp(up map[string]bool) {
 	w.up = up
 }
 
-// Each calls fn for every server that was probed in this leadership term; up reports whether the server answers. It
-// does nothing while this replica does not lead. w may be nil.
+// Each calls fn for every server that was probed in this leadership term; up says whether the server answers. While
+// this replica does not lead, or if w is nil, Each does nothing.
 func (w *Watch) Each(fn func(server string, up bool)) {
 	if w == nil {
 		return

@@ -45,13 +45,13 @@ type Keyring struct {
 
 const candidateSuffix = ".new."
 
-// Offer is a key that another scheduler sends to this one.
+// Offer is a cluster key that another scheduler has sent to this one in answer to a request.
 type Offer struct {
 	Text      string // key in the form of pki.Key.Export
 	Candidate bool
 }
 
-// Ask asks other schedulers for their keys: only the leader, or all of them.
+// Ask requests the keys of other schedulers: of the leader alone if leader is true, otherwise of all.
 type Ask func(ctx context.Context, leader bool) []Offer
 
 func Open(file pki.KeyFile, st *store.Store, log *slog.Logger) (*Keyring, error) {
@@ -82,7 +82,8 @@ func Open(file pki.KeyFile, st *store.Store, log *slog.Logger) (*Keyring, error)
 
 func (k *Keyring) file(path string) pki.KeyFile { return pki.KeyFile{Path: path, Wrap: k.wrap} }
 
-// Key implements rpc.Keys: it returns the cluster key, or an error if this replica has no key that it may use yet.
+// Key implements rpc.Keys: it returns the cluster key. It returns an error if this replica has no key, or has a key
+// that is not yet pinned (committed as the cluster's key) or not yet held by a majority.
 func (k *Keyring) Key() (*pki.Key, error) {
 	key, err := k.held()
 	if err != nil {
@@ -96,7 +97,8 @@ func (k *Keyring) Key() (*pki.Key, error) {
 	return key, nil
 }
 
-// held returns the cluster's key if this replica has it.
+// held returns the cluster key if this replica has it. It does not check whether a majority of the replicas has it
+// too.
 func (k *Keyring) held() (*pki.Key, error) {
 	view := k.store.View()
 	pinned := view.Info().ClusterKeyID
@@ -106,7 +108,8 @@ func (k *Keyring) held() (*pki.Key, error) {
 	case k.key != nil && k.key.ID() == pinned:
 		return k.key, nil
 	case k.key != nil && pinned == "" && sealedSomething(view):
-		// The cluster has not pinned a key yet, and its secrets are sealed with the key in this file.
+		// No key is pinned (committed as the cluster's key) yet, but secrets in the state are already encrypted with
+		// the key in this file.
 		return k.key, nil
 	case k.key != nil && pinned != "":
 		return nil, fmt.Errorf("%s holds key %s, but this cluster's secrets are sealed with key %s: move the file away, and another scheduler sends the right key", k.path, k.key.ID(), pinned)
@@ -116,7 +119,7 @@ func (k *Keyring) held() (*pki.Key, error) {
 	return nil, fmt.Errorf("this scheduler has no cluster key yet (%s): copy %s from another scheduler, or wait until another scheduler sends the key", pinned, k.path)
 }
 
-// Settled reports whether this replica holds the pinned key.
+// Settled reports whether this replica holds the pinned key: the key whose id is committed as that of the cluster key.
 func (k *Keyring) Settled() bool {
 	pinned := k.store.View().Info().ClusterKeyID
 	k.mu.Lock()
@@ -124,8 +127,8 @@ func (k *Keyring) Settled() bool {
 	return k.key != nil && k.key.ID() == pinned
 }
 
-// adopt stores a key that another scheduler has sent, if it is the pinned key. It does not overwrite a file
-// with another key.
+// adopt stores a key that another scheduler has sent, if it is the pinned key (the key whose id is committed). It does
+// not overwrite a file with another key.
 func (k *Keyring) adopt(exported string) error {
 	key, err := pki.ParseKey(exported)
 	if err != nil {
@@ -151,7 +154,8 @@ func (k *Keyring) adopt(exported string) error {
 	return k.forgetCandidates()
 }
 
-// forgetCandidates deletes candidates, which have never sealed anything. The caller holds mu.
+// forgetCandidates deletes the candidates: generated keys that were not pinned and have never encrypted anything. k.mu
+// must be held.
 func (k *Keyring) forgetCandidates() error {
 	for id := range k.candidates {
 		if err := os.Remove(k.path + candidateSuffix + id); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -163,8 +167,9 @@ func (k *Keyring) forgetCandidates() error {
 	return nil
 }
 
-// propose makes the leader pin a key once a majority holds it: the key in the leader's key file, or a key that another
-// replica holds, or a new key. propose returns nil if a key is pinned, or if a majority does not hold the key yet.
+// propose is called on the leader. It chooses a key: the one in the leader's key file, or one that another replica
+// holds, or a new one. When a majority of the replicas holds the key, propose pins it: it commits the key's id as that
+// of the cluster key. It returns nil if a key is pinned already, or if a majority does not hold the chosen key yet.
 func (k *Keyring) propose(ctx context.Context, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others Ask) error {
 	view := k.store.View()
 	if view.Info().ClusterKeyID != "" {
@@ -230,8 +235,8 @@ func sealedSomething(view fsm.View) bool {
 	return found
 }
 
-// keepCandidate stores a candidate on disk before this replica offers it to others, because the others may pin it while
-// this replica is down.
+// keepCandidate stores a candidate (a generated key that is not pinned yet) on disk. This happens before other
+// replicas get it, because they may pin it while this replica is down.
 func (k *Keyring) keepCandidate(key *pki.Key) (*pki.Key, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -247,7 +252,8 @@ func (k *Keyring) keepCandidate(key *pki.Key) (*pki.Key, error) {
 	return stored, nil
 }
 
-// promote makes the pinned candidate this replica's cluster key, and deletes the other candidates.
+// promote stores the candidate whose id was pinned (committed) as this replica's cluster key, and deletes the other
+// candidates.
 func (k *Keyring) promote() error {
 	pinned := k.store.View().Info().ClusterKeyID
 	k.mu.Lock()
@@ -266,8 +272,9 @@ func (k *Keyring) promote() error {
 	return k.forgetCandidates()
 }
 
-// Offered implements rpc.Keys: it returns the key that this replica sends to other schedulers. That is the pinned key,
-// or, while no key is pinned, the key in an operator's key file or else a candidate.
+// Offered implements rpc.Keys: it returns the key that this replica sends to other schedulers. That is the pinned key
+// (the key whose id is committed). While no key is pinned, it is the key in an operator's key file, or else a
+// candidate (a generated key that may be pinned).
 func (k *Keyring) Offered() (*pki.Key, bool, error) {
 	pinned := k.store.View().Info().ClusterKeyID
 	k.mu.Lock()
@@ -298,7 +305,8 @@ func (k *Keyring) majority(id string, offers []Offer) bool {
 	return holders > replicas/2
 }
 
-// share asks how many replicas hold the key. The key is not used before a majority holds it.
+// share asks the other replicas whether they hold this replica's key, and records when a majority does. Until then the
+// key is not used.
 func (k *Keyring) share(ctx context.Context, others Ask) {
 	all := k.majority(k.store.View().Info().ClusterKeyID, nil) || k.majority(k.store.View().Info().ClusterKeyID, others(ctx, false))
 	k.mu.Lock()
@@ -306,7 +314,8 @@ func (k *Keyring) share(ctx context.Context, others Ask) {
 	k.shared = k.shared || all
 }
 
-// ready reports whether this replica holds the pinned key and a majority holds it too.
+// ready reports whether this replica holds the pinned key (the key whose id is committed) and is known to share it
+// with a majority.
 func (k *Keyring) ready() bool {
 	k.mu.Lock()
 	shared := k.shared
@@ -350,8 +359,8 @@ func (k *Keyring) settle(ctx context.Context, leads bool, commit func(context.Co
 	return err
 }
 
-// obtain gets the pinned key from another replica. While no key is pinned, the leader proposes a key, and a follower
-// gets the leader's candidate.
+// obtain gets the pinned key (the key whose id is committed) from another replica. While no key is pinned, the leader
+// instead proposes a key, and a follower fetches the key that the leader wants to pin.
 func (k *Keyring) obtain(ctx context.Context, leads bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others Ask) error {
 	if err := k.promote(); err != nil || k.Settled() {
 		return err
@@ -379,7 +388,7 @@ func (k *Keyring) obtain(ctx context.Context, leads bool, commit func(context.Co
 	return err
 }
 
-// follow gets the candidate that the leader is about to propose, and stores it.
+// follow fetches from the leader the key that the leader wants to pin (its candidate), and stores this key.
 func (k *Keyring) follow(ctx context.Context, others Ask) error {
 	k.mu.Lock()
 	own := k.key != nil

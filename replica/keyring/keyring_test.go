@@ -85,8 +85,8 @@ func keyID(t *testing.T, k *Keyring) string {
 	return key.ID()
 }
 
-// TestTwoLeadersEndWithOneKey: a leader creates a key and loses leadership before the key is pinned. The next
-// leader creates another key, which is pinned. The first leader then deletes its own key.
+// TestTwoLeadersEndWithOneKey: a leader creates a key and loses leadership before the key is pinned. The next leader
+// creates another key, which is pinned (committed as the cluster key). The first leader must then delete its own key.
 func TestTwoLeadersEndWithOneKey(t *testing.T) {
 	l := newLog(t)
 	dirA := t.TempDir()
@@ -116,8 +116,8 @@ func TestTwoLeadersEndWithOneKey(t *testing.T) {
 	}
 }
 
-// TestACommittedCandidateIsKept: the leader dies after its candidate was pinned and before it learns that the candidate
-// is pinned. After its restart it must use the candidate.
+// TestACommittedCandidateIsKept: a leader's new key (candidate) is pinned by a log entry, but the leader dies before
+// it applies this entry. After its restart it must use that key.
 func TestACommittedCandidateIsKept(t *testing.T) {
 	l := newLog(t)
 	dir := t.TempDir()
@@ -138,8 +138,8 @@ func TestACommittedCandidateIsKept(t *testing.T) {
 	}
 }
 
-// TestAKeyIsUsedOnceAMajorityHoldsIt: a new key seals nothing before a majority holds it, so that secrets are
-// not lost with the machine that created the key.
+// TestAKeyIsUsedOnceAMajorityHoldsIt: a leader has created the cluster key. Nothing must be encrypted with it before a
+// majority of the replicas holds it, so that secrets are not lost with the machine that created the key.
 func TestAKeyIsUsedOnceAMajorityHoldsIt(t *testing.T) {
 	l := newLog(t)
 	for _, id := range []string{"r2", "r3"} {
@@ -181,8 +181,8 @@ func TestAKeyIsUsedOnceAMajorityHoldsIt(t *testing.T) {
 	}
 }
 
-// TestLeaderThatCreatedTheKeyIsLost: the leader that created the key is lost for good, before or after the
-// other replicas learn that the key is pinned.
+// TestLeaderThatCreatedTheKeyIsLost: a leader creates the cluster key and is then lost for good, before or after the
+// other replicas learn that the key is pinned (committed). The other replicas must be able to use the key.
 func TestLeaderThatCreatedTheKeyIsLost(t *testing.T) {
 	for _, pinned := range []bool{false, true} {
 		t.Run(fmt.Sprintf("pinned=%v", pinned), func(t *testing.T) {
@@ -221,8 +221,8 @@ func TestLeaderThatCreatedTheKeyIsLost(t *testing.T) {
 	}
 }
 
-// TestCandidatesAreKeptUntilOneIsPinned: no candidate is deleted when the next leader creates a key, because
-// the proposal of the former leader may still be in the log, uncommitted.
+// TestCandidatesAreKeptUntilOneIsPinned: two leaders create keys (candidates) one after the other. No candidate may be
+// deleted before one is pinned, because the first leader's proposal may be in the log and be committed later.
 func TestCandidatesAreKeptUntilOneIsPinned(t *testing.T) {
 	l := newLog(t)
 	for _, id := range []string{"r2", "r3"} {
@@ -239,7 +239,8 @@ func TestCandidatesAreKeptUntilOneIsPinned(t *testing.T) {
 	if _ = a.settle(t.Context(), true, slow, holders(b, c)); late == nil {
 		t.Fatal("the slow leader must propose its key late, but proposed nothing")
 	}
-	// Now replica c leads. At first it cannot reach the other replicas; then replica b gets its candidate.
+	// Now replica c leads and has a key of its own to propose (candidate). At first it cannot reach the other
+	// replicas; then replica b fetches this candidate.
 	_ = c.settle(t.Context(), true, l.commit, nobody)
 	_ = b.settle(t.Context(), false, l.commit, holders(c))
 	l.do(late...)

@@ -10,9 +10,10 @@ import (
 	"github.com/persys/compute/mirror"
 )
 
-// Fields returns the fields of a stored specification that the mirror writes to etcd (mirror.Describe).
-// Sealed (encrypted) values stay sealed: without the cluster key, and in any other workload, they are useless to a
-// reader of etcd. If a specification cannot be read, Fields returns none; the stored bytes are mirrored anyway.
+// Fields returns the fields of a stored specification that the mirror writes to etcd (mirror.Describe). Sealed
+// (encrypted) values stay sealed: somebody who reads etcd cannot decrypt them without the cluster key, nor by copying
+// them into another workload. If a specification cannot be read, Fields returns none; the stored bytes are mirrored
+// anyway.
 func Fields(w *fsm.Workload) mirror.Fields {
 	s := &controlv1.WorkloadSpec{}
 	if s.UnmarshalVT(w.Spec) != nil {

@@ -31,13 +31,36 @@ func AccountOfToken(token string) (name string, ok bool) {
 // malformed.
 func IsAccountToken(token string) bool { return strings.HasPrefix(token, accountTokenPrefix) }
 
+// consoleTokenPrefix begins the one-time codes and the tokens of sessions at the web console. No token of an OIDC issuer
+// begins with it.
+const consoleTokenPrefix = "persys-console~" //nolint:gosec // the public beginning of a token, not a secret
+
+// ConsoleToken returns the one-time code or the token of a session at the web console: persys-console~ID~SECRET.
+func ConsoleToken(id string, secret []byte) string {
+	return consoleTokenPrefix + id + "~" + base64.RawURLEncoding.EncodeToString(secret)
+}
+
+// ConsoleOfToken returns the session that a code or a token names, if it has the form of ConsoleToken. It does not
+// verify the token.
+func ConsoleOfToken(token string) (id string, ok bool) {
+	rest, ok := strings.CutPrefix(token, consoleTokenPrefix)
+	if !ok || len(token) > 512 || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return "", false
+	}
+	id, secret, ok := strings.Cut(rest, "~")
+	return id, ok && id != "" && secret != ""
+}
+
+// IsConsoleToken reports whether a token begins like the token of a session at the web console.
+func IsConsoleToken(token string) bool { return strings.HasPrefix(token, consoleTokenPrefix) }
+
 // Bounds of KeyGroups.
 const (
 	maxGroups     = 256
 	maxGroupsSize = 12 << 10
 )
 
-// EncodeGroups returns the value of KeyGroups.
+// EncodeGroups encodes the names of groups as the value of the metadata key KeyGroups.
 func EncodeGroups(groups []string) (string, error) {
 	parts := make([]string, len(groups))
 	for i, g := range groups {
@@ -50,7 +73,7 @@ func EncodeGroups(groups []string) (string, error) {
 	return text, nil
 }
 
-// DecodeGroups reads the value of KeyGroups.
+// DecodeGroups decodes the value of the metadata key KeyGroups to the names of groups.
 func DecodeGroups(text string) ([]string, error) {
 	if len(text) > maxGroupsSize {
 		return nil, fmt.Errorf("%d bytes, limit %d", len(text), maxGroupsSize)
@@ -71,8 +94,8 @@ func DecodeGroups(text string) ([]string, error) {
 	return out, nil
 }
 
-// SecureIssuer reports whether an address of an OIDC issuer is a URL with a host that begins with https://, or
-// http:// on loopback. The keys that sign tokens are read from there.
+// SecureIssuer reports whether the address of an OIDC issuer is a URL that begins with https://, or with
+// http:// and a loopback host. The check is needed because the keys that verify tokens are read from this URL.
 func SecureIssuer(issuer string) bool {
 	u, err := url.Parse(issuer)
 	return err == nil && u.Host != "" && (u.Scheme == "https" || u.Scheme == "http" && Loopback(u.Hostname()))

@@ -29,7 +29,7 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// Values on which clients and servers of this project must agree.
+// These values must be the same in clients and servers of this project.
 const (
 	// KeepaliveMinTime is the MinTime of a server's keepalive.EnforcementPolicy: the shortest interval at
 	// which clients may ping. Clients ping every KeepaliveTime; gRPC allows no less than 10 s.
@@ -60,7 +60,8 @@ const (
 	// stagger is the time for which race waits for one candidate before it dials the next candidate in parallel (as in
 	// RFC 8305).
 	stagger = 250 * time.Millisecond
-	// Pauses between rounds of attempts in which no replica answered.
+	// minPause is the pause after the first round of attempts in which no replica answered. It doubles with each
+	// further round, up to maxPause.
 	minPause = 50 * time.Millisecond
 	maxPause = time.Second
 )
@@ -98,9 +99,9 @@ type Options struct {
 	// replica answers probes; default 8 s. A read may be repeated safely. Without this limit, a request or answer that
 	// is lost inside a replica would cost the caller's whole deadline.
 	ReadPatience time.Duration
-	// UnreachableAfter is the time after which a call fails that has reached no replica, because every
-	// connection was refused or failed its handshake. If it is 0, the call tries until its deadline, as programs need
-	// that survive an outage of the schedulers.
+	// UnreachableAfter is the time after which a call fails that has reached no replica, because every connection was
+	// refused or failed its handshake. If it is 0, the call tries until its deadline; this is for programs such as
+	// agents, which must survive an outage of the schedulers.
 	UnreachableAfter time.Duration
 	// Log gets log lines about background work; nil discards them.
 	Log *slog.Logger
@@ -264,8 +265,8 @@ func (c *Conn) connect(end Endpoint) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+end.Addr, append(opts, c.opt.Extra...)...)
 }
 
-// adopt replaces the scheduler addresses. A peer whose address is in both the old and the new list keeps its
-// connection.
+// adopt replaces the list of scheduler addresses by ends. A peer whose address is in both the old and the new list
+// keeps its connection.
 func (c *Conn) adopt(ends []Endpoint) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -346,7 +347,7 @@ func (c *Conn) lookupFailed(err error) {
 	c.problem = err
 }
 
-// failed records that the connection to a peer failed.
+// failed records that the connection to a peer failed, so that calls try this peer last for a while.
 func (c *Conn) failed(p *peer) {
 	p.penalise()
 	c.mu.Lock()
@@ -360,8 +361,8 @@ func (c *Conn) failed(p *peer) {
 	c.resolver.ResolveNow(resolver.ResolveNowOptions{})
 }
 
-// late records that a peer did not answer a call before its deadline. Such a peer may answer probes but be
-// cut off from the leader, so the next call tries another peer first.
+// late records that a peer did not answer a call before its deadline. Such a peer may answer probes but be cut off
+// from the leader, so the next call must try another peer first.
 func (c *Conn) late(p *peer) {
 	p.penalise()
 	c.mu.Lock()
@@ -399,8 +400,8 @@ func (c *Conn) answered(p *peer, trailer metadata.MD, err error) {
 	}
 }
 
-// credible reports whether hint, the leader's address in an answer from the address from, can be used. It cannot be
-// used if it is malformed, or if it is a loopback address that another machine has sent.
+// credible reports whether hint, the leader's address in an answer of the replica at the address from, can be used.
+// It cannot be used if it is malformed, or if it is a loopback address that another machine has sent.
 func credible(hint, from string) bool {
 	addr, err := parseAddr(hint, "")
 	if err != nil || addr != hint || len(hint) > 300 {
@@ -488,8 +489,8 @@ func (c *Conn) pick(ctx context.Context, tried []*peer) (*peer, error) {
 	return race(ctx, candidates), nil
 }
 
-// race dials the candidates one after another: the next candidate after the delay stagger, or at once when the previous
-// candidate fails. It returns the candidate that connects first, or candidates[0] if none connects.
+// race dials the candidates one after another. It dials the next candidate when the delay stagger has passed or the
+// previous candidate has failed. It returns the candidate that connects first, or candidates[0] if none connects.
 func race(ctx context.Context, candidates []*peer) *peer {
 	if len(candidates) == 1 {
 		return candidates[0] // return it anyway: the call itself waits for the connection
@@ -543,7 +544,8 @@ func ready(ctx context.Context, cc *grpc.ClientConn) bool {
 	}
 }
 
-// attempt says what is known about one attempt of a call in addition to its error.
+// attempt describes one attempt of a call: whether a replica may have received it, and whether the state machine
+// decided its answer.
 type attempt struct {
 	sent   bool // a replica may have received the call
 	judged bool // the state machine has judged the request id of the call
@@ -659,8 +661,8 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 			var cancel context.CancelFunc
 			limited, cancel = context.WithCancel(ctx)
 			defer cancel()
-			// Use a timer and not a deadline. gRPC would send a deadline to the replica, and
-			// DeadlineExceeded from the replica would look like an answer.
+			// Limit the attempt with a timer and not with a context deadline. gRPC would send the deadline to the
+			// replica, and the replica's error DeadlineExceeded would look like its answer to the call.
 			defer time.AfterFunc(c.opt.ReadPatience, cancel).Stop()
 		}
 		var trailer metadata.MD
@@ -674,8 +676,8 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 			err = status.Errorf(codes.Unavailable, "scheduler %s did not answer within %s", p.end.Addr, c.opt.ReadPatience)
 		case judge(err) == broken:
 		case status.Code(err) == codes.DeadlineExceeded && to.Addr != nil:
-			// The peer did not answer in time, even if the error comes from the peer, which noticed the deadline before
-			// this client.
+			// The deadline has passed, so the peer did not answer in time. This is so even if the error comes from the
+			// peer: it has then only noticed the deadline before this client did.
 			c.late(p)
 			// Probe the peer now: a call with a short deadline ends before the timer that would start a probe.
 			p.suspect(l)

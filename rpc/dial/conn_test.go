@@ -166,7 +166,7 @@ func TestOnlyCredibleHintsAreFollowed(t *testing.T) {
 	}
 }
 
-// never is a handler of a replica that does not answer until the caller gives up.
+// never is the handler of a fake replica that hangs: it returns only when the caller gives up.
 func never(ctx context.Context) error {
 	<-ctx.Done()
 	return ctx.Err()
@@ -224,8 +224,8 @@ func TestAHangingReplicaLosesItsCalls(t *testing.T) {
 		if a.calls.Load() != 2 || b.calls.Load() != 1 {
 			t.Errorf("the first replica got %d calls and the second %d, want 2 and 1", a.calls.Load(), b.calls.Load())
 		}
-		// After the penalty of the first replica has ended, calls still go to the second replica, because the second
-		// replica answers.
+		// A replica that did not answer is tried last for minPenalty. After that time, calls still go to the second
+		// replica, because the second replica answers.
 		time.Sleep(minPenalty)
 		mustCall(t, c, apply)
 		if a.calls.Load() != 2 || b.calls.Load() != 2 {
@@ -256,8 +256,8 @@ func TestAHangingReplicaLosesItsCalls(t *testing.T) {
 		if a.calls.Load() != 1 || b.calls.Load() != 1 {
 			t.Errorf("the first replica got %d calls and the second %d, want one each", a.calls.Load(), b.calls.Load())
 		}
-		// The second replica is slow too. A read moves only once and then waits for the second replica; a mutation
-		// waits for its first replica.
+		// The second replica is slow too. A read is repeated at only one other replica and then waits for that
+		// replica; a mutation waits for its first replica.
 		var asked atomic.Int64
 		slow := func(ctx context.Context) error {
 			if asked.Add(1) == 1 {
@@ -368,8 +368,8 @@ func TestALostAnswerIsAnUnknownOutcome(t *testing.T) {
 	}
 }
 
-// TestCallsWithoutReceiptsAreNotRepeated: a call without a receipt (see Once) is not repeated at another
-// replica, because it could then be applied twice.
+// TestCallsWithoutReceiptsAreNotRepeated: the schedulers store no answer (receipt) for some mutations. Such a call
+// must not be repeated at another replica, because it could then be applied twice.
 func TestCallsWithoutReceiptsAreNotRepeated(t *testing.T) {
 	a, b := start(t, nil), start(t, nil)
 	a.on(func(ctx context.Context) error {
@@ -378,12 +378,12 @@ func TestCallsWithoutReceiptsAreNotRepeated(t *testing.T) {
 		return nil
 	})
 	c := dialTo(t, Options{Addrs: []string{vacant(t), a.addr, b.addr}})
-	if err := call(c, deleteVolume, 5*time.Second); !IsUnknownOutcome(err) || a.calls.Load() != 1 || b.calls.Load() != 0 {
+	if err := call(c, removeReplica, 5*time.Second); !IsUnknownOutcome(err) || a.calls.Load() != 1 || b.calls.Load() != 0 {
 		t.Errorf("a call without a receipt was made %d times, and again %d times; want it made once (error %v)", a.calls.Load(), b.calls.Load(), err)
 	}
 	// The first two addresses are unreachable, so these replicas have not received the request, and the call must be
 	// tried at the third replica.
-	mustCall(t, c, deleteVolume)
+	mustCall(t, c, removeReplica)
 }
 
 func TestMetadataOfCalls(t *testing.T) {

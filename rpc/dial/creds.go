@@ -28,7 +28,7 @@ func To(files *pki.Files, addr string, want pki.Peer, more ...grpc.DialOption) (
 }
 
 // Credentials returns TLS credentials for a client or a server, like credentials.NewTLS. In addition, a
-// connection is closed as soon as its peer's certificate is revoked. cfg must have been made by files.
+// connection is closed as soon as its peer's certificate is revoked. A method of files must have made cfg.
 func Credentials(files *pki.Files, cfg *tls.Config) credentials.TransportCredentials {
 	return cutting{credentials.NewTLS(cfg), files}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// TestNoProxyIntoTheCluster: connections ignore a proxy in the environment. A process reads the proxy
-// settings only once, so the test uses a child process.
+// TestNoProxyIntoTheCluster: the environment names an HTTP proxy, and connections to the cluster must not use it. A
+// process reads these settings only once, so the test runs in a child process.
 func TestNoProxyIntoTheCluster(t *testing.T) {
 	if os.Getenv("BEHIND_A_PROXY") == "" {
 		proxy, err := net.Listen("tcp", "127.0.0.1:0")

@@ -55,7 +55,7 @@ func (c cache) equal(o cache) bool {
 		slices.EqualFunc(c.Endpoints, o.Endpoints, Endpoint.Equal) && slices.EqualFunc(c.Learned, o.Learned, Endpoint.Equal)
 }
 
-// newSource returns the source for the target in opt.
+// newSource returns a source of scheduler addresses: from the address list or the SRV name that opt contains.
 func newSource(opt Options) (*source, error) {
 	var t Target
 	var err error
@@ -108,8 +108,8 @@ func (s *source) begin() {
 }
 
 // run keeps the addresses of an SRV name up to date until ctx ends. It repeats the lookup when the TTL
-// expires and when again is called, at most every half second. If DNS does not answer, the result of the last
-// successful lookup stays in use. For a fixed list of addresses, run need not be called.
+// expires and when the method again is called, at most every half second. If DNS does not answer, the result
+// of the last successful lookup stays in use. For a fixed list of addresses, run need not be called.
 func (s *source) run(ctx context.Context) {
 	if s.target.SRV == "" {
 		return
@@ -196,8 +196,8 @@ func (s *source) again() {
 	}
 }
 
-// pause waits for the time wait; after a call of again, only for minRetry. It returns false if ctx ends
-// first.
+// pause waits for the duration wait, or only for minRetry if the method again is called meanwhile. It
+// returns false if ctx ends first.
 func (s *source) pause(ctx context.Context, wait time.Duration) bool {
 	soon, late := time.NewTimer(min(wait, minRetry)), time.NewTimer(wait)
 	defer soon.Stop()

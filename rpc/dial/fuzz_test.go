@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// FuzzCacheFile: the cache file may be damaged. Only valid addresses are read from it, and only a limited
-// number.
+// FuzzCacheFile: the cache file may be damaged. Only valid addresses must be read from it, and no more than the
+// maximum number.
 func FuzzCacheFile(f *testing.F) {
 	file := filepath.Join(f.TempDir(), "cache")
 	src := &source{target: Target{Addrs: []string{"10.0.0.1:8085"}}, file: file}

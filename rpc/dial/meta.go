@@ -57,6 +57,9 @@ const (
 	// KeyAccount, in a request of a gateway: the account for which it calls. The gateway has verified a token
 	// of the account's OIDC issuer.
 	KeyAccount = "persys-account"
+	// KeyConsole, in a request of a gateway: the session token of the user of the web console on whose behalf the gateway
+	// calls. The schedulers check the token, and the call has the rights of that user.
+	KeyConsole = "persys-console"
 	// KeyRequestID, in a request: the UUIDv7 of a mutation, under which the mutation is applied at most once
 	// (fsm/DESIGN.md). All attempts of one call have the same id.
 	KeyRequestID = "persys-request-id"

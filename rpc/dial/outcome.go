@@ -27,7 +27,7 @@ const (
 	TimeUp
 )
 
-// Step is what follows after an attempt of a call.
+// Step says what the caller does after an attempt: return the answer, repeat the call, or return UnknownOutcome.
 type Step int
 
 const (
@@ -90,9 +90,8 @@ func Declined(reply any) bool {
 	return false
 }
 
-// answerTo returns the class of an answer that a client got. sent means that a replica may have received the
-// attempt; judged, that the answer is a verdict of the state machine; over, that the caller's deadline has
-// passed.
+// answerTo returns the class of an answer that a client got. sent means that a replica may have received the attempt;
+// judged, that the answer is the decision of the state machine; over, that the caller's deadline has passed.
 func answerTo(err error, reply any, mutation, sent, judged, over bool) Answer {
 	code := status.Code(err)
 	switch verdict := judge(err); {

@@ -16,8 +16,8 @@ import (
 
 var answerNames = map[Answer]string{Final: "final", Refusal: "refusal", Busy: "busy", Elsewhere: "elsewhere", Lost: "lost", TimeUp: "time up"}
 
-// TestPairsOfAnswers checks which step follows each pair of a first and a second answer, for a call with a
-// receipt. A call without a receipt ends at the first lost answer.
+// TestPairsOfAnswers checks which step follows each pair of a first and a second answer, for a call whose answer the
+// schedulers store (receipt). A call without a receipt must end at the first lost answer.
 func TestPairsOfAnswers(t *testing.T) {
 	const none Step = -1 // no second attempt: the first answer ended the call
 	order := []Answer{Final, Refusal, Busy, Elsewhere, Lost, TimeUp}

@@ -37,7 +37,8 @@ type peer struct {
 	probing bool
 }
 
-// lane is one call's use of the connection to a peer.
+// lane represents one call that uses the connection to a peer. It records which connection that was, because the
+// connection may be replaced meanwhile.
 type lane struct {
 	p   *peer
 	cc  *grpc.ClientConn
@@ -151,8 +152,8 @@ func (p *peer) probe(l lane) {
 	ctx, cancel := context.WithTimeout(p.owner.ctx, p.owner.opt.ProbeTimeout)
 	defer cancel()
 	_, err := healthpb.NewHealthClient(l.cc).Check(ctx, &healthpb.HealthCheckRequest{})
-	// Any answer, even an error status, proves that the peer is alive. If the connection is broken, its calls have
-	// already failed, so replace it only if the probe timed out.
+	// Any answer, even an error status, proves that the peer is alive. Replace the connection only if the probe timed
+	// out: if the connection is broken, its calls have failed already.
 	if status.Code(err) == codes.DeadlineExceeded && p.owner.ctx.Err() == nil {
 		p.owner.log.Warn("a scheduler does not answer; its calls go to other schedulers", "addr", p.end.Addr)
 		p.owner.failed(p)

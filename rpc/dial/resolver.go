@@ -81,8 +81,8 @@ func configured() resolver.Target {
 	return resolver.Target{URL: url.URL{Scheme: Scheme, Path: "/"}}
 }
 
-// certNames are the names of an endpoint; the endpoint's certificate must contain one of them. gRPC itself supports
-// only one name.
+// certNames are the DNS names of a scheduler's endpoint; the scheduler's certificate must contain one of them. gRPC
+// itself supports only one name.
 type certNames []string
 
 // Equal compares two values, as package attributes requires.

@@ -62,8 +62,8 @@ func TestAResolverFindsTheSchedulers(t *testing.T) {
 	}
 }
 
-// A Conn accepts the certificate of an endpoint under each of the endpoint's names. gRPC's address type has only one
-// name, so the names must not get lost on their way through it.
+// An endpoint may have several names, and its certificate needs to contain only one of them. The address type of gRPC
+// has room for only one name, so the test checks that the resolver passes all names to the Conn.
 func TestEndpointsKeepTheirNames(t *testing.T) {
 	a := start(t, nil)
 	z := startZone(t, srvRecords(a)...)

@@ -31,8 +31,8 @@ const (
 	get   = "/test.Svc/Get"   // a read
 	watch = "/test.Svc/Watch" // a stream
 
-	why          = clusterv1.Cluster_Why_FullMethodName
-	deleteVolume = clusterv1.Cluster_DeleteVolume_FullMethodName // a mutation
+	why           = clusterv1.Cluster_Why_FullMethodName
+	removeReplica = clusterv1.Cluster_RemoveReplica_FullMethodName // a mutation
 )
 
 // server is a fake replica whose answers a test sets.
@@ -116,7 +116,7 @@ func serve(t testing.TB, l net.Listener, files *pki.Files) *server {
 	s.grpc.RegisterService(&grpc.ServiceDesc{
 		ServiceName: clusterv1.Cluster_ServiceDesc.ServiceName,
 		HandlerType: (*any)(nil),
-		Methods:     []grpc.MethodDesc{{MethodName: "Why", Handler: unary}, {MethodName: "DeleteVolume", Handler: unary}},
+		Methods:     []grpc.MethodDesc{{MethodName: "Why", Handler: unary}, {MethodName: "RemoveReplica", Handler: unary}},
 	}, s)
 	hs := health.NewServer()
 	healthpb.RegisterHealthServer(s.grpc, hs)

@@ -242,8 +242,8 @@ func (a *answer) resolve(ctx context.Context, servers []string, name string) (ip
 	return ips
 }
 
-// addresses returns the addresses of name in the records of an answer. An empty name matches every record,
-// because the answer may contain a CNAME.
+// addresses returns the addresses of name in the records of an answer. If name is empty, it returns the addresses of
+// every record: after a CNAME, the address records have another name than the question.
 func (a *answer) addresses(rrs []dns.RR, name string) []string {
 	var ips []string
 	for _, rr := range rrs {

@@ -266,7 +266,8 @@ func TestDiscoveredAddressesAreFollowedAndCached(t *testing.T) {
 		t.Fatalf("the addresses are %v; the first replica got %d calls", c.Addrs(), a.calls.Load())
 	}
 
-	// When the SRV records change, the client uses the new addresses after the TTL of one second.
+	// The SRV records change. The client must use the new addresses when the TTL of the old answer, one second, has
+	// passed.
 	d := start(t, nil)
 	z.set(t, srvRecords(d)...)
 	testbed.Until(t, "the client uses the new addresses", func() bool { return slices.Equal(c.Addrs(), []string{d.addr}) })
@@ -275,8 +276,7 @@ func TestDiscoveredAddressesAreFollowedAndCached(t *testing.T) {
 		t.Errorf("the new replica got %d calls", d.calls.Load())
 	}
 
-	// When DNS fails, the addresses of the last successful lookup stay in use, even after a restart of the
-	// client.
+	// DNS fails. The client must go on with the addresses of the last successful lookup, even after its restart.
 	testbed.Until(t, "the cache file has the addresses", func() bool {
 		have := sourceAt(t, file).recall().Endpoints
 		return len(have) == 1 && have[0].Addr == d.addr

@@ -90,11 +90,11 @@ func judge(err error) verdict {
 	return surface
 }
 
-// IsRead reports, by its name, whether a method only reads. Unknown methods count as mutations: they get a
-// request id, and if their answer is lost, the outcome is unknown.
+// IsRead reports, by its name, whether a method only reads. A method that this client does not know is treated as a
+// mutation: its call gets a request id, and if the answer is lost, the caller gets UnknownOutcome.
 func IsRead(method string) bool {
 	name := method[strings.LastIndexByte(method, '/')+1:]
-	for _, verb := range []string{"Get", "List", "Watch", "Check", "Explain", "Status", "Heartbeat", "Why", "Plan", "Recovery", "Bundle", "ClusterKey", "MirrorStatus", "ProbeMirror", "Preview"} {
+	for _, verb := range []string{"Get", "List", "Watch", "Check", "Explain", "Status", "Heartbeat", "Why", "Plan", "Recovery", "Bundle", "ClusterKey", "MirrorStatus", "ProbeMirror", "Preview", "Trace"} {
 		if strings.HasPrefix(name, verb) {
 			return true
 		}
@@ -106,7 +106,7 @@ func IsRead(method string) bool {
 // mutation would be applied again, so it must not be repeated if a replica may have received it.
 func Once(method string) bool {
 	switch method {
-	case clusterv1.Cluster_DeleteVolume_FullMethodName, clusterv1.Cluster_TransferLeadership_FullMethodName, clusterv1.Cluster_RemoveReplica_FullMethodName,
+	case clusterv1.Cluster_TransferLeadership_FullMethodName, clusterv1.Cluster_RemoveReplica_FullMethodName,
 		clusterv1.Cluster_RestoreMirror_FullMethodName, clusterv1.Cluster_ImportMirror_FullMethodName,
 		clusterv1.Cluster_Exec_FullMethodName, clusterv1.Cluster_RestoreBackup_FullMethodName:
 		return true

@@ -98,7 +98,7 @@ func Join(ctx context.Context, o Options) error {
 	}
 	if o.Keep != nil {
 		if err := o.Keep(resp); err != nil {
-			return fmt.Errorf("%s: what the scheduler sent with the certificate could not be stored; solve that and join again with the same token: %w", tok, err)
+			return fmt.Errorf("%s: the data that the scheduler sent with the certificate could not be stored; remove the cause and join again with the same token: %w", tok, err)
 		}
 	}
 	m := pki.Membership{Cluster: resp.GetCluster(), Role: o.Role, Name: o.Name, Token: tok.ID, Schedulers: resp.GetSchedulers(), Gossip: resp.GetGossip(), Hosts: o.Hosts}
@@ -114,7 +114,8 @@ func Join(ctx context.Context, o Options) error {
 }
 
 // ask calls the schedulers in a token, one after another. If one of them refuses, the refusal is final,
-// because the others would refuse too. It calls failed with the error of each scheduler when they change.
+// because the others would refuse too. It calls the function failed with the errors of all schedulers
+// whenever these errors change.
 func ask(ctx context.Context, tok pki.JoinToken, req *clusterv1.EnrolRequest, failed func(string)) (*clusterv1.EnrolResponse, error) {
 	said := ""
 	for {
@@ -150,7 +151,7 @@ func ask(ctx context.Context, tok pki.JoinToken, req *clusterv1.EnrolRequest, fa
 	}
 }
 
-// cause returns why a call to addr failed. Of gRPC's text for a failed connection, that is its end.
+// cause returns why a call to addr failed. If the connection failed, this is the end of gRPC's error text.
 func cause(addr string, err error) string {
 	text := status.Convert(err).Message()
 	if _, why, ok := strings.Cut(text, "transport: Error while dialing: "); ok {
@@ -178,9 +179,9 @@ func askOne(ctx context.Context, tok pki.JoinToken, addr string, req *clusterv1.
 	return clusterv1.NewTrustClient(cc).Enrol(ctx, req, grpc.ForceCodecV2(dial.Codec()))
 }
 
-// LoadMembership returns the membership that is stored with the identity. name is the program's name in its
-// settings, and setting is the name of that setting. If the stored name differs, the error ends with
-// otherwise, which tells the user what to do.
+// LoadMembership returns the membership that is stored with the identity. name is the program's name in its settings,
+// and setting is the name of that setting. If the stored name differs from name, it returns an error that ends with
+// the text in the parameter otherwise, which tells the user what to do.
 func LoadMembership(k pki.IdentityStore, setting, name, otherwise string) (pki.Membership, error) {
 	m, err := k.Membership()
 	if err == nil && m.Name != name {
@@ -313,8 +314,9 @@ func (k *Keeper) renew(ctx context.Context, trust clusterv1.TrustClient) error {
 	return k.Identity.SaveMembership(m)
 }
 
-// asked reports whether the last certificate request was for the same hosts. The scheduler puts into the certificate
-// only the hosts that the token or the connection proves, so another request for the same hosts would change nothing.
+// asked reports whether the last certificate request named the hosts that the program has now. The scheduler puts into
+// the certificate only the hosts that the token or the connection proves, so another request for the same hosts would
+// change nothing.
 func (k *Keeper) asked() bool {
 	last := k.last
 	if last == nil {
@@ -355,7 +357,7 @@ func (k *Keeper) learn(ctx context.Context, trust clusterv1.TrustClient, version
 	return k.Identity.SaveMembership(m)
 }
 
-// believe makes this program trust the roots and apply the revocations in a trust bundle from a scheduler.
+// believe replaces the program's trusted roots and revocations by those in a trust bundle from a scheduler.
 func (k *Keeper) believe(b *clusterv1.BundleResponse) error {
 	if !k.RevokedOnly {
 		if err := k.Identity.SaveRoots(b.GetRoots()); err != nil {

@@ -68,8 +68,8 @@ func files(t *testing.T, p pki.Paths) *pki.Files {
 	return f
 }
 
-// TestRevocationsReachProgramsWithFiles: a program whose certificate comes from another CA (files, Vault)
-// also learns of the cluster's revocations within seconds.
+// TestRevocationsReachProgramsWithFiles: a program has a certificate of another CA (from files or Vault) instead of
+// one from the cluster. It too must learn of the cluster's revocations within seconds.
 func TestRevocationsReachProgramsWithFiles(t *testing.T) {
 	set := devCerts(t)
 	own, peer := files(t, set.Leaf["agent/n1"]), files(t, set.Leaf["scheduler/s0"])
@@ -102,8 +102,8 @@ func TestRevocationsReachProgramsWithFiles(t *testing.T) {
 	})
 }
 
-// TestLegacySchedulersRevokeNobody: legacy v1 schedulers have no revocations. The program logs this once, and
-// not every five seconds.
+// TestLegacySchedulersRevokeNobody: legacy v1 schedulers have no revocation list. A program that asks them for it
+// every five seconds must log the failure only once.
 func TestLegacySchedulersRevokeNobody(t *testing.T) {
 	own := files(t, devCerts(t).Leaf["agent/n1"])
 	conn := &bundles{err: status.Error(codes.Unimplemented, "unknown service")}
@@ -205,8 +205,8 @@ func TestACertificateIsRenewedAtANewAddress(t *testing.T) {
 	}
 }
 
-// TestMissingHostsAreRequestedOnce: a machine whose certificate lacks some of its hosts requests them once,
-// and not every few seconds, even after a restart.
+// TestMissingHostsAreRequestedOnce: the scheduler has put only some of the requested host names into a certificate.
+// The program must not request the others again every few seconds, and not after a restart either.
 func TestMissingHostsAreRequestedOnce(t *testing.T) {
 	leaf := files(t, devCerts(t).Leaf["agent/n1"])
 	identityStore := pki.IdentityStore{Dir: t.TempDir()}
@@ -257,7 +257,8 @@ func (r *renewals) Invoke(_ context.Context, _ string, args, reply any, _ ...grp
 	return nil
 }
 
-// TestAJoinerNamesTheAddressesThatDoNotAnswer: log, status and error name each address of the token and its cause.
+// TestAJoinerNamesTheAddressesThatDoNotAnswer: a program cannot reach any scheduler address in its join token. The
+// log, the status line and the error must name each address and why it does not answer.
 func TestAJoinerNamesTheAddressesThatDoNotAnswer(t *testing.T) {
 	closed := func() string {
 		l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -37,8 +37,8 @@ func Survive(log *slog.Logger, full string, call func() error) (err error) {
 	return call()
 }
 
-// Unary is an interceptor that does the same as Survive. It also logs slow calls with their errors: if the caller gave
-// up, the error shows on what the call waited.
+// Unary is an interceptor for unary calls that returns a panic of the handler as an error (Survive). It also logs slow
+// calls with their errors: if the caller gave up, the error shows what the call was waiting for.
 func Unary(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (resp any, err error) {
 		began := time.Now()
@@ -53,7 +53,7 @@ func Unary(log *slog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// Stream is an interceptor that does the same as Survive for streams.
+// Stream is an interceptor for streams that returns a panic of the handler as an error (Survive).
 func Stream(log *slog.Logger) grpc.StreamServerInterceptor {
 	return func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
 		return Survive(log, info.FullMethod, func() error { return h(srv, ss) })

@@ -13,7 +13,7 @@ import (
 
 // Limits are the limits of one server. 0 means no limit.
 type Limits struct {
-	// Calls is the number of calls per second of one peer. In a burst, twice as many are allowed.
+	// Calls is the maximum number of calls per second of one peer. In a burst, twice as many are allowed.
 	Calls int
 	// Concurrent is the maximum number of concurrent calls of one peer.
 	Concurrent int
@@ -29,7 +29,7 @@ type Limits struct {
 	StrangerLife                   time.Duration
 }
 
-// The reasons for a refusal by a limit, as they appear in metrics.
+// The reasons for which a limit refuses a call or a connection. They are values of a metric's label.
 const (
 	ReasonRate        = "rate"
 	ReasonConcurrency = "concurrency"
@@ -190,8 +190,8 @@ type listener struct {
 	strangers *strangers
 }
 
-// HostOf returns a network address without its port. It returns the whole address if there is no port, and ""
-// for nil.
+// HostOf returns a network address without its port. If the address has no port, it returns the whole address; for nil
+// it returns "".
 func HostOf(a net.Addr) string {
 	if a == nil {
 		return ""
@@ -227,8 +227,8 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// enter counts a connection, or returns the reason why it is refused. oldest is another connection that the caller must
-// close to make room for c; nil if none.
+// enter counts connection c, or returns the reason why c is refused. oldest is another connection that must be closed
+// because c exceeds the limit Strangers; nil if there is none.
 func (l *listener) enter(c *conn) (oldest *conn, reason string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -262,8 +262,9 @@ type conn struct {
 	l    *listener
 	host string
 	once sync.Once
-	// place is the connection's element in the list of strangers, and end is the timer that closes the connection after
-	// StrangerLife. Once the client has shown a certificate, place is nil and the timer is stopped.
+	// place is the connection's element in the list of strangers (connections whose clients have shown no
+	// certificate), and end is the timer that closes the connection after StrangerLife. Once the client has shown a
+	// certificate, place is nil and the timer is stopped.
 	place *list.Element
 	end   *time.Timer
 }

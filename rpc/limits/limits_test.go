@@ -60,7 +60,7 @@ func TestEnterLimitsTheCallsOfAPeer(t *testing.T) {
 	if got := strings.Join(said, " "); got != "concurrency rate" {
 		t.Errorf("refusals told: %s", got)
 	}
-	// Idle peers are dropped, but not a peer with a call in progress.
+	// Peers that have made no call for a while must be forgotten, but not a peer with a call in progress.
 	now = now.Add(2 * forgetAfter)
 	for i := range forgetAt + 10 {
 		if _, err := p.Enter(Peer{"host", fmt.Sprint(i)}); err != nil {
@@ -81,8 +81,8 @@ func TestEnterLimitsTheCallsOfAPeer(t *testing.T) {
 	}
 }
 
-// TestIdlePeersAreLookedForSeldom: calls from very many hosts cause one search for idle peers per second, and
-// not one search per host.
+// TestIdlePeersAreLookedForSeldom: very many hosts make calls, so idle peers must be forgotten. The search for idle
+// peers must run at most once per second, and not once for each new host.
 func TestIdlePeersAreLookedForSeldom(t *testing.T) {
 	p := NewPeers(Limits{Calls: 5}, nil)
 	now := time.Unix(1000, 0)
@@ -161,7 +161,7 @@ func dialFrom(t *testing.T, from, addr string) net.Conn {
 	return c
 }
 
-// closedWithin reports whether the other side closes the connection within d.
+// closedWithin reports whether the other side closes the connection before the time d has passed.
 func closedWithin(t *testing.T, c net.Conn, d time.Duration) bool {
 	t.Helper()
 	if err := c.SetReadDeadline(time.Now().Add(d)); err != nil {

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// If a client showed a certificate less than knownFor ago, further connections from its host are not counted as
-	// strangers. At most maxKnown such hosts are remembered.
+	// If a client showed a certificate less than knownFor ago, the limits on strangers (connections without a client
+	// certificate) do not apply to further connections from its host. At most maxKnown such hosts are remembered.
 	knownFor = time.Hour
 	maxKnown = 8192
 )
@@ -31,7 +31,8 @@ func newStrangers(l Limits) *strangers {
 	return &strangers{limits: l, now: time.Now, order: list.New(), networks: map[string]int{}, known: map[string]time.Time{}}
 }
 
-// full reports whether the network of a host has the maximum number of strangers.
+// full reports whether the network of a host has the maximum number of strangers (connections without a client
+// certificate).
 func (s *strangers) full(host string) bool {
 	if s.limits.Strangers <= 0 || s.isKnown(host) {
 		return false
@@ -44,8 +45,8 @@ func (s *strangers) isKnown(host string) bool {
 	return ok && s.now().Sub(at) < knownFor
 }
 
-// add counts a connection as a stranger. If there are too many strangers, it returns the oldest one, which
-// must be closed; otherwise nil.
+// add adds a connection to the strangers (connections without a client certificate). If this exceeds a limit, it
+// returns the oldest of them, which must then be closed; otherwise nil.
 func (s *strangers) add(c *conn) (oldest *conn) {
 	if s.limits.Strangers <= 0 || s.isKnown(c.host) {
 		return nil
@@ -60,7 +61,8 @@ func (s *strangers) add(c *conn) (oldest *conn) {
 	return oldest
 }
 
-// remove removes a connection from the strangers, if it is one of them.
+// remove removes a closed connection from the list of strangers (connections without a client certificate), if it is
+// in the list.
 func (s *strangers) remove(c *conn) {
 	if c.place == nil {
 		return
@@ -74,8 +76,8 @@ func (s *strangers) remove(c *conn) {
 	}
 }
 
-// identify removes a connection from the strangers because its client has shown a certificate, and remembers
-// its host.
+// identify removes a connection from the list of strangers because its client has shown a certificate. It remembers
+// the client's host, whose further connections are then not limited as strangers.
 func (s *strangers) identify(c *conn) {
 	s.remove(c)
 	if _, ok := s.known[c.host]; !ok && len(s.known) >= maxKnown {
@@ -119,8 +121,8 @@ func (i identifying) ClientHandshake(context.Context, string, net.Conn) (net.Con
 	panic("limits: Identifying wraps the credentials of a server")
 }
 
-// NetworkOf returns the /24 network of an IPv4 address, or the /64 network of an IPv6 address, so that the
-// owner of a network counts as one caller. Any other text is returned unchanged.
+// NetworkOf returns the /24 network of an IPv4 address, or the /64 network of an IPv6 address, so that the owner of a
+// whole network gets the limits of a single caller. Any other text is returned unchanged.
 func NetworkOf(from string) string {
 	a, err := netip.ParseAddr(from)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// room is a listener that keeps every connection that it accepts.
+// room is a listener that keeps all accepted connections open.
 type room struct {
 	t       *testing.T
 	addr    string
@@ -56,7 +56,7 @@ func newRoom(t *testing.T, l Limits) *room {
 	return r
 }
 
-// enters connects from the local address from, and waits until the connection is accepted.
+// enters connects from the given local address, and waits until the connection is accepted.
 func (r *room) enters(from string) net.Conn {
 	r.t.Helper()
 	c := dialFrom(r.t, from, r.addr)

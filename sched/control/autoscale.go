@@ -24,7 +24,8 @@ type scaledGroup struct {
 	pause  int64 // after a refusal: not before this time on the monotonic clock
 }
 
-// scalePause is how long the leader waits after its change of a group was refused, for example by a quota.
+// scalePause is how long the leader waits before it scales a group again, after its last change was
+// refused, for example because of a quota.
 const scalePause = time.Minute
 
 // findAutoscaled finds all groups that have an autoscaler.
@@ -35,8 +36,8 @@ func (t *Term) findAutoscaled(view fsm.View) {
 	})
 }
 
-// scalable adds the group of w if it has an autoscaler. The method autoscale drops groups that no longer have
-// an autoscaler.
+// scalable adds the group of w to those that the leader scales, if the group has an autoscaler. The method
+// autoscale drops groups that no longer have one.
 func (t *Term) scalable(w *fsm.Workload) {
 	if w.Demand.Autoscale == nil || w.Desired == fsm.DesiredDeleted {
 		return

@@ -5,21 +5,22 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// balancing is the leader's own rebalancing. It remembers nothing that another leader needs: the records of the
-// workloads have the times of their moves.
+// balancing is the state of the rebalancing that the leader does without a request by a person. A new leader
+// needs none of it, because the records of the workloads have the times of their moves.
 type balancing struct {
 	busy bool
 	idle uint64 // index of the state in which the last search found no move
 }
 
-// beginBalance starts the leader's own rebalancing, if the settings have one.
+// beginBalance starts rebalancing by the leader, if the settings enable it.
 func (t *Term) beginBalance() {
 	if t.cfg.Tuning.Balance.PerHour > 0 {
 		t.after(sched.BalanceEvery, t.balance)
 	}
 }
 
-// balance asks for a search for moves, and proposes the moves that it finds.
+// balance issues the effect Balance, a search for moves that even out the load of the nodes, and
+// proposes the moves that the search finds.
 func (t *Term) balance() {
 	t.after(sched.BalanceEvery, t.balance)
 	b, view := &t.balancing, t.view
@@ -42,8 +43,8 @@ func (t *Term) balance() {
 	})
 }
 
-// Balance asks for the moves that the leader makes by itself: sched.StandingMoves(View, Tuning, Now). The search may
-// take some hundred milliseconds.
+// Balance asks the caller to search for moves of workloads that even out the load of the nodes:
+// sched.StandingMoves(View, Tuning, Now). The search may take some hundred milliseconds.
 type Balance struct {
 	ID     ID
 	View   fsm.View

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Check computes the counts of the term again and returns an error for the first count or bound that is
-// wrong. Tests and the simulator call it.
+// Check compares the stored counts of the term with the data that they count, and checks its limits. It
+// returns an error for the first that is wrong. Tests and the simulator call it.
 func (t *Term) Check() error {
 	if err := t.orders.check(&t.cfg); err != nil {
 		return err

@@ -61,7 +61,8 @@ func (o clockOffset) at(now Moment) int64 {
 // farAhead is the smallest offset that is reported as a wrong clock.
 const farAhead = 10 * time.Second
 
-// keepUp moves the planner's clock forward to the clock of the state, if it is behind.
+// keepUp moves the planner's clock forward to state, the time on the clock of the state, if the
+// planner's clock is behind it.
 func (t *Term) keepUp(state int64) {
 	was := t.offset.at(t.now)
 	by := max(was, state-t.now.Wall)

@@ -61,7 +61,8 @@ func (b *bench) apply(c *commandv1.Command) []fsm.Change {
 	return changes
 }
 
-// put places a workload on node a, unacknowledged, and returns the order for it.
+// put stores a workload that is assigned to node a, which has not acknowledged it yet, and returns
+// the order for it.
 func (b *bench) put(id string) sched.Order {
 	b.t.Helper()
 	changes := b.apply(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
@@ -91,7 +92,8 @@ func (b *bench) step(in Input) {
 	}
 }
 
-// pass lets the time d pass, and steps the term whenever its WakeAt is reached.
+// pass lets the time d pass on the clock of the test, and steps the term whenever its WakeAt is
+// reached.
 func (b *bench) pass(d time.Duration) {
 	b.t.Helper()
 	for end := b.now.Mono + int64(d); b.now.Mono < end; {
@@ -115,7 +117,8 @@ func take[E Effect](b *bench) (out []E) {
 	return out
 }
 
-// one returns the unread effect of type E and fails unless there is exactly one.
+// one returns the only effect of type E that the test has not read yet, and fails the test unless
+// there is exactly one.
 func one[E Effect](b *bench) E {
 	b.t.Helper()
 	got := take[E](b)
@@ -133,7 +136,7 @@ func (b *bench) beat(hb sched.Heartbeat) Call {
 	return b.calls
 }
 
-// order passes orders to the term as if a planning step had returned them.
+// order passes orders to the term in the way in which a planning step returns them.
 func (b *bench) order(orders ...sched.Order) {
 	b.t.Helper()
 	b.pass(2 * time.Minute) // longer than any wait between retries
@@ -169,6 +172,28 @@ func TestHeartbeatIsAnsweredAfterAConfirm(t *testing.T) {
 			is(t, "extended", now > first, c.duration > 0)
 		})
 	}
+}
+
+// TestVolumesInHeartbeats: the leader proposes the volumes of a heartbeat only if the state does not have them yet.
+func TestVolumesInHeartbeats(t *testing.T) {
+	b := lead(t, Settings{}, "a")
+	b.pass(time.Second)
+	take[Propose](b)
+	beat := func() []Propose {
+		t.Helper()
+		b.beat(sched.Heartbeat{Node: "a", Volumes: &commandv1.ReportVolumes{Node: "a", Complete: true, Volumes: []*commandv1.HeldVolume{{Name: "data", Driver: fsm.DriverLocal}}}})
+		b.step(Confirmed{ID: one[Confirm](b).ID})
+		b.pass(time.Second)
+		return take[Propose](b)
+	}
+	got := beat()
+	if len(got) != 1 || got[0].Commands[0].GetReportVolumes() == nil {
+		t.Fatalf("the heartbeat led to the proposals %v, want its volumes", got)
+	}
+	b.step(Updates{View: b.state, Changes: b.apply(got[0].Commands[0])})
+	b.step(Proposed{ID: got[0].ID})
+	take[Propose](b)
+	is(t, "proposals after the repeated report", len(beat()), 0)
 }
 
 func TestConfirmsInFlight(t *testing.T) {
@@ -387,8 +412,8 @@ func TestClockOffsetKeepsTheCache(t *testing.T) {
 	}
 }
 
-// The planner's clock runs at three quarters of its speed until the wall clock has caught up. If a wrong wall
-// clock is set right, the planner's clock does not run beyond it.
+// The planner's clock runs at three quarters of its speed until the wall clock has caught up. If a
+// wrong wall clock is corrected, the planner's clock does not run ahead of the corrected one.
 func TestClockOffsetShrinks(t *testing.T) {
 	is(t, "unset", clockOffset{}.at(Moment{Mono: int64(time.Hour)}), 0)
 	o := clockOffset{planner: wall + int64(time.Hour), set: true}

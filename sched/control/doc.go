@@ -13,8 +13,9 @@
 //   - the planning cycle: observe, plan, propose, confirm, deliver (plan.go);
 //   - the reads of agents: polls, drift detection, and the record of their finished tasks (inspect.go,
 //     drift.go);
-//   - the groups whose size the leader chooses, with the wishes of the last minutes (autoscale.go);
-//   - the leader's own rebalancing (balance.go);
+//   - the groups whose number of members the leader chooses, with the numbers that its decisions of
+//     the last minutes wanted (autoscale.go);
+//   - moves of workloads that even out the load of the nodes (balance.go);
 //   - the pause detector and the planner's clock offset (clock.go).
 //
 // An effect that needs an answer carries an ID. The caller answers it with exactly one input of the same
@@ -28,9 +29,9 @@
 //   - A lease is extended only after a Confirm that began after the heartbeat arrived.
 //     One Confirm per ConfirmEvery serves all heartbeats of that window. Without a Confirm
 //     the answer repeats the old end of the lease, so a deposed leader extends nothing.
-//   - A new term, and the end of a frozen mode, grant every node one full lease. A pause
-//     of this process moves every deadline by its length. A lease may be ended late,
-//     never early.
+//   - A new term, and the end of a frozen mode, grant every node one full lease. A pause of this
+//     process moves every deadline by its length. So the leader may treat a lease as ended too
+//     late, but never too early.
 //   - Orders are sent after a Confirm that began after they were planned. Each node has a
 //     bounded queue, one order per workload is in flight to it, and each delivery has a
 //     deadline. A dead node delays no other node.

@@ -33,8 +33,9 @@ const (
 	// so that their second comparisons fall into the same interval.
 	driftSlots  = 64
 	driftSpread = 58
-	// lookAgain is the time between the two comparisons of a node. It is longer than the time in which an
-	// agent's report reaches the state.
+	// lookAgain is the time after which a difference between the state and the list of a node is checked a second
+	// time. It is recorded only if it still exists then. It is longer than an agent's report takes to reach the
+	// state.
 	lookAgain = 2 * time.Second
 	// forgetLook is the time after which a first comparison is dropped if its node did not answer a second
 	// time.
@@ -56,7 +57,8 @@ func (t *Term) nextSlot() {
 	})
 }
 
-// runSlot reads the nodes of one slot, and the nodes for which the second comparison is due.
+// runSlot reads the workload lists of the nodes that belong to one slot of the interval, and of the
+// nodes for which the second comparison is due.
 func (t *Term) runSlot(slot uint32) {
 	d := &t.drift
 	if t.view.Info().Mode.Frozen() {
@@ -94,8 +96,9 @@ func (t *Term) runSlot(slot uint32) {
 	}
 }
 
-// orphanGone makes the next slot read a node that has deleted an orphan, so that the orphan's drift is closed at once
-// and not up to DriftInterval later. c is a change of a residual.
+// orphanGone is called for each change c of a residual (an instance that a node must remove). If the instance was an
+// orphan (it had no record) and is gone, orphanGone makes the next slot read the node, so that the drift of the
+// orphan is closed at once and not up to DriftInterval later.
 func (t *Term) orphanGone(view fsm.View, c *fsm.Change) {
 	old := c.OldResidual()
 	if old == nil || c.NewResidual() != nil || t.drift.reading == nil { // reading is nil without drift detection
@@ -105,7 +108,8 @@ func (t *Term) orphanGone(view fsm.View, c *fsm.Change) {
 		return
 	}
 	if _, due := t.drift.second.Get(old.Node); !due {
-		// A second comparison without a first one closes drifts and opens none.
+		// Request a second comparison without a first one: such a comparison closes drifts that
+		// have ended, and records no new ones.
 		t.drift.second.Set(old.Node, secondLook{at: t.now.Mono})
 	}
 }
@@ -116,8 +120,9 @@ func slotOf(node string) uint32 {
 	return h.Sum32() % driftSpread
 }
 
-// lastHeard reports whether node n is to be read at its endpoint. If several node records have the
-// same endpoint, the node with the latest heartbeat is read.
+// lastHeard reports whether the agent at the endpoint of node n answers for n. If several node
+// records have the same endpoint (the ids in sharing), it answers for the node with the latest
+// heartbeat.
 func (t *Term) lastHeard(sharing []string, n *fsm.Node) bool {
 	_, mine, _ := t.Lease(n.ID)
 	for _, other := range sharing {

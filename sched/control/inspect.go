@@ -11,14 +11,14 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// inspections runs the reads of agents, at most cfg.Inspections of them at a time. Planning never waits for a
-// read.
+// inspections runs the calls by which the leader reads workloads or tasks from agents, at most
+// cfg.Inspections at a time. Planning never waits for a read.
 type inspections struct {
 	running int
 	waiting []func()
 
-	// polls holds workloads whose orders agents of protocol 0 have accepted and whose outcomes are not known
-	// yet. The value is true while the workload is being read.
+	// polls holds workloads whose orders agents of protocol 0 (legacy v1 peers) have accepted and whose
+	// outcomes are not known yet. The value is true while the workload is being read.
 	polls btree.Map[string, bool]
 	timer *timer
 }
@@ -27,8 +27,8 @@ type inspections struct {
 // planning step, poll or drift round starts them again.
 const maxWaiting = 1024
 
-// inspect runs fn, which reads an agent, when it has its turn. It returns false if too many reads wait. fn
-// must lead to exactly one call of inspected.
+// inspect runs fn, which reads an agent, as soon as fewer than cfg.Inspections reads are running. It
+// returns false if too many reads wait already. fn must lead to exactly one call of inspected.
 func (t *Term) inspect(fn func()) bool {
 	i := &t.reads
 	switch {
@@ -56,7 +56,8 @@ func (t *Term) inspected() {
 	next()
 }
 
-// inquire reads the recent tasks of agents about workloads whose orders missed their deadline.
+// inquire reads from agents the recent tasks about workloads whose orders were not carried out in
+// time.
 func (t *Term) inquire(list []sched.Inquiry) {
 	if !t.cfg.Inspect {
 		return
@@ -124,8 +125,8 @@ func (t *Term) audit(node string, limit int, then func()) {
 		}
 		acts = slices.DeleteFunc(acts, known.Knows)
 		// The task that ended last comes first, because recordPages begins with the last page. Tasks must be
-		// recorded in the order in which they ended: a task that ended before a recorded one counts as
-		// recorded too.
+		// recorded in the order in which they ended, because the state stores only the time of the last one:
+		// every task that ended earlier is assumed to be recorded.
 		slices.SortStableFunc(acts, func(a, b *commandv1.AgentAction) int { return cmp.Compare(b.GetEndedAt(), a.GetEndedAt()) })
 		t.recordPages(node, acts, then)
 	})
@@ -165,7 +166,8 @@ func awaited(view fsm.View, w *fsm.Workload) bool {
 	return true
 }
 
-// beginPolls begins to poll every awaited workload of a view.
+// beginPolls begins to poll every workload of a view whose result its agent does not report by
+// itself (awaited).
 func (t *Term) beginPolls(view fsm.View) {
 	if !t.cfg.Inspect {
 		return
@@ -178,7 +180,8 @@ func (t *Term) beginPolls(view fsm.View) {
 	})
 }
 
-// poll begins to poll a workload if it is awaited.
+// poll begins to ask the agent for the state of workload w, if the leader waits for a result that the agent does not
+// report by itself; see the function awaited.
 func (t *Term) poll(view fsm.View, w *fsm.Workload) {
 	i := &t.reads
 	if !t.cfg.Inspect || !awaited(view, w) {

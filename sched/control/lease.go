@@ -14,8 +14,8 @@ type confirms struct {
 	last int64         // when the last Confirm began, on the monotonic clock
 }
 
-// afterConfirm calls the function then when a Confirm that began after this call has ended. The
-// argument of then is nil if this replica still leads.
+// afterConfirm calls the function then when a Confirm (proof of leadership) that began after this
+// call has ended. The argument of then is nil if this replica still leads, otherwise an error.
 func (t *Term) afterConfirm(then func(error)) {
 	c := &t.confirm
 	c.next = append(c.next, then)
@@ -52,6 +52,7 @@ func (t *Term) heartbeat(in Heartbeat) {
 		return
 	}
 	t.heartbeatDiff(node, &in.Beat)
+	t.volumesDiff(&in.Beat)
 	t.grant(in.Call, node)
 }
 
@@ -90,18 +91,21 @@ func (t *Term) grant(call Call, node *fsm.Node) {
 	})
 }
 
-// abandoned answers a caller that no longer waits with the old lease.
+// abandoned is called when a caller no longer waits for a confirmed lease. It answers the call with
+// the old lease.
 func (t *Term) abandoned(call Call) {
 	if node, waits := t.calls.Delete(uint64(call)); waits {
 		t.reply(call, node, false)
 	}
 }
 
-// reply answers a caller with the lease of a node. If the lease was not extended, Duration is 0.
+// reply answers the waiting call of a node with the node's lease. If the lease was not extended,
+// Duration in the answer is 0.
 func (t *Term) reply(call Call, node *fsm.Node, extended bool) {
 	n, ok := t.live.nodes.Get(node.ID)
 	if !ok || n.granted == 0 {
-		// The node has no old lease that the answer could repeat, so it must ask another replica.
+		// The leader has granted this node no lease that the answer could repeat. With this error
+		// the node asks another replica.
 		t.emit(Reply{Call: call, Err: ErrNotLeading})
 		return
 	}

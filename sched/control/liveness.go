@@ -64,8 +64,8 @@ func (h *expiryHeap) Pop() any {
 	return n
 }
 
-// place puts node n into the heap expiry if the node is up, and into the set returned if the state
-// has the node as down but the node has sent a heartbeat.
+// place updates two lists of nodes: expiry has the nodes that are up, and returned has those that
+// are down in the state but have sent a heartbeat. It adds n to each list, or removes n from it.
 func (l *liveness) place(n *node) {
 	switch {
 	case n.up && n.pos < 0:
@@ -101,7 +101,8 @@ func (l *liveness) begin(view fsm.View, now int64) {
 	heap.Init(&l.expiry)
 }
 
-// sync updates the table to a view. It is for the case that the changes before the view were missed.
+// sync updates the table to the records of a view. It is called if the leader has missed changes
+// before the view, so that it cannot process them one by one.
 func (l *liveness) sync(view fsm.View, now int64) {
 	view.Nodes("", func(n *fsm.Node) bool {
 		l.observe(n, now)
@@ -200,7 +201,8 @@ func (l *liveness) hear(hb *sched.Heartbeat, mono int64) bool {
 		n.workloads = make(map[string]sched.WorkloadUsage, len(hb.Usage))
 	}
 	for _, u := range hb.Usage {
-		// A complete list also repeats old measurements: keep the time at which a repeated one was first heard.
+		// A heartbeat with the complete list of workloads also repeats old measurements: for these, keep the
+		// time at which the measurement first arrived.
 		if u.Heard = mono; former[u.Workload].At == u.At && former[u.Workload].Heard != 0 {
 			u.Heard = former[u.Workload].Heard
 		}
@@ -225,10 +227,10 @@ func (l *liveness) askForAll(id string) {
 	}
 }
 
-// extend moves the end of a node's lease to the time received plus the length of the lease, never back. The
-// caller has confirmed, after the time received, that this replica leads. ok is false if the node is unknown
-// or is being declared lost. back is true if the state has the node as down and this is its first heartbeat
-// since then.
+// extend moves the end of a node's lease to the time received (the arrival of the heartbeat) plus the length
+// of the lease, but never to an earlier time. The caller has confirmed, after the time received, that this
+// replica leads. ok is false if the node is unknown or is being declared lost. back is true if the state has
+// the node as down and this is its first heartbeat since then.
 func (l *liveness) extend(id string, received int64) (ok, back bool) {
 	n, known := l.nodes.Get(id)
 	if !known || n.expiring {
@@ -242,8 +244,8 @@ func (l *liveness) extend(id string, received int64) (ok, back bool) {
 	return true, back
 }
 
-// clearExpiring allows leases to be extended again, after the state machine has judged the planner's
-// commands.
+// clearExpiring allows all leases to be extended again. It is called when the commands of a planning
+// step, which may declare nodes lost, have been applied or refused.
 func (l *liveness) clearExpiring() {
 	for _, n := range l.expiring {
 		n.expiring = false

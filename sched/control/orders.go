@@ -61,15 +61,16 @@ type nodeQueue struct {
 const (
 	// freshConfirm is the time after a Confirm during which orders may be sent without another Confirm.
 	freshConfirm = time.Second
-	// keepSpent is the time for which the number of tries of an order is remembered if the planner does not
-	// give the order again.
+	// keepSpent is the time for which the number of failed deliveries of an order is remembered if the
+	// planner does not issue the order again.
 	keepSpent = time.Minute
 	// deleteAgain is the time that an agent has for a delete before the order is sent again. After
 	// deletePatience tries this time doubles with each try.
 	deleteAgain    = time.Second
 	deletePatience = 8
 	firstBackoff   = 100 * time.Millisecond
-	// complainAt is the number of failed deliveries after which the workload gets the reason dispatch_failed.
+	// complainAt is the number of failed deliveries of an order after which the record of its workload gets
+	// the reason dispatch_failed.
 	complainAt = 3
 )
 
@@ -81,7 +82,7 @@ func (d *dispatcher) init() {
 	d.outstanding = btree.NewBTreeGOptions(func(a, b latestOrder) bool { return a.key.less(b.key) }, btree.Options{NoLocks: true})
 }
 
-// index updates outstanding after a change of an entry.
+// index updates d.outstanding, the index of the newest orders, after a change of an entry.
 func (d *dispatcher) index(e *entry) {
 	latest := latestOrder{keyOf(e.order), e.order.Generation}
 	if e.next != nil {
@@ -94,7 +95,8 @@ func (d *dispatcher) index(e *entry) {
 	}
 }
 
-// busy reports whether an order about a workload is on its way to a node or was delivered a moment ago.
+// busy reports whether an order about a workload waits for a node, is being delivered, or was delivered
+// a moment ago.
 func (d *dispatcher) busy(node, workload string) bool {
 	return d.entries[orderKey{node, workload}] != nil
 }
@@ -108,8 +110,8 @@ func (d *dispatcher) queue(node string) *nodeQueue {
 	return q
 }
 
-// give takes new orders from the planner, right after a Confirm. An order for a node whose queue is full is
-// dropped; the planner gives it again.
+// give puts the orders of a planning step into the queues of their nodes, right after a Confirm (proof of
+// leadership). An order for a node whose queue is full is dropped; a later planning step issues it again.
 func (t *Term) give(orders []sched.Order) {
 	d := &t.orders
 	for _, o := range orders {
@@ -215,7 +217,8 @@ func (t *Term) fly(e *entry) {
 	})
 }
 
-// land handles the end of a delivery. The entry of the order is dropped at once or after a wait.
+// land handles the end of a delivery: the agent answered with ack, or err says that no answer came.
+// It removes the entry of the order at once or after a wait.
 func (t *Term) land(e *entry, ack sched.Ack, err error) {
 	d, o := &t.orders, e.order
 	q := d.queue(o.Node)
@@ -235,8 +238,8 @@ func (t *Term) land(e *entry, ack sched.Ack, err error) {
 		q.waiting = append(q.waiting, e)
 	case err == nil && (ack.Accepted || ack.Refused || ack.Gone) && !ack.Fenced:
 		// The entry is kept for a moment. So the report of the agent reaches the state before the planner
-		// looks again, and a workload list that is older than the order does not make the workload count as
-		// missing.
+		// looks again, and a workload list that is older than the order does not make the leader report the
+		// workload as missing.
 		if o.Op == sched.OpDelete && !ack.Gone {
 			// The agent accepted the delete, but has not removed the workload yet. It reports later that the
 			// workload is gone.
@@ -279,7 +282,8 @@ func (t *Term) restFor(e *entry, wait time.Duration) {
 	})
 }
 
-// forget drops an entry and requests another plan.
+// forget drops an entry and requests another planning step, which issues the order again if it is
+// still needed.
 func (t *Term) forget(e *entry) {
 	d, k := &t.orders, keyOf(e.order)
 	delete(d.entries, k)
@@ -291,7 +295,7 @@ func (t *Term) forget(e *entry) {
 	t.signal()
 }
 
-// asked reports whether the present state still needs exactly order o.
+// asked reports whether the present state still needs order o, with the same generation.
 func asked(view fsm.View, o sched.Order) bool {
 	if view.Info().Mode.Frozen() {
 		return false
@@ -307,7 +311,8 @@ func asked(view fsm.View, o sched.Order) bool {
 	return ok && w.Node == o.Node && w.Generation == o.Generation && !w.Acknowledged
 }
 
-// complain records in the state that the order of a workload could not be delivered (reason dispatch_failed).
+// complain proposes to record, as the reason in the workload's record, that its order could not be delivered
+// (dispatch_failed).
 func (t *Term) complain(o sched.Order, err error) {
 	t.propose(func(error) {}, &commandv1.Command{
 		Head: t.head(),

@@ -8,7 +8,7 @@ import (
 )
 
 // planning is the planning cycle of the leader: observe, plan, propose, confirm, give orders. Then it waits
-// for a change, or for the time at which the planner wants to be called again. Only one cycle runs at a time.
+// for a change of the state, or for the WakeAt that the planner returned. Only one cycle runs at a time.
 type planning struct {
 	busy      bool
 	due       bool  // a change since the last planning step began needs another step
@@ -30,7 +30,8 @@ const afterTrouble = 50 * time.Millisecond
 // signal requests another planning step.
 func (t *Term) signal() { t.plan.due = true }
 
-// startPlan begins a planning cycle if one is due.
+// startPlan begins a planning cycle if one is requested, its pause is over, and no other cycle
+// runs.
 func (t *Term) startPlan() {
 	p := &t.plan
 	if p.busy || !p.due {
@@ -116,9 +117,9 @@ func (t *Term) planLost() {
 	t.emit(PlanLost{})
 }
 
-// rest ends a planning cycle. The planner pauses for at least StepEvery, so that the next step serves many
-// changes. After a slow step the pause is nine times as long as the step, up to slowest, so that planning
-// uses about a tenth of a core.
+// rest ends a planning cycle and begins the pause before the next one. The planner pauses for at least
+// StepEvery, so that the next step serves many changes. After a slow step the pause is nine times as long
+// as the step, up to slowest, so that planning uses about a tenth of a core.
 func (t *Term) rest(in Planned) {
 	const slowest = 50 * time.Millisecond
 	pace := max(t.cfg.StepEvery, min(slowest, 9*in.Took))
@@ -131,11 +132,11 @@ func (t *Term) rest(in Planned) {
 	t.wakeIn(max(pace, wait))
 }
 
-// spareChanges is the largest capacity of a slice of changes that is kept for the next plan.
+// spareChanges is the largest capacity of the Go slice of changes that is kept for the next plan.
 const spareChanges = 16 << 10
 
-// reuse keeps the slice of changes after a plan for the next changes. Under load the slice is long, and
-// allocating a new one for each step would cost more than the planning.
+// reuse keeps the Go slice of changes after a plan, to collect the next changes in it. Under load the
+// slice is long, and allocating a new one for each step would cost more than the planning.
 func (t *Term) reuse() {
 	p := &t.plan
 	if cap(p.inPlan) <= spareChanges {

@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// reports collects workload reports that are not committed yet. The latest report per node and workload
-// replaces earlier ones.
+// reports collects workload reports that are not committed yet. A new report of a node about a workload
+// replaces the earlier one.
 type reports struct {
 	pending  map[reportKey]*commandv1.WorkloadReport
 	order    []reportKey // keys of the waiting reports, oldest first
@@ -69,7 +69,8 @@ func keepOld(old, it *commandv1.WorkloadReport) bool {
 	return old.GetGone() && !it.GetGone() || accepts(it) && !old.GetAcknowledged()
 }
 
-// accepts reports whether report r comes from the answer to an order. Otherwise the node sent it by itself.
+// accepts reports whether report r comes from the answer to an order. Other reports come from heartbeats or
+// from lists of workloads.
 func accepts(r *commandv1.WorkloadReport) bool { return r.GetAcknowledged() && !r.GetRefused() }
 
 // reportBytes is the maximum size in bytes of the reports of one command, which keeps the command below the
@@ -108,8 +109,8 @@ func (t *Term) flushNext() {
 			return
 		}
 		batch = slices.DeleteFunc(batch, func(r *commandv1.WorkloadReport) bool {
-			// Skip an answer to an order that is older than a report, sent by the node itself, that is
-			// already in the state.
+			// Skip an answer to an order that is older than a report, that the node sent later without
+			// an order and that is already in the state.
 			w, ok := t.view.Workload(r.GetWorkload())
 			return accepts(r) && ok && w.Acknowledged && w.Generation == fsm.GenerationOf(r.GetGeneration())
 		})
@@ -140,8 +141,8 @@ func (t *Term) heartbeatDiff(node *fsm.Node, hb *sched.Heartbeat) {
 	seen := make(map[string]bool, len(hb.Reports))
 	for i := range hb.Reports {
 		r := &hb.Reports[i]
-		// The agent accepted the present order, but reports an earlier generation: it has lost its state file,
-		// and the instance is from before.
+		// The agent accepted the present order, but reports an earlier generation: it has lost its
+		// state file, and an earlier order started the instance.
 		w, ok := t.view.Workload(r.Workload)
 		seen[r.Workload] = !ok || r.Observation.Generation.IsZero() || !r.Observation.Generation.Less(w.Generation)
 		if !t.unsure(node, w, r) {
@@ -167,11 +168,21 @@ func (t *Term) heartbeatDiff(node *fsm.Node, hb *sched.Heartbeat) {
 	})
 }
 
+// volumesDiff compares the volumes in a heartbeat with their records, and proposes the report if it has news. A report
+// that is lost is repeated with the next full heartbeat.
+func (t *Term) volumesDiff(hb *sched.Heartbeat) {
+	if hb.Volumes == nil || !fsm.ReportsNews(t.view, hb.Volumes) {
+		return
+	}
+	t.propose(func(error) {}, &commandv1.Command{Head: t.head(), Body: &commandv1.Command_ReportVolumes{ReportVolumes: hb.Volumes}})
+}
+
 // unsure reports whether a status in a heartbeat may be about the instance of the previous order. A legacy v1
 // agent accepts an order, answers Pending, and then stops the previous instance. Meanwhile its heartbeats
 // report the workload as Running, without a revision. Only polls read the revision and the task, so heartbeats
-// are ignored for the first half of the time that an apply may take. They count again after that, before the
-// planner would count a failed attempt. In a frozen mode nobody polls, so heartbeats count at once.
+// are ignored for the first half of the time that an apply may take. After that the leader uses heartbeats
+// again, before the planner would treat the order as failed. In a frozen mode the leader does not poll, so it
+// uses heartbeats at once.
 func (t *Term) unsure(n *fsm.Node, w *fsm.Workload, r *sched.Reported) bool {
 	if !t.cfg.Inspect || t.view.Info().Mode.Frozen() || w == nil || w.Node != n.ID || !awaited(t.view, w) || r.Observation.State != fsm.ActualRunning {
 		return false
@@ -208,7 +219,7 @@ func reportDiff(view fsm.View, node *fsm.Node, r *sched.Reported) *commandv1.Wor
 	}
 	if w.Node != node.ID {
 		// An instance from an earlier placement must be removed from the node, unless the state already has a
-		// residual of it.
+		// record of it (a residual), for which the leader orders the removal.
 		_, left := view.Residual(node.ID, r.Workload)
 		if !left && w.LeftOn(node, r.Observation.Generation, r.Observation.State) {
 			return report(node.ID, r)
@@ -229,8 +240,8 @@ func reportDiff(view fsm.View, node *fsm.Node, r *sched.Reported) *commandv1.Wor
 }
 
 // sameObservation reports whether observation got has nothing new compared with observation have. A
-// legacy v1 agent sends no generation, so its report counts as one about present, the generation of
-// the workload.
+// legacy v1 agent sends no generation, so its report is taken to be about present, the generation
+// of the workload.
 func sameObservation(have, got *fsm.Observation, present fsm.Generation) bool {
 	told := *got
 	if told.Generation.IsZero() && have.Generation == present {
@@ -248,7 +259,7 @@ func missingReport(node *fsm.Node, w *fsm.Workload, listed []sched.Reported) *co
 	if w.Desired == fsm.DesiredStopped && slices.ContainsFunc(listed, func(r sched.Reported) bool {
 		return r.Workload == w.ID && !r.Gone && r.Observation.State == fsm.ActualRunning
 	}) {
-		rep.State, rep.Message = string(fsm.ActualRunning), "node "+node.ID+"runs it, but no longer knows that it has to stop it"
+		rep.State, rep.Message = string(fsm.ActualRunning), "node "+node.ID+" runs it, but no longer knows that it has to stop it"
 	}
 	if w.Actual.State == fsm.Actual(rep.State) && w.Actual.Generation == w.Generation &&
 		(w.Actual.State == fsm.ActualMissing || w.Actual.Code == rep.Code) {
@@ -257,7 +268,8 @@ func missingReport(node *fsm.Node, w *fsm.Workload, listed []sched.Reported) *co
 	return rep
 }
 
-// missing returns the report that a node no longer has a workload whose order it accepted.
+// missing returns a report by which the leader records that a node no longer has a workload whose
+// order it accepted.
 func missing(node *fsm.Node, w *fsm.Workload) *commandv1.WorkloadReport {
 	return &commandv1.WorkloadReport{
 		Workload:   w.ID,

@@ -17,7 +17,7 @@ type Term struct {
 	epoch fsm.Epoch
 	over  bool
 
-	// Clocks, view and effects of the step that is being processed.
+	// The time, the view of the state and the effects of the step that is being processed.
 	now  Moment
 	view fsm.View // newest view of this replica
 	out  []Effect
@@ -123,14 +123,16 @@ func (t *Term) Step(now Moment, view fsm.View, in Input) []Effect {
 
 func (t *Term) emit(e Effect) { t.out = append(t.out, e) }
 
-// await returns a new ID for an effect, whose answer is passed to then.
+// await returns a new ID for an effect. When the answer with this ID comes, it is passed to the
+// function then.
 func (t *Term) await(then func(Input)) ID {
 	t.lastID++
 	t.waiting[t.lastID] = then
 	return t.lastID
 }
 
-// answered passes the answer to an effect to the function that waits for it, at most once.
+// answered passes in, the answer to effect id, to the function that waits for it. A second answer
+// to the same effect is ignored.
 func (t *Term) answered(id ID, in Input) {
 	if then, ok := t.waiting[id]; ok {
 		delete(t.waiting, id)

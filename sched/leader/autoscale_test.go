@@ -14,7 +14,8 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// scaler carries out the decisions of the leader in the fake log, as package rpc does.
+// scaler carries out the leader's decisions about the number of members: it applies the commands
+// that package rpc would send to the fake log.
 type scaler struct {
 	w      *world
 	refuse atomic.Bool
@@ -42,7 +43,8 @@ func (s *scaler) Autoscale(ctx context.Context, group string, from, count int, r
 	return r[0].Err()
 }
 
-// group stores a group of n members with a request of half a core and an autoscaler from 1 to 4 at 70 %.
+// group stores a group of n members that request half a core each. Its autoscaler keeps between 1 and 4
+// members and aims at 70 % CPU use.
 func (w *world) group(n int, opts ...func(*commandv1.WorkloadPut)) {
 	for _, id := range fsm.MemberIDs("web", n) {
 		w.put(id, append([]func(*commandv1.WorkloadPut){func(p *commandv1.WorkloadPut) {
@@ -56,12 +58,13 @@ func (w *world) group(n int, opts ...func(*commandv1.WorkloadPut)) {
 // members returns the number of members of the group.
 func (w *world) members() int { return fsm.Count(fsm.Members(w.view(), "web")) }
 
-// load lets the node run its workloads for d with a CPU use in percent of half a core.
+// load lets the time d pass while every workload reports this CPU use, in percent of its request of
+// half a core.
 func (w *world) load(d time.Duration, percent float64) {
 	w.loadBut("", fsm.Observation{}, d, percent)
 }
 
-// loadBut is load, but one of the workloads is in another state.
+// loadBut does the same as load, but workload id reports observation o.
 func (w *world) loadBut(id string, o fsm.Observation, d time.Duration, percent float64) {
 	for end := time.Now().Add(d); time.Now().Before(end); w.pass(3 * time.Second) {
 		hb := sched.Heartbeat{Node: "a", Full: true, ReceivedAt: time.Now().UnixNano()}
@@ -188,7 +191,8 @@ func TestAutoscaleWithoutNews(t *testing.T) {
 	})
 }
 
-// TestAutoscaleRefused: after a refusal the leader waits a minute before it tries again, and tells the reason.
+// TestAutoscaleRefused: if its change of the number of members is refused, the leader waits a
+// minute before it tries again, and its last decision has the reason.
 func TestAutoscaleRefused(t *testing.T) {
 	inScaledWorld(t, func(w *world, s *scaler) {
 		w.group(2)
@@ -230,7 +234,7 @@ func TestAutoscaleWaits(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			inScaledWorld(t, func(w *world, _ *scaler) {
 				w.group(2)
-				w.load(15*time.Second, 95)
+				w.load(12*time.Second, 95) // the first decision is due after sched.ScaleEvery, 15 s
 				c.block(w)
 				w.load(3*time.Minute, 95)
 				is(t, "members", w.members(), 2)

@@ -35,8 +35,8 @@ type Agents interface {
 	Deliver(ctx context.Context, epoch fsm.Epoch, o sched.Order) (sched.Ack, error)
 }
 
-// Scaler changes the number of members of a group with an autoscaler to count, if the group has from members
-// now.
+// Scaler sets the number of members of a group with an autoscaler to count, but only if the group
+// has from members at present.
 type Scaler interface {
 	Autoscale(ctx context.Context, group string, from, count int, reason string) error
 }

@@ -24,7 +24,8 @@ func named(id string) func(*commandv1.RegisterNode) {
 	return func(n *commandv1.RegisterNode) { n.Labels = []*commandv1.Label{{Key: "node", Value: id}} }
 }
 
-// crowd gives n orders to node a, which is slow to answer, so that four of them are in flight.
+// crowd issues n orders for node a, which is slow to answer, so that as many orders are in flight
+// as a node may have (4).
 func (w *world) crowd(n int) {
 	w.t.Helper()
 	w.agents.on("a", func(ctx context.Context, _ sched.Order) (sched.Ack, error) {

@@ -12,10 +12,11 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// each makes the leader compare every node with the state once in each interval d.
+// each returns a setting: the leader compares every node with the state once in each interval d.
 func each(d time.Duration) func(*Config) { return func(c *Config) { c.DriftInterval = d } }
 
-// has makes a node list a workload as the state expects it. set changes the listed workload.
+// has makes a node list a workload with the values that the state expects; the functions set change
+// them.
 func (w *world) has(f *fakeInspector, node, id string, set ...func(*sched.Reported)) {
 	r := w.running(id)
 	r.Revision = w.workload(id).Revision()
@@ -33,7 +34,7 @@ func (w *world) drifts() (out []string) {
 	return out
 }
 
-// obedient makes a node report that the workloads of its orders run.
+// obedient makes a node accept all orders and report their workloads as running.
 func (w *world) obedient(node string) {
 	w.agents.on(node, func(_ context.Context, o sched.Order) (sched.Ack, error) {
 		return sched.Ack{Accepted: true, Gone: o.Op == sched.OpDelete, State: fsm.ActualRunning}, nil
@@ -42,7 +43,8 @@ func (w *world) obedient(node string) {
 
 func TestDriftRounds(t *testing.T) {
 	const interval = 10 * time.Second
-	// steady runs fn with a leader and a node a that runs workload web and reports it.
+	// steady runs fn in a world with a leader and a node a that runs workload web and reports that
+	// it runs.
 	steady := func(t *testing.T, f *fakeInspector, fn func(w *world)) {
 		t.Helper()
 		inWorld(t, []string{"a"}, func(w *world) {
@@ -219,7 +221,7 @@ func TestDriftRounds(t *testing.T) {
 	})
 }
 
-// told returns how many tasks of agents have become events.
+// told returns how many finished tasks of agents the leader has recorded as events.
 func (w *world) told() (n int) {
 	w.view().Events(0, func(e *fsm.Event) bool {
 		if e.Type == fsm.EventAgentAction {

@@ -65,7 +65,7 @@ func (t *term) carryOut(e control.Effect) {
 		t.cfg.Logger.Warn("this process was paused, or its clock was set; every lease ends later by the length of the pause",
 			"by", e.By.Round(time.Millisecond), "epoch", t.epoch.String())
 	case control.ClockBehind:
-		t.cfg.Logger.Warn("the state was written by a clock that is ahead of this replica's; times are shown too late until this clock has caught up: check that the clocks of all replicas are synchronised",
+		t.cfg.Logger.Warn("the state was written by a clock that is ahead of this replica's; recorded times are later than the real time until this clock has caught up: check that the clocks of all replicas are synchronised",
 			"by", e.By.Round(time.Millisecond), "epoch", t.epoch.String())
 	case control.Undelivered:
 		attrs := []any{"workload", e.Order.Workload, "node", e.Order.Node, "epoch", t.epoch.String(), "try", e.Try}

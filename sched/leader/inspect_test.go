@@ -113,8 +113,8 @@ func is0(state fsm.Actual, id string) sched.Reported {
 }
 
 // TestHeartbeatsOfAFormerInstanceDoNotCount: a legacy v1 agent (protocol 0) accepts a new revision
-// and shuts the previous instance down, which its heartbeats still report as Running. For half of the
-// apply limit these heartbeats must not count.
+// and shuts the previous instance down, which its heartbeats still report as Running. The leader must
+// ignore these heartbeats for half of the apply limit.
 func TestHeartbeatsOfAFormerInstanceDoNotCount(t *testing.T) {
 	for _, c := range []struct {
 		name, kind string

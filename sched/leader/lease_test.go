@@ -260,7 +260,8 @@ func TestLeasesOfNodes(t *testing.T) {
 }
 
 // TestTimesInTheFutureDelayNothing: the clock of a leader was ahead for a moment, so the state holds times in
-// the future. Such times must not delay work, end a lease early, or end the wait for a fencer early.
+// the future. Such times must not delay work, nor end a lease or the wait for a node's fencer (which stops
+// exclusive workloads) early.
 func TestTimesInTheFutureDelayNothing(t *testing.T) {
 	const wrong = int64(2 * time.Hour)
 	for _, c := range []struct {

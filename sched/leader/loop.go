@@ -98,8 +98,8 @@ func (t *term) step(in control.Input) {
 	t.mu.Lock()
 	effects := t.core.Step(t.cfg.Clock(), t.store.View(), in)
 	if len(effects) > 0 {
-		// Step may run on the goroutine of a caller of Heartbeat, which wg does not count. Count it here, so
-		// that Run does not return before its effects have started.
+		// Step may run on the goroutine of a caller of Heartbeat, for which Run does not wait. Add this
+		// goroutine to wg, so that Run does not return before the effects of the step have started.
 		t.wg.Add(1)
 		defer t.wg.Done()
 	}
@@ -140,7 +140,8 @@ func (t *term) follow(view fsm.View) {
 		if errors.Is(err, store.ErrClosed) || t.ctx.Err() != nil {
 			return
 		}
-		// The changes that follow has missed may have ended a frozen mode.
+		// This function read the state some time ago. A change since then may have ended a frozen mode, in which the
+		// leader places nothing.
 		view = t.store.View()
 		t.step(control.Updates{View: view, Fresh: true, Thawed: true})
 	}

@@ -299,8 +299,8 @@ func TestManyReportsFlushAtOnce(t *testing.T) {
 			w.put(fmt.Sprintf("w%02d", i))
 		}
 		w.pass(5 * time.Second)
-		// The first report is committed at once. Later reports then wait at most FlushEvery, and here they
-		// must be committed earlier, because there are FlushItems of them.
+		// The first report is committed at once. Later reports then wait at most FlushEvery, and in
+		// this test they must be committed earlier, because FlushItems reports wait.
 		go w.beat(sched.Heartbeat{Node: "a", Sequence: 1, Reports: []sched.Reported{w.running("w00")}})
 		w.pass(time.Millisecond)
 		var all []sched.Reported

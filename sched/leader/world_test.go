@@ -186,7 +186,8 @@ type world struct {
 	ended  chan struct{}
 }
 
-// inWorld runs a test of a leader whose cluster has the named nodes.
+// inWorld runs fn, a test of a leader, in a cluster with the named nodes. The functions tune change
+// the settings.
 func inWorld(t *testing.T, nodes []string, fn func(w *world), tune ...func(*Config)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -248,7 +249,7 @@ func (w *world) lead() {
 	w.settle()
 }
 
-// resign ends the leadership term and waits for its goroutines.
+// resign ends the leadership term of the test's leader and waits until its goroutines have ended.
 func (w *world) resign() {
 	w.stop()
 	<-w.ended
@@ -342,7 +343,7 @@ func (w *world) beat(hb sched.Heartbeat) sched.Lease {
 	return lease
 }
 
-// alive sends heartbeats of nodes in the background for d.
+// alive makes nodes send heartbeats in the background for the time d.
 func (w *world) alive(d time.Duration, nodes ...string) {
 	w.t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); {
@@ -375,7 +376,7 @@ func is[T comparable](t testing.TB, what string, got, want T) {
 }
 
 // about fails the test unless two durations are nearly equal. They may differ by the 20 ms that
-// settle takes, and by some delay.
+// settle waits, and by the time that a planning step adds.
 func about(t testing.TB, what string, got, want time.Duration) {
 	t.Helper()
 	if d := (got - want).Abs(); d > 60*time.Millisecond {
@@ -383,7 +384,7 @@ func about(t testing.TB, what string, got, want time.Duration) {
 	}
 }
 
-// sleep waits for the duration d, or until ctx ends.
+// sleep waits for the time d, or until ctx ends.
 func sleep(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -1,4 +1,4 @@
-// Package composefile says what nodes do with each key of a Compose file.
+// Package composefile says for each key of a Compose file whether nodes honour, change, ignore or refuse it.
 package composefile
 
 import (
@@ -9,15 +9,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// The ways in which nodes treat a key of a Compose file.
+// The treatments of a key of a Compose file.
 const (
 	Honoured   = "honoured"   // nodes honour the key: it has the same effect as in Compose itself
-	Translated = "translated" // nodes do something else, which Note describes
+	Translated = "translated" // the key has another effect on nodes, which Note describes
 	Ignored    = "ignored"    // has no effect on nodes
 	Refused    = "refused"    // nodes do not start a stack with this key
 )
 
-// Key is a key of a Compose file, with what nodes do with it.
+// Key is a key of a Compose file, with its treatment by nodes.
 type Key struct {
 	Line    int
 	Path    string // path of the key, for example services.web.deploy.placement
@@ -25,7 +25,7 @@ type Key struct {
 	Note    string
 }
 
-// rule says how nodes treat a key and all keys below it, unless a rule with a longer path matches. A '*' in
+// rule is the treatment of a key and of all keys below it, unless a rule with a longer path matches. A '*' in
 // the path stands for one name that the author of the file chose.
 type rule struct {
 	path, verdict, note string
@@ -135,8 +135,8 @@ type walk struct {
 	visits   int // number of visited mappings, including empty ones
 }
 
-// mapping visits the keys of a mapping in the order of the file. pattern is the path of the mapping in the
-// rules, shown its path in the file.
+// mapping visits the keys of a mapping in the order of the file. pattern is the mapping's path in the form of the
+// rules, with * for names that the author chose; shown is its path with these names.
 func (w *walk) mapping(n *yaml.Node, pattern, shown string, depth int) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -190,7 +190,7 @@ func (w *walk) key(in, key, below *yaml.Node, pattern, shown string, depth int) 
 	w.keys = append(w.keys, Key{key.Line, s, r.verdict, r.note})
 }
 
-// objects adds a key for each secret or config of the file.
+// objects adds a key for each top-level secret or config of the file.
 func (w *walk) objects(n *yaml.Node, section string) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -228,7 +228,7 @@ func value(n *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// deeper reports whether there are rules for keys below a path.
+// deeper reports whether the list of rules has a rule for a key below a path. If so, these keys are listed one by one.
 func deeper(path string) bool {
 	return path == "services" || path == "services.*.deploy" || path == "services.*.deploy.resources"
 }

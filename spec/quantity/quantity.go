@@ -27,8 +27,8 @@ func CPU(s string) (int64, error) {
 	return toInt64(r)
 }
 
-// Units are powers of 1024 in every spelling, because the fields of the API (memory_mb, disk_gb) count MiB
-// and GiB.
+// In every spelling (Mi, MiB, MB, M) a unit is a power of 1024, because the fields of the API (memory_mb,
+// disk_gb) count MiB and GiB.
 var units = []struct {
 	suffix string
 	shift  uint

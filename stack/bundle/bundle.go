@@ -24,21 +24,21 @@ const (
 	MaxFiles = 1000
 	MaxBytes = 2 << 20
 	// MaxPacked is the maximum size of the archive, in bytes. An archive of this size still fits into one
-	// command of the log after it was sealed.
+	// command of the schedulers' Raft log after it was encrypted.
 	MaxPacked = 512 << 10
 	// maxPath is the maximum length of a path in bytes.
 	maxPath = 512
 )
 
-// File is one regular file of a stack's folder. Of its mode only the executable bit is used.
+// File is one regular file of a stack's folder. Of the file's mode only the executable bit is stored.
 type File struct {
 	Path       string // path relative to the stack's folder, with slashes
 	Data       []byte
 	Executable bool
 }
 
-// Hash adds the paths, contents and executable bits of files to h. It does not hash the archive, because the
-// bytes of an archive may differ between versions of the compression library.
+// Hash adds the paths, contents and executable bits of files to h. It hashes the files and not the archive,
+// because versions of the compression library may write different archives of the same files.
 func Hash(h hash.Hash, files []File) {
 	part := func(b []byte) {
 		h.Write(binary.AppendUvarint(nil, uint64(len(b))))
@@ -55,8 +55,8 @@ func Hash(h hash.Hash, files []File) {
 	}
 }
 
-// Check returns an error if a path cannot be that of a file in one folder, and if there are too many or too
-// large files. The error names the path.
+// Check returns an error if a path does not name a file inside the stack's folder, or if there are too many
+// or too large files. The error names the path.
 func Check(files []File) error {
 	if len(files) > MaxFiles {
 		return fmt.Errorf("are %d, and a stack has at most %d", len(files), MaxFiles)

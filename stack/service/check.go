@@ -21,7 +21,7 @@ type Fault struct {
 	At    []string // path of the value below the service: its keys
 	Rule  string
 	Value *string // wrong value; nil if the rule is not about one value
-	// Warning is set if the service runs nevertheless.
+	// Warning is set if the service can run in spite of this fault, so that it is only a warning.
 	Warning bool
 }
 
@@ -33,7 +33,8 @@ func (f *faults) warn(text string, at ...string) {
 	*f = append(*f, Fault{At: at, Rule: text, Warning: true})
 }
 
-// value adds a fault for a value, unless rule is "".
+// value adds a fault for a value that breaks a rule; if rule is "", it adds none. at holds the keys that lead
+// to the value.
 func (f *faults) value(rule, value string, at ...string) {
 	if rule != "" {
 		*f = append(*f, Fault{At: at, Rule: rule, Value: &value})
@@ -52,7 +53,7 @@ func Check(s types.ServiceConfig) []Fault {
 	return f
 }
 
-// Conflicts returns the settings of a service that have no effect together. Engines drop one of them.
+// Conflicts returns the settings of a service that exclude each other, so that engines ignore one of them.
 func Conflicts(s types.ServiceConfig) []Fault {
 	var f faults
 	for _, c := range []struct {
@@ -196,7 +197,7 @@ func (f *faults) tables(s types.ServiceConfig) {
 	}
 }
 
-// health checks the health check that the engine runs.
+// health checks the settings of the service's health check, which the engine runs.
 func (f *faults) health(s types.ServiceConfig) {
 	h := s.HealthCheck
 	if h == nil || h.Disable {
@@ -219,7 +220,7 @@ func (f *faults) health(s types.ServiceConfig) {
 func (f *faults) limits(s types.ServiceConfig) {
 	memory := func(v types.UnitBytes, at ...string) {
 		switch {
-		case v < 0: // sizes over 8 EiB too
+		case v < 0: // a size over 8 EiB overflows to a negative one
 			f.fault("is negative or too large: write a size such as 512m", at...)
 		case v > 0 && v < engine.MinMemory:
 			f.fault(fmt.Sprintf("is %d bytes, and an engine takes at least 6 MiB: write 6m or more", v), at...)

@@ -11,7 +11,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// Of returns the service of a Compose file that means the same as a container. The result has no volumes,
+// Of converts a container to a service of a Compose file that has the same options. The result has no volumes,
 // managed volumes, restart policy and resources, because containers and services write these differently. It
 // also has no command, environment, user, capabilities, security options and pids limit, which the callers read
 // from the container.

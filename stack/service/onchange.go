@@ -8,13 +8,14 @@ import (
 
 // OnChange says what a new version of a secret or config does to a container that uses it.
 type OnChange struct {
-	// Keep: the container is not recreated.
+	// Keep means that the container is not recreated.
 	Keep bool
-	// Signal is what the container gets after its file has changed, such as SIGHUP; only with Keep.
+	// Signal is the signal, such as SIGHUP, that the container gets after the file of the secret or config has
+	// changed; empty means none. It is set only if Keep is set.
 	Signal string
 }
 
-// OnChangeRule is the error text for a text that ParseOnChange refuses.
+// OnChangeRule is the error text for a value of x-on-change that ParseOnChange refuses.
 const OnChangeRule = "must be restart, nothing or a signal such as: signal SIGHUP"
 
 // ParseOnChange reads the words restart, nothing, and signal with the name of a signal. An empty text means restart.
@@ -35,7 +36,7 @@ func ParseOnChange(text string) (OnChange, bool) {
 	return OnChange{}, false
 }
 
-// String returns the one spelling of o; restart is "".
+// String returns the canonical text of o, which ParseOnChange reads. For restart it is "".
 func (o OnChange) String() string {
 	switch {
 	case o.Signal != "":

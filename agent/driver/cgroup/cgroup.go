@@ -26,8 +26,8 @@ type Reader struct {
 
 	mu   sync.Mutex
 	dirs map[string]string // container id → its control group, as a path below a controller's folder
-	// parents are the patterns under which groups of containers were found before. %s stands for the
-	// container id.
+	// parents are the path patterns under which control groups of earlier containers were found. They are tried first
+	// for a new container. %s stands for the container id.
 	parents []string
 	missed  map[string]time.Time // when the search last found no control group for a container id
 }
@@ -51,12 +51,12 @@ func New(root, proc string) *Reader {
 	return &Reader{
 		root: root, proc: proc, unified: err == nil,
 		dirs: map[string]string{}, missed: map[string]time.Time{},
-		// The parent groups of Docker's cgroupfs and systemd drivers.
+		// The first pattern is that of Docker's cgroupfs driver, the second that of its systemd driver.
 		parents: []string{"docker/%s", "system.slice/docker-%s.scope"},
 	}
 }
 
-// Source returns the control group version in use.
+// Source returns the control group version that this machine uses, as it appears in Usage.Source.
 func (r *Reader) Source() string {
 	if r.unified {
 		return Version2
@@ -64,8 +64,8 @@ func (r *Reader) Source() string {
 	return Version1
 }
 
-// Usage returns the sum of the resource usage over the containers of one workload. ok is false if none of
-// them could be read.
+// Usage returns the sum of the resource usage over the containers of one workload. ok is false if no container
+// of them could be read.
 func (r *Reader) Usage(o driver.Observed, containers ...string) (u driver.Usage, ok bool) {
 	u = driver.Usage{
 		ID: o.ID, Instance: o.RuntimeID + "@" + strconv.FormatInt(o.StartedAt.UnixNano(), 36),
@@ -153,13 +153,13 @@ func (r *Reader) keep(id, group string) {
 	r.dirs[id] = group
 }
 
-// maxDepth bounds the depth of the search for a control group: engines put their groups two or three levels
-// deep.
+// maxDepth is the maximum depth of the search for a control group, because engines put the groups of
+// containers two or three levels deep.
 const maxDepth = 6
 
 func (r *Reader) search(id string) (group string) {
 	top := r.dir("cpuacct", "")
-	// An unreadable tree counts as empty; the caller reports the missing control group.
+	// Ignore errors of the walk: if the group is not found, the caller reports it as missing.
 	_ = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
 			return nil
@@ -190,7 +190,7 @@ func (r *Reader) read(id string) (driver.Usage, error) {
 	}
 	if err != nil {
 		r.mu.Lock()
-		delete(r.dirs, id) // the container's group may appear at another path
+		delete(r.dirs, id) // the cached group is gone; search again, because the container's group may be at another path now
 		r.mu.Unlock()
 		return driver.Usage{}, err
 	}
@@ -198,8 +198,8 @@ func (r *Reader) read(id string) (driver.Usage, error) {
 	return u, nil
 }
 
-// noLimit: control groups of version 1 report no limit as the largest multiple of a page. A limit from this
-// value on means no limit.
+// noLimit: if there is no limit, control groups of version 1 report the largest number that is a multiple of
+// the page size. So a value of noLimit or more means no limit.
 const noLimit = 1 << 60
 
 func (r *Reader) readSplit(group string, u *driver.Usage) error {
@@ -209,7 +209,7 @@ func (r *Reader) readSplit(group string, u *driver.Usage) error {
 	}
 	u.CPU = time.Duration(cpu)
 	memory := r.dir("memory", group)
-	// The kernel may lack some of these controllers; the others are still read.
+	// The kernel may lack some of these controllers. Then read the others.
 	if used, err := number(memory, "memory.usage_in_bytes"); err == nil {
 		u.Memory = max(0, used-fields(memory, "memory.stat")["total_inactive_file"])
 	}

@@ -102,18 +102,18 @@ func TestUsageIsReadFromControlGroups(t *testing.T) {
 			for range 2 { // the second round finds the control groups in the Reader's cache
 				got, ok := r.Usage(o, c.ids...)
 				if ok == c.absent {
-					t.Fatalf("found %v, want %v", ok, !c.absent)
+					t.Fatalf("Usage found the containers: %v, want %v", ok, !c.absent)
 				}
 				if c.absent {
 					return
 				}
 				if got.ID != "web" || got.Instance == "" || time.Since(got.At) > time.Minute {
-					t.Errorf("usage %+v has no workload id, no instance or no time of reading", got)
+					t.Errorf("the usage %+v lacks the workload id, the instance or the time of the reading", got)
 				}
 				got.ID, got.Instance, got.At = "", "", time.Time{}
 				c.want.Disk = -1
 				if got != c.want {
-					t.Errorf("\n got %+v\nwant %+v", got, c.want)
+					t.Errorf("the usage is\n%+v\nwant\n%+v", got, c.want)
 				}
 			}
 		})

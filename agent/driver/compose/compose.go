@@ -1,19 +1,20 @@
 // Package compose runs Compose stacks on a Docker engine. One workload is one Compose project: its
-// containers, networks and volumes. It has no queue and does not retry.
+// containers, networks and volumes. The driver has no queue and does not retry.
 //
-// Our containers, networks and volumes carry the labels of package driver besides Compose's own, because
-// the engine may be shared with other agents and with people who use Compose. The project is named after
-// the workload (ProjectName); if another agent on the same engine has a project of that name, the node's
-// name is added.
+// Our containers, networks and volumes carry the labels of package driver besides Compose's own, because the
+// engine may be shared with other agents and with people who use Compose. The project is named after the
+// workload (ProjectName); if another agent on the same engine has a project of that name, the node's name is
+// added.
 //
-// An update works like `docker compose up`: services with an unchanged configuration keep their containers,
-// and named volumes stay. So the containers of one stack may come from different contents (hashes of a
-// specification), and the labels of a container cannot be changed afterwards. A record in the project's
-// folder (without secrets) therefore stores the content of the stack as a whole and the number of containers
-// of each service. It is written as incomplete before the first step and as complete after the last. A stack
-// without a complete record, or with a container missing, has no content, and the next Ensure continues.
-// Before the source of a new stack is fetched, a record that only names the owner of the folder is written.
-// If there is no record, the content labels of the containers decide, if they are all equal.
+// An update works like `docker compose up`: services with an unchanged configuration keep their containers, and
+// named volumes stay. So the containers of one stack may come from different contents (hashes of a
+// specification), and the labels of a container cannot be changed afterwards. A record in the project's folder
+// (without secrets) therefore stores the content of the stack as a whole and the number of containers of each
+// service. It is written as incomplete before the first step and as complete after the last. If the record is
+// incomplete or a container is missing, the content of the stack counts as unknown, and the next Ensure
+// completes the stack. Before the source of a new stack is fetched, the driver writes a record that only names
+// the workload to which the folder belongs. If there is no record and all containers have the same content
+// label, that label is the content of the stack.
 //
 // The text of a stack and its environment hold secrets, so neither is written to the disk.
 //
@@ -64,8 +65,8 @@ type Options struct {
 
 	ClusterID string
 	NodeID    string
-	// Owns reports whether the agent's store lists a workload. It decides who owns Compose projects of legacy
-	// v1 agents, which carry none of our labels.
+	// Owns reports whether the agent's store lists a workload. It decides whether a Compose project of a
+	// legacy v1 agent, which carries none of our labels, belongs to this agent.
 	Owns func(driver.ID) bool
 	// Credentials returns the X-Registry-Auth value for an image of a workload's namespace, or "" for none. May be nil.
 	Credentials func(namespace, ref string) (string, error)
@@ -75,8 +76,9 @@ type Options struct {
 	// Pulled is called for each newly pulled image. For a renewed image, before is the id of the image
 	// that had the name until then; otherwise before is "". May be nil.
 	Pulled func(ref, before string)
-	// GitCredentials returns user and password for a Git source, by the workload's namespace and the credential name in it
-	// or, if that is empty, by the repository's host. Empty strings mean none. May be nil.
+	// GitCredentials returns user and password for the Git repository of a workload. It looks them up by the
+	// workload's namespace and the name of the credentials or, if name is empty, the host of the repository.
+	// Empty strings mean none. May be nil.
 	GitCredentials func(namespace, name, host string) (user, password string, err error)
 
 	// Loader loads the stacks. Required.
@@ -89,8 +91,8 @@ type Options struct {
 	// StopGrace is how long a container may take to stop before it is killed if its service has no
 	// stop_grace_period. Default 30 s.
 	StopGrace time.Duration
-	// CallTimeout bounds one call to the engine, PullTimeout the time without progress in a pull, GitTimeout one fetch. Defaults
-	// 60 s, 10 min, 5 min.
+	// CallTimeout bounds one call to the engine; default 60 s. PullTimeout bounds the time without progress in
+	// a pull; default 10 min. GitTimeout bounds one fetch from a Git server; default 5 min.
 	CallTimeout, PullTimeout, GitTimeout time.Duration
 	// DaemonConfig is the configuration file of an engine on this machine. Default /etc/docker/daemon.json.
 	DaemonConfig string
@@ -119,20 +121,22 @@ var (
 	_ driver.Driver = (*Driver)(nil)
 	_ driver.Leaver = (*Driver)(nil)
 
+	_ driver.VolumeOwner = (*Driver)(nil)
+
 	_ driver.Signaler = (*Driver)(nil)
 )
 
 // runner runs Compose: as the built-in Go library or as an external command.
 type runner interface {
 	// up creates and starts missing containers, replaces changed ones and removes services that are no
-	// longer in the stack. With running false it starts nothing.
+	// longer in the stack. If running is false, it creates the containers and starts none.
 	up(ctx context.Context, p *stack, running bool) error
 	// start starts the existing containers, dependencies first, except those of the services in done. stop
-	// stops them, dependencies last. If grace is driver.OwnGrace, each container has its own grace period.
-	// Any other grace applies to all containers.
+	// stops them, dependencies last. If grace is driver.OwnGrace, each container gets its own grace
+	// period. Any other grace applies to all containers.
 	start(ctx context.Context, project string, members []member, done map[string]bool) error
 	stop(ctx context.Context, project string, grace time.Duration) error
-	// down removes the containers and networks of a project, and with volumes set also its volumes.
+	// down removes the containers and networks of a project, and its volumes if volumes is set.
 	down(ctx context.Context, project string, volumes bool) error
 }
 
@@ -197,7 +201,7 @@ func (d *Driver) Close() error { return d.eng.Close() }
 // Kind returns driver.Compose.
 func (d *Driver) Kind() driver.Kind { return driver.Compose }
 
-// Probe reads the engine's facts, and checks that Options.Dir is writable.
+// Probe asks the engine whether it can run stacks, and checks that Options.Dir is writable.
 func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
 	out, err := d.eng.Probe(ctx)
 	if err != nil || !out.Healthy {
@@ -222,7 +226,8 @@ type library struct {
 }
 
 func newLibrary(engine *moby.Engine) (*library, error) {
-	// Only the streams of DockerCli are used: other parts of it exit the process if there is no engine.
+	// Use only the output streams of DockerCli: some of its other methods exit the process if the engine does
+	// not answer.
 	base, err := command.NewDockerCli(command.WithInputStream(io.NopCloser(eof{})), command.WithCombinedStreams(io.Discard))
 	if err != nil {
 		return nil, driver.Errorf(driver.InvalidConfiguration, "compose", "Docker's configuration: %w", err)
@@ -259,8 +264,8 @@ func (c *engineCli) DockerEndpoint() docker.Endpoint {
 	return docker.Endpoint{EndpointMeta: docker.EndpointMeta{Host: c.engine.Client.DaemonHost()}}
 }
 
-// stacksOnly is the engine's API; lists of containers omit those of workloads that are not stacks (see
-// otherKind).
+// stacksOnly is the engine's API, except that lists of containers omit the containers of workloads
+// that are not stacks (see otherKind).
 type stacksOnly struct{ client.APIClient }
 
 func (c stacksOnly) ContainerList(ctx context.Context, opt client.ContainerListOptions) (client.ContainerListResult, error) {

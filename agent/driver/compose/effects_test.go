@@ -37,7 +37,7 @@ type bench struct {
 func newBench(t *testing.T, change ...func(*compose.Options)) *bench {
 	t.Helper()
 	e, dir := theEngine(t), t.TempDir()
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute) // beside other tests docker-compose may get little CPU time
 	t.Cleanup(cancel)
 	return &bench{T: t, engine: e, d: e.driver(t, "node-a", dir, change...), dir: dir, ctx: ctx}
 }
@@ -46,7 +46,7 @@ func (b *bench) spec(id string, what *agentv1.WorkloadSpec) driver.Spec {
 	b.Helper()
 	workload := driver.ID("t" + b.run + "-" + id)
 	b.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer cancel()
 		if err := b.d.Remove(ctx, workload); err != nil {
 			b.Errorf("cleaning up %s: %v", workload, err)
@@ -151,7 +151,7 @@ func TestUpdateReplacesOnlyChangedServices(t *testing.T) {
 			"compose.project": string(spec.ID),
 		} {
 			if o.Metadata[key] != want {
-				t.Errorf("%s = %q, want %q", key, o.Metadata[key], want)
+				t.Errorf("the status metadata %s is %q, want %q", key, o.Metadata[key], want)
 			}
 		}
 		if o.Message != "db: running; web: 2× running" {
@@ -163,19 +163,19 @@ func TestUpdateReplacesOnlyChangedServices(t *testing.T) {
 		b.ensure(spec)
 		o = b.await(spec.ID, driver.Running)
 		if o.Content != spec.Content || o.Revision != "rev-2" || o.Metadata["compose.services"] != "2 of 2 containers run" {
-			t.Errorf("content %q, revision %q, %s", o.Content, o.Revision, o.Metadata["compose.services"])
+			t.Errorf("after the update the stack has content %q, revision %q and services %q", o.Content, o.Revision, o.Metadata["compose.services"])
 		}
 		if again := b.containerOf(spec.ID, "db"); again != db {
 			t.Errorf("the container of service db was replaced, but its configuration did not change")
 		}
 		if again := b.containerOf(spec.ID, "web"); again == web {
-			t.Errorf("web was not replaced")
+			t.Errorf("the container of service web was not replaced, although its configuration changed")
 		}
 		if v := b.environment(spec.ID, "web")["VERSION"]; v != "2" {
 			t.Errorf("VERSION=%q", v)
 		}
 		if after := b.volumes(spec.ID); len(before) != 1 || strings.Join(before, " ") != strings.Join(after, " ") {
-			t.Errorf("volumes %v became %v", before, after)
+			t.Errorf("an update changed the volumes from %v to %v", before, after)
 		}
 		web = b.containerOf(spec.ID, "web")
 		if err := b.d.Halt(b.ctx, spec.ID, time.Second); err != nil {
@@ -192,7 +192,7 @@ func TestUpdateReplacesOnlyChangedServices(t *testing.T) {
 			t.Fatal(err)
 		}
 		if left := b.volumes(spec.ID); len(left) > 0 {
-			t.Errorf("delete leaves volumes %v", left)
+			t.Errorf("after the delete the volumes %v are left", left)
 		}
 	})
 }
@@ -247,7 +247,7 @@ func TestEnvironmentIsInjected(t *testing.T) {
 	got := b.environment(spec.ID, "app")
 	for k, want := range map[string]string{"GREETING": "hello world", "PLAIN": "p", "ODD": odd, "NAME": "world", "PERSYS_TEST_SECRET": "", "FORMER": ""} {
 		if got[k] != want {
-			t.Errorf("%s = %q, want %q", k, got[k], want)
+			t.Errorf("the variable %s in the container is %q, want %q", k, got[k], want)
 		}
 	}
 	if text, err := os.ReadFile(host); err != nil || string(text) != "FORMER=host\n" {
@@ -325,13 +325,13 @@ func TestDuplicateNetworkIsRemoved(t *testing.T) {
 	b.ensure(spec)
 	b.await(spec.ID, driver.Running)
 	if n := list(); len(n) != 1 {
-		t.Errorf("%d networks are left", len(n))
+		t.Errorf("%d networks are left, want one", len(n))
 	}
 }
 
 // An engine rolls back containers that it created if its caller disconnects. If a container disappears
 // between the list of containers and its start, the driver creates it again. The test covers two cases:
-// Compose finds it missing while it creates containers, and while it starts containers.
+// Compose finds the container missing while it creates other containers, or while it starts containers.
 func TestRolledBackContainerIsMadeAgain(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []struct {
@@ -356,18 +356,19 @@ func TestRolledBackContainerIsMadeAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 			if o := b.await(spec.ID, driver.Running); o.Content != spec.Content {
-				t.Errorf("content %q, want %q", o.Content, spec.Content)
+				t.Errorf("after the rollback the stack has content %q, want %q", o.Content, spec.Content)
 			}
 			if taken() == "" {
-				t.Error("no start was seen")
+				t.Error("the proxy saw no start of a container, so this test proves nothing")
 			}
 		})
 	}
 }
 
-// A network or volume that two stacks name belongs to the stack that created it. A delete of that stack
-// succeeds, and leaves resources that the second stack uses. Once the second stack is deleted too, the
-// network is garbage and is removed. The volume is never garbage, because it holds data.
+// If two stacks use a network or volume of the same name, it belongs to the stack that created it. A
+// delete of that stack succeeds, and leaves resources that the second stack uses. Once the second stack
+// is deleted too, the network is garbage and is removed. The volume is never garbage, because it holds
+// data.
 func TestDeleteLeavesResourcesOfOtherStacks(t *testing.T) {
 	eachWay(t, func(t *testing.T, way string, b *bench) {
 		shared := "shared-" + way + "-" + b.run
@@ -413,19 +414,19 @@ volumes: {data: {name: SHARED}}
 			t.Fatalf("after the delete of both stacks, garbage is %v and volumes are %v; want the network as garbage, and the volume", found, b.volumes(first.ID))
 		}
 		if err := b.d.Collect(b.ctx, found[0]); err != nil || len(garbage()) > 0 {
-			t.Errorf("collected: %v; garbage %v", err, garbage())
+			t.Errorf("Collect returned %v and left the garbage %v, want none", err, garbage())
 		}
 		remove(first.ID) // the second delete of the first stack removes its volume too
 		if left := b.volumes(first.ID); len(left) > 0 {
-			t.Errorf("volumes %v are left", left)
+			t.Errorf("after the second delete the volumes %v are left", left)
 		}
 	})
 }
 
 // The volumes of a stack, and the files of an inline stack's relative paths, may be the only copy of its
 // data. They stay on the node when the stack moves to another node, and the stack uses them again when it
-// returns. This node removes them when the stack is deleted, also if the stack runs on another node by then.
-// It also removes them if it cannot tell a delete from a move.
+// returns. When the stack is deleted, this node removes them, even if the stack runs on another node by
+// then. It also removes them if the order does not say whether the stack is deleted or moved.
 func TestAMoveLeavesTheVolumesOfAStack(t *testing.T) {
 	eachWay(t, func(t *testing.T, way string, b *bench) {
 		spec := b.spec("move-"+way, b.yaml(fmt.Sprintf(twoServices, 1, 1)))
@@ -504,7 +505,7 @@ func TestStatesOfAStack(t *testing.T) {
 			testbed.Within(t, time.Minute, "the state of the stack", func() error {
 				o := b.observed(spec.ID)
 				if o.State != c.want || o.Message != c.message {
-					return fmt.Errorf("%s (%s), want %s (%s)", o.State, o.Message, c.want, c.message)
+					return fmt.Errorf("the stack is %s (%s), want %s (%s)", o.State, o.Message, c.want, c.message)
 				}
 				if (o.Content == spec.Content) != c.content {
 					t.Errorf("content %q", o.Content)
@@ -570,7 +571,7 @@ func TestACompletedStack(t *testing.T) {
 			spec := b.spec("complete-"+strings.ReplaceAll(c.name, " ", "-"), b.yaml(c.yaml))
 			b.ensure(spec)
 			if o := b.await(spec.ID, driver.Stopped); o.Completed != c.want {
-				t.Errorf("completed: %t, want %t", o.Completed, c.want)
+				t.Errorf("Completed is %t, want %t", o.Completed, c.want)
 			}
 		})
 	}
@@ -590,10 +591,10 @@ func TestAMissingContainerIsMadeAgain(t *testing.T) {
 	}
 	b.ensure(spec)
 	if o := b.await(spec.ID, driver.Running); o.Content != spec.Content || b.containerOf(spec.ID, "web") == "" {
-		t.Errorf("content %q, web %q", o.Content, b.containerOf(spec.ID, "web"))
+		t.Errorf("after Ensure the stack has content %q and the container %q for web, want both set", o.Content, b.containerOf(spec.ID, "web"))
 	}
 	if b.containerOf(spec.ID, "db") != db {
-		t.Error("db was replaced")
+		t.Error("the container of db was replaced, although only web was missing")
 	}
 }
 
@@ -626,14 +627,14 @@ func TestLogsOfAStackNameTheirContainers(t *testing.T) {
 		t.Errorf("the log of the service db is %q, %v; want the lines of db and none of web", text, err)
 	}
 	if _, err := b.d.Logs(b.ctx, spec.ID, driver.LogOptions{Service: "cache"}); driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "db, web") {
-		t.Errorf("the log of no service: %v", err)
+		t.Errorf("the log of a service that does not exist returned %v, want an error", err)
 	}
 	// In a stack of several services, Exec without a service name is an error.
 	if _, err := b.d.Exec(b.ctx, spec.ID, driver.ExecOptions{Command: []string{"/probe", "cat"}}); driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "--service: db, web") {
 		t.Errorf("a command in a stack of two services, without naming a service, returned %v; want an error that names both services", err)
 	}
 	if _, err := b.d.Exec(b.ctx, spec.ID, driver.ExecOptions{Command: []string{"/probe", "cat"}, Service: "cache"}); driver.ClassOf(err) != driver.InvalidSpecification {
-		t.Errorf("a command in no service: %v", err)
+		t.Errorf("a command in a service that does not exist returned %v, want an error", err)
 	}
 }
 
@@ -663,10 +664,10 @@ func TestInvalidStacksAreRefused(t *testing.T) {
 			spec := b.spec("refused", body(c.spec))
 			err := b.d.Ensure(b.ctx, spec)
 			if driver.ClassOf(err) != c.class || err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v; want class %s and %q", err, c.class, c.want)
+				t.Errorf("Ensure returned %v; want class %s and %q", err, c.class, c.want)
 			}
 			if err != nil && strings.Contains(err.Error(), "hunter2") {
-				t.Errorf("the error tells a secret: %v", err)
+				t.Errorf("the error contains a secret: %v", err)
 			}
 		})
 	}
@@ -774,7 +775,7 @@ services:
 	b.ensure(spec)
 	o := b.await(spec.ID, driver.Running)
 	if len(o.Parts) != 2 {
-		t.Fatalf("parts %v, want two", o.Parts)
+		t.Fatalf("the stack has the containers %v, want two", o.Parts)
 	}
 	for _, id := range o.Parts {
 		res, err := b.cli.ContainerInspect(b.ctx, id, client.ContainerInspectOptions{})
@@ -791,7 +792,7 @@ services:
 			return testbed.Final(err)
 		}
 		if n := seen[spec.ID]; n < 4_000_000 || n >= 5_000_000 {
-			return fmt.Errorf("%d, want about 4000000", n)
+			return fmt.Errorf("the measured disk use is %d bytes, want about 4000000", n)
 		}
 		return nil
 	})

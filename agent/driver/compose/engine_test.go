@@ -27,8 +27,8 @@ import (
 	"github.com/persys/compute/stack"
 )
 
-// engine is the real Docker engine for the tests. Objects that a test run creates carry that run's cluster
-// id.
+// engine is the real Docker engine for the tests. Everything that a test run creates on the engine has the
+// run's cluster id in its labels.
 type engine struct {
 	cli     *client.Client
 	run     string
@@ -53,7 +53,7 @@ func theEngine(t testing.TB) *engine {
 
 func clusterOf(e *mobytest.Engine) string { return "composetest-" + e.Run }
 
-// nothingLeft removes leftovers of tests and fails if there are any.
+// nothingLeft returns an error if the tests left anything on the engine, and removes it.
 func nothingLeft(ctx context.Context, e *mobytest.Engine) error {
 	ours := make(client.Filters).Add("label", driver.LabelCluster+"="+clusterOf(e))
 	containers, err := e.Client.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: ours})
@@ -83,8 +83,8 @@ func nothingLeft(ctx context.Context, e *mobytest.Engine) error {
 	return err
 }
 
-// driver returns a Compose driver for a node. It is closed when the test ends. Drivers of one test share a
-// folder, as agents on one machine may.
+// driver returns a Compose driver for a node. The driver is closed when the test ends. All drivers of a test
+// may use the same folder dir, as several agents on one machine may.
 func (e *engine) driver(t *testing.T, node, dir string, change ...func(*compose.Options)) *compose.Driver {
 	t.Helper()
 	opt := compose.Options{ClusterID: e.cluster, NodeID: node, Dir: dir, StopGrace: 5 * time.Second}
@@ -129,7 +129,7 @@ func conform(t *testing.T, prefix string, change ...func(*compose.Options)) {
 			Cat: []string{"/probe", "cat"}, Wait: []string{"/probe", "wait"}, Size: []string{"/probe", "size"}, Service: "app",
 		},
 		Crash: func(code int) *agentv1.WorkloadSpec { return e.one("exit, \""+strconv.Itoa(code)+"\"", 1) },
-		// The registry answers that it does not have this image.
+		// The spec names an image that the registry reports as missing.
 		Missing: func() *agentv1.WorkloadSpec {
 			r := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 			t.Cleanup(r.Close)
@@ -162,7 +162,7 @@ func TestConformance(t *testing.T) { conform(t, "c") }
 // with the workload's name, but carries none of our labels.
 func stranger(t *testing.T, e *engine, id driver.ID) func() {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
 	res, err := e.cli.ContainerCreate(ctx, client.ContainerCreateOptions{
 		Name: string(id) + "-web-1",
@@ -175,7 +175,7 @@ func stranger(t *testing.T, e *engine, id driver.ID) func() {
 		t.Fatal(err)
 	}
 	remove := func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer cancel()
 		_, _ = e.cli.ContainerRemove(ctx, res.ID, client.ContainerRemoveOptions{Force: true})
 	}

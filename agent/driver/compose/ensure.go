@@ -42,7 +42,8 @@ func (m member) dependencies() map[string]string {
 	return out
 }
 
-// containers lists every container on the engine that Compose made for a service, for any owner.
+// containers lists the containers on the engine that Compose made for services and that have the given labels.
+// It also lists containers of other owners.
 func (d *Driver) containers(ctx context.Context, labels ...string) ([]member, error) {
 	ctx, cancel := d.eng.Call(ctx)
 	defer cancel()
@@ -83,8 +84,8 @@ func (d *Driver) of(labels map[string]string) (driver.ID, driver.Ownership) {
 	return driver.ID(labels[driver.LabelWorkload]), d.identity.Of(labels)
 }
 
-// find returns the containers of a workload by project name. After an interrupted rename a workload may have
-// two projects, otherwise it has one.
+// find returns the containers of a workload, keyed by project name. A workload has one project, or two if a
+// change of the project's name was interrupted.
 func (d *Driver) find(ctx context.Context, id driver.ID) (map[string][]member, error) {
 	all, err := d.containers(ctx)
 	if err != nil {
@@ -99,7 +100,8 @@ func (d *Driver) find(ctx context.Context, id driver.ID) (map[string][]member, e
 	return out, nil
 }
 
-// projectFor returns a workload's project and its containers, or the free project name for a new one.
+// projectFor returns the name of a workload's Compose project and its containers. If there is no project yet,
+// it returns a name that no other project has.
 func (d *Driver) projectFor(ctx context.Context, id driver.ID) (string, []member, error) {
 	have, err := d.find(ctx, id)
 	if err != nil {
@@ -127,17 +129,17 @@ func (d *Driver) projectFor(ctx context.Context, id driver.ID) (string, []member
 		}
 	}
 	return "", nil, driver.Errorf(driver.NameConflict, "create",
-		"every project name of workload %q is held by another agent of the cluster on this engine: %q", id, d.names(id))
+		"every possible project name of workload %q is used by another agent of the cluster on this engine: %q", id, d.names(id))
 }
 
 // takenBackAtMost is the maximum number of attempts of Ensure for one stack when a container disappears
-// between the list and its start. That happens if the caller of a create request disconnects: the engine may
-// list the new container for a moment and then remove it again. The number is bounded because the engine
-// returns the same error for a stack that names a container that does not exist.
+// between the list and its start. The engine may list a new container for a moment and then remove it, if the
+// caller of the create request has disconnected. The number is limited because the engine returns the same
+// error if a stack refers to a container that never existed.
 const takenBackAtMost = 3
 
-// Ensure implements driver.Driver. An up-to-date stack costs one call. Error texts of Compose and the
-// engine may repeat their input, so values of the stack's environment are masked in errors.
+// Ensure implements driver.Driver. If the stack is up to date, Ensure makes one call to the engine. Error texts
+// of Compose and the engine may repeat their input, so values of the stack's environment are masked in errors.
 func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	err := d.ensure(ctx, spec)
 	for range takenBackAtMost {
@@ -172,7 +174,8 @@ func (d *Driver) dropTwins(ctx context.Context, id driver.ID) bool {
 		if _, ownership := d.of(n.Labels); ownership != driver.Ours || left[n.Name] < 2 {
 			continue
 		}
-		// The engine refuses to remove a network that a container uses; that network stays.
+		// The engine refuses to remove a network that a container uses. So only an unused network of the same
+		// name is removed.
 		if _, err := d.eng.Client.NetworkRemove(ctx, n.ID, client.NetworkRemoveOptions{}); err == nil {
 			left[n.Name]--
 			dropped = true
@@ -214,7 +217,7 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 		commit = rec.Commit // an unfinished update of this content continues with the commit that it started with
 	}
 	if want := spec.Body.GetCompose().GetManagedVolumes(); len(want) != len(spec.Volumes) {
-		return invalid("compose.managed_volumes: %d are wanted, %d are ready", len(want), len(spec.Volumes))
+		return invalid("compose.managed_volumes: the specification has %d volumes, but the agent has prepared %d", len(want), len(spec.Volumes))
 	}
 	if rec == nil && len(members) == 0 {
 		if err := d.claim(project, spec); err != nil {
@@ -259,9 +262,9 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 	return d.note(project, next)
 }
 
-// up runs Compose's up. It does not abort at once when ctx ends, because the engine would carry out the
-// requests anyway. If up fails because a container name is taken, an earlier aborted call may have created
-// that container, and the engine may not list it yet.
+// up runs Compose's up. It does not abort at once when ctx ends, because the engine would still carry out
+// the requests that it has received. If up fails because a container name is taken, an earlier aborted
+// call may have created that container, and the engine may not list it yet.
 func (d *Driver) up(ctx context.Context, s *stack, running bool) error {
 	deadline := time.Now().Add(d.eng.CallTimeout())
 	for {
@@ -302,13 +305,13 @@ func (d *Driver) heldByOthers(ctx context.Context, s *stack) string {
 			if id := in.Config.Labels[driver.LabelWorkload]; id != "" {
 				owner = "workload " + id
 			}
-			return fmt.Sprintf("the container name %s of service %s is held by %s", want, name, owner)
+			return fmt.Sprintf("the container name %s of service %s is used by %s", want, name, owner)
 		}
 	}
 	return ""
 }
 
-// lastWord is how long Compose may continue after its caller's context has ended.
+// lastWord is how long a call of Compose may continue after its context has ended.
 const lastWord = 3 * time.Second
 
 func outlive(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -320,7 +323,8 @@ func outlive(ctx context.Context) (context.Context, context.CancelFunc) {
 	}
 }
 
-// classify classifies an error of Compose: an engine error that it wraps, or one of its own texts.
+// classify returns an error of Compose as a *driver.Error with a class. It derives the class from the engine's
+// error that Compose wraps, or else from the text of Compose.
 func classify(err error) error {
 	text := err.Error()
 	for _, p := range []struct {
@@ -339,7 +343,8 @@ func classify(err error) error {
 	return moby.Classify("start", err)
 }
 
-// settle starts or stops the existing containers of a stack whose configuration is unchanged.
+// settle starts or stops the existing containers of a stack whose configuration is unchanged, as the desired
+// state (parameter running) demands.
 func (d *Driver) settle(ctx context.Context, id driver.ID, project string, members []member, running bool) error {
 	if !running {
 		return d.halt(ctx, project, driver.OwnGrace)
@@ -382,9 +387,9 @@ func (d *Driver) settle(ctx context.Context, id driver.ID, project string, membe
 	return nil
 }
 
-// completed returns the services that other services wait for (service_completed_successfully), and whether
-// they have ended with success. Such services are not started again when another container has to be
-// started.
+// completed returns the services that other services await with the condition service_completed_successfully.
+// The value is true for a service that has ended with success; it is not started again when other containers
+// are started.
 func (d *Driver) completed(ctx context.Context, members []member) (map[string]bool, error) {
 	out := map[string]bool{}
 	for _, m := range members {
@@ -468,7 +473,7 @@ func (d *Driver) Signal(ctx context.Context, id driver.ID, service, signal strin
 	return nil
 }
 
-// HaltUnhealthy implements driver.UnhealthyHalter.
+// HaltUnhealthy implements driver.UnhealthyHalter. It stops the unhealthy containers of a stack.
 func (d *Driver) HaltUnhealthy(ctx context.Context, id driver.ID, most time.Duration) (some bool, err error) {
 	have, err := d.find(ctx, id)
 	if err != nil {
@@ -508,7 +513,7 @@ func (d *Driver) HaltUnhealthy(ctx context.Context, id driver.ID, most time.Dura
 // engineGrace is the engine's default grace period.
 const engineGrace = 10 * time.Second
 
-// grace returns how long a container may take to stop before it is killed.
+// grace returns the grace period of a container: how long it may take to stop before it is killed.
 func (d *Driver) grace(ctx context.Context, container string) (time.Duration, error) {
 	in, err := d.eng.Inspect(ctx, container)
 	if err != nil && !cerrdefs.IsNotFound(err) {
@@ -527,6 +532,34 @@ func (d *Driver) Leave(ctx context.Context, id driver.ID, volumes bool) error {
 	return d.remove(ctx, id, !volumes)
 }
 
+// RemoveInstance implements driver.VolumeOwner. It keeps the volumes that the Compose file names, and the files of an
+// inline stack that it uses like volumes. The containers are removed one by one, because only the removal of a container
+// tells the engine to remove its volumes without a name.
+func (d *Driver) RemoveInstance(ctx context.Context, id driver.ID) error {
+	projects, err := d.traces(ctx, id)
+	if err != nil {
+		return err
+	}
+	for _, project := range projects {
+		if err := d.halt(ctx, project, driver.OwnGrace); err != nil {
+			return err
+		}
+		all, err := d.containers(ctx, api.ProjectLabel+"="+project)
+		if err != nil {
+			return err
+		}
+		for _, m := range all {
+			call, cancel := d.eng.Call(ctx)
+			_, err := d.eng.Client.ContainerRemove(call, m.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+			cancel()
+			if err != nil && !cerrdefs.IsNotFound(err) {
+				return moby.Classify("remove", err)
+			}
+		}
+	}
+	return d.remove(ctx, id, false)
+}
+
 func (d *Driver) remove(ctx context.Context, id driver.ID, volumes bool) error {
 	projects, err := d.traces(ctx, id)
 	if err != nil {
@@ -543,7 +576,8 @@ func (d *Driver) remove(ctx context.Context, id driver.ID, volumes bool) error {
 			return moby.Classify("remove", err)
 		}
 	}
-	// Remove leftovers of a project whose containers are gone, and folders of stacks that never started.
+	// Remove networks, volumes and the folder of a project even if it has no containers, for example because
+	// the stack never started.
 	if err := d.sweep(ctx, id, volumes); err != nil {
 		return err
 	}
@@ -562,8 +596,8 @@ func (d *Driver) remove(ctx context.Context, id driver.ID, volumes bool) error {
 	return nil
 }
 
-// traces returns the names of the projects that contain containers of a workload. It fails if one of these
-// projects also has a container of another owner.
+// traces returns the names of the Compose projects that contain containers of a workload. It fails if one of
+// these projects also has a container of another owner.
 func (d *Driver) traces(ctx context.Context, id driver.ID) ([]string, error) {
 	have, err := d.find(ctx, id)
 	if err != nil {
@@ -587,7 +621,8 @@ func (d *Driver) traces(ctx context.Context, id driver.ID) ([]string, error) {
 	return out, nil
 }
 
-// sweep removes the networks, and with volumes set also the volumes, that carry the workload's labels.
+// sweep removes the networks with the workload's labels and, if volumes is set, the volumes with these
+// labels.
 func (d *Driver) sweep(ctx context.Context, id driver.ID, volumes bool) error {
 	ctx, cancel := d.eng.Call(ctx)
 	defer cancel()

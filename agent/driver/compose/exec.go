@@ -35,7 +35,7 @@ func (d *Driver) Console(ctx context.Context, id driver.ID, options driver.Conso
 }
 
 // one returns the running container of a service. service may be empty if the stack has only one service. op is
-// the operation that errors name.
+// the name of the operation for error texts.
 func (d *Driver) one(ctx context.Context, op string, id driver.ID, service string) (member, error) {
 	have, err := d.find(ctx, id)
 	if err != nil {
@@ -59,7 +59,7 @@ func (d *Driver) one(ctx context.Context, op string, id driver.ID, service strin
 	case service != "" && !slices.Contains(names, service):
 		return member{}, driver.Errorf(driver.InvalidSpecification, op, "workload %[2]q has no service %[1]q; it has %[3]s", service, id, strings.Join(names, ", "))
 	case service == "" && len(names) > 1:
-		return member{}, driver.Errorf(driver.InvalidSpecification, op, "service: workload %q has several, name one with --service: %s", id, strings.Join(names, ", "))
+		return member{}, driver.Errorf(driver.InvalidSpecification, op, "service: workload %q has several services; choose one with --service: %s", id, strings.Join(names, ", "))
 	case len(fits) == 0:
 		return member{}, driver.Errorf(driver.RuntimeResourceMissing, op, "no container of service %q of workload %q runs", cmp.Or(service, names[0]), id)
 	}

@@ -20,16 +20,16 @@ import (
 	"github.com/persys/compute/stack/bundle"
 )
 
-// The files that are sent with an inline stack are written where its containers use them. The project's
-// folder gets one subfolder for each mount and for each file of a secret, config or seccomp profile. The
-// subfolder is named after the digest of its content. If a file changes, the mount path of its services
-// changes, so Compose replaces the containers of these services only. Other containers keep their files.
-// Subfolders that begin with mountedDir are for mounts, to which containers may write. Subfolders that begin
-// with keptDir are for files that containers only read.
+// The files that are sent with an inline stack are written where its containers use them. The project's folder
+// gets one subfolder for each mount and for each file of a secret, config or seccomp profile. The name of the
+// subfolder contains the digest of its content. If a file changes, the mount path of its services changes, so
+// Compose replaces the containers of these services only. Other containers keep their files. Subfolders that
+// begin with mountedDir are for mounts, to which containers may write. Subfolders that begin with keptDir are
+// for files that containers only read.
 const (
 	mountedDir = "mounted"
 	keptDir    = "kept"
-	// contentName is the name of the mounted file or folder in the subfolder of a mount.
+	// contentName is the name that each mounted file or folder has in the subfolder of its mount.
 	contentName = "content"
 )
 
@@ -49,15 +49,15 @@ func filesOf(c *agentv1.ComposeSpec) ([]bundle.File, error) {
 	return files, nil
 }
 
-// lay writes the files that the containers of a stack use into the project's folder, and changes the paths in
-// the stack to these copies. Relative paths of the stack are relative to root. It returns the folders that
-// the stack uses.
+// lay copies the files that the containers of a stack use into the project's folder, and changes the paths in
+// the stack so that they name the copies. Relative paths of the stack are relative to root. It returns the
+// folders that the stack uses.
 func (d *Driver) lay(p *types.Project, root string, files []bundle.File) (used []string, err error) {
 	if len(files) == 0 {
 		return nil, nil
 	}
-	// at writes the files at or below the path name into a subfolder whose name begins with dir. It returns
-	// the path of that copy and its digest, or "" if no file is there.
+	// at copies the files at or below the path name into a subfolder whose name begins with dir. It returns
+	// the path of the copy and its digest, or "" if there is no such file.
 	at := func(dir, name string) (string, string) {
 		rel, ok := within(root, name)
 		if !ok || err != nil {
@@ -133,8 +133,8 @@ func (d *Driver) lay(p *types.Project, root string, files []bundle.File) (used [
 	return used, nil
 }
 
-// within returns name relative to the folder dir, and whether name is inside dir. "." contains every relative
-// path.
+// within returns name relative to the folder dir, and whether name is inside dir. If dir is ".", every relative
+// path is inside.
 func within(dir, name string) (string, bool) {
 	if name == dir {
 		return ".", true

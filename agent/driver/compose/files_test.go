@@ -31,7 +31,8 @@ configs: {site: {file: conf/site.conf}}
 secrets: {token: {file: ./token}}
 `
 
-// withFiles returns a stack with files, from pairs of path and content.
+// withFiles returns an inline stack with the Compose file text and with files, given as a map from path to
+// content.
 func (b *bench) withFiles(text string, files map[string]string) *agentv1.WorkloadSpec {
 	b.Helper()
 	var list []bundle.File
@@ -83,8 +84,8 @@ func (b *bench) folders(id driver.ID) (out []string) {
 }
 
 // TestFilesOfAStack: the files of a stack reach its containers. A changed file replaces only the containers
-// that use it. If the files get their previous text again, the containers see that text. A delete removes
-// all files.
+// that use it. If the files get their previous text again, the containers see that text. A delete of the stack
+// removes all of them.
 func TestFilesOfAStack(t *testing.T) {
 	b := newBench(t)
 	files := map[string]string{
@@ -129,7 +130,7 @@ func TestFilesOfAStack(t *testing.T) {
 		t.Error("after a change of its secret, db was not replaced, or another service was")
 	}
 	if err := os.WriteFile(filepath.Join(b.dir, string(spec.ID), "files", "data", "kept"), []byte("x"), 0o600); err != nil {
-		t.Errorf("the folder of data: %v", err)
+		t.Errorf("the folder data, which the stack mounts, is gone after the update: %v", err)
 	}
 	db, files["conf/site.conf"] = b.containerOf(spec.ID, "db"), "site 2"
 	change("c1:files-3", files)
@@ -150,7 +151,7 @@ func TestFilesOfAStack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left := b.folders(spec.ID); len(left) > 0 {
-		t.Errorf("delete leaves %v", left)
+		t.Errorf("after the delete the folders %v are left", left)
 	}
 }
 

@@ -16,9 +16,9 @@ import (
 )
 
 // foreign returns an error if a stack would use a volume, a network or a container of another namespace. A
-// stack would do so if it names the resource as external, gives its own resource the same name, or has the
-// id of a deleted stack whose volumes were kept. Resources without our labels belong to the machine, so
-// every stack may use them.
+// stack would do so if it names the resource as external, gives its own resource the same name, or has the id
+// of a deleted stack whose volumes were kept. A resource without our labels was made by an administrator of the
+// machine, so every stack may use it.
 func (d *Driver) foreign(ctx context.Context, spec driver.Spec, p *types.Project) error {
 	for _, key := range slices.Sorted(maps.Keys(p.Volumes)) {
 		labels, err := d.labelsOf(ctx, "volume", p.Volumes[key].Name)
@@ -62,7 +62,8 @@ func (d *Driver) foreign(ctx context.Context, spec driver.Spec, p *types.Project
 	return nil
 }
 
-// Foreign implements driver.Namespaced. It checks volumes too, because a deleted stack may have left some.
+// Foreign implements driver.Namespaced. It checks the stack's volumes too, because a deleted stack of another
+// namespace may have left volumes.
 func (d *Driver) Foreign(ctx context.Context, id driver.ID, namespace string) (bool, error) {
 	have, err := d.find(ctx, id)
 	if err != nil {
@@ -92,8 +93,8 @@ func (d *Driver) volumes(ctx context.Context, id driver.ID) ([]volume.Volume, er
 	}), nil
 }
 
-// apart returns an error if labels, those of an existing resource, name another namespace than the spec. what
-// describes the resource in the error.
+// apart returns an error if the labels of an existing resource name another namespace than the spec. The text
+// of parameter what describes the resource in the error.
 func (d *Driver) apart(spec driver.Spec, what string, labels map[string]string) error {
 	if labels[driver.LabelManaged] == "" {
 		return nil

@@ -13,7 +13,7 @@ import (
 )
 
 // TestStacksOfOtherNamespacesAreOutOfReach: one namespace has a running stack, and a deleted stack whose
-// volume was kept. A stack of another namespace cannot use the resources of either in any way.
+// volume was kept. A stack of another namespace cannot use the resources of these two stacks.
 func TestStacksOfOtherNamespacesAreOutOfReach(t *testing.T) {
 	b := newBench(t)
 	stack := func(more string) string {
@@ -51,9 +51,9 @@ func TestStacksOfOtherNamespacesAreOutOfReach(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), `belongs to namespace "bank"`) || driver.ClassOf(err) != driver.InvalidConfiguration {
 				t.Errorf("Ensure of the stack returned %v (class %s), want a refusal", err, driver.ClassOf(err))
 			}
-			// Deleting the refused stack removes no resource of the other namespace.
+			// The refused stack is deleted. Resources of the other namespace must remain.
 			if other, err := b.d.Foreign(b.ctx, spec.ID, c.namespace); err != nil || other != (c.id != "taker") {
-				t.Errorf("foreign: %v, %v", other, err)
+				t.Errorf("Foreign returned %v, error %v", other, err)
 			}
 		})
 	}
@@ -74,8 +74,8 @@ func TestStacksOfOtherNamespacesAreOutOfReach(t *testing.T) {
 	}
 }
 
-// A container of another workload has all labels that Compose would give to the containers of a stack. It
-// neither blocks the stack nor counts as one of its containers.
+// A container of another workload has all labels that Compose would give to the containers of a stack. The
+// driver deploys the stack in spite of this container, and does not treat the container as one of the stack.
 func TestLabelsOfAContainerMakeItNoPartOfAStack(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("claimed", inline("services:\n  app:\n    image: "+b.image+"\n    command: [serve]\n"))
@@ -123,8 +123,8 @@ func TestATakenContainerNameNamesItsHolder(t *testing.T) {
 	first := b.spec("holder", b.yaml(text))
 	b.ensure(first)
 	err := b.d.Ensure(b.ctx, b.spec("second", b.yaml(text)))
-	want := "the container name " + name + " of service app is held by workload " + string(first.ID)
+	want := "the container name " + name + " of service app is used by workload " + string(first.ID)
 	if driver.ClassOf(err) != driver.NameConflict || !strings.Contains(err.Error(), want) {
-		t.Errorf("%v, want %q", err, want)
+		t.Errorf("Ensure returned %v, want an error with %q", err, want)
 	}
 }

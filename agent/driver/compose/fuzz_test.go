@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// FuzzPlain checks plain, which returns the text of a Compose file that arrives as text or as base64.
+// FuzzPlain checks the function plain, which decodes a Compose file that was sent either as text or as base64.
 func FuzzPlain(f *testing.F) {
 	f.Add("services:\n  a:\n    image: b\n")
 	f.Add("c2VydmljZXM6Cg==")
@@ -14,7 +14,7 @@ func FuzzPlain(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		out, err := plain(text)
 		if err == nil && strings.ContainsRune(text, ':') && out != text {
-			t.Fatalf("%q became %q", text, out)
+			t.Fatalf("the text %q was decoded to %q, want the same text", text, out)
 		}
 	})
 }

@@ -18,9 +18,8 @@ import (
 
 var _ driver.Collector = (*Driver)(nil)
 
-// Garbage implements driver.Collector. It finds stacks that no order wants on this node, and folders and
-// networks of deleted stacks. Volumes hold data, so a stack's volumes are removed only together with the
-// stack.
+// Garbage implements driver.Collector. It finds stacks for which this node has no order, and folders and
+// networks of deleted stacks. Volumes hold data, so a stack's volumes are removed only together with the stack.
 func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.Garbage, error) {
 	all, err := d.containers(ctx)
 	if err != nil {
@@ -74,8 +73,8 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	return out, nil
 }
 
-// idle returns the record in a project's folder if this agent wrote it and no order wants its workload on
-// this node. A folder without our record is never removed.
+// idle returns the record in a project's folder if this agent wrote the record and has no order for the
+// workload in it. A folder without our record is never removed.
 func (d *Driver) idle(project string, wanted func(driver.ID) bool) *record {
 	rec, err := d.recordOf(project)
 	if err != nil || rec == nil || rec.Left || rec.ClusterID != d.identity.ClusterID || rec.NodeID != d.identity.NodeID || wanted != nil && wanted(rec.Workload) {
@@ -136,7 +135,7 @@ func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 			_, err := d.eng.Client.NetworkRemove(callCtx, n.id, client.NetworkRemoveOptions{})
 			cancel()
 			if err != nil && !cerrdefs.IsNotFound(err) {
-				return moby.Classify("collect", err) // the engine refuses to remove a network that a container uses
+				return moby.Classify("collect", err) // an error also if a container uses the network: then the engine refuses to remove it
 			}
 		}
 		return nil

@@ -72,7 +72,7 @@ func (r *repository) commit(files map[string]string) string {
 	return hash.String()
 }
 
-// serve serves the repository over HTTP with Git's own program, protected by r's password.
+// serve serves the repository over HTTP with the program git http-backend. Clients must send r's password.
 func (r *repository) serve() string {
 	r.Helper()
 	out, err := exec.Command("git", "--exec-path").Output()
@@ -131,8 +131,8 @@ func TestGitSourceIsPinnedToItsCommit(t *testing.T) {
 			}
 			second := r.commit(map[string]string{"app.env": "VERSION=2\n"})
 			app := b.containerOf(spec.ID, "app")
-			// The branch gets a new commit without a new order for the workload. The stack keeps its first
-			// commit, even if a container is created again.
+			// The branch gets a new commit without a new order for the workload. The stack keeps the commit
+			// that it was deployed from, even if the driver has to create a container again.
 			if err := b.d.Halt(b.ctx, spec.ID, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -161,8 +161,8 @@ func TestGitSourceIsPinnedToItsCommit(t *testing.T) {
 	}
 }
 
-// If an update keeps the commit, the folder of files that containers mount stays the same. So services
-// without a change keep their containers.
+// An update that does not change the commit keeps the folder of the files that containers mount. So services
+// whose configuration did not change keep their containers.
 func TestAnUpdateLeavesTheFilesOfItsCommit(t *testing.T) {
 	b := newBench(t)
 	r := newRepository(t)
@@ -185,8 +185,8 @@ func TestAnUpdateLeavesTheFilesOfItsCommit(t *testing.T) {
 	}
 }
 
-// Containers may have written to their mounted folder, so the stack is loaded from a clean copy of its
-// commit.
+// Containers may have written to their mounted folder, so the driver loads the stack from a separate,
+// clean copy of the commit.
 func TestAStackIsReadFromItsCommitAlone(t *testing.T) {
 	b := newBench(t)
 	r := newRepository(t)
@@ -226,7 +226,7 @@ func TestAStackIsReadFromItsCommitAlone(t *testing.T) {
 		}
 	}
 	if bound != 5 {
-		t.Errorf("%d mounts, want 5", bound)
+		t.Errorf("%d mounts are bind mounts, want 5", bound)
 	}
 	for name, text := range map[string]string{
 		".env": "NAME=container\nCOMPOSE_FILE=other.yaml\n", "app.env": "VERSION=9\n",
@@ -289,7 +289,7 @@ func TestStackThatNeverStartedLeavesNoFiles(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if err := b.d.Ensure(b.ctx, spec); driver.ClassOf(err) != driver.ImageNotOnNode {
-				t.Fatalf("%v; want class %s", err, driver.ImageNotOnNode)
+				t.Fatalf("Ensure returned %v; want class %s", err, driver.ImageNotOnNode)
 			}
 			if files, err := filepath.Glob(filepath.Join(folder, "git-*", "compose.yaml")); err != nil || len(files) != 1 {
 				t.Fatalf("the files of the commit in the project's folder are %v, error %v; want one compose.yaml", files, err)
@@ -304,8 +304,9 @@ func TestStackThatNeverStartedLeavesNoFiles(t *testing.T) {
 	}
 }
 
-// claim does not replace an existing record of a project folder. That record may be the one of a running
-// stack whose update cannot be fetched, or the one of another agent that uses the same folder.
+// The method claim does not replace an existing record (the file that names the owner) of a project folder. The
+// record may belong to a running stack whose update cannot be fetched, or to another agent that uses the same
+// parent folder.
 func TestAFailedUpdateKeepsTheRecord(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("kept", b.one("serve", 1))
@@ -321,7 +322,7 @@ func TestAFailedUpdateKeepsTheRecord(t *testing.T) {
 	fails := func(d *compose.Driver, spec driver.Spec) {
 		t.Helper()
 		if err := d.Ensure(b.ctx, spec); driver.ClassOf(err) != driver.ImageNotOnNode {
-			t.Fatalf("%v; want class %s", err, driver.ImageNotOnNode)
+			t.Fatalf("Ensure returned %v; want class %s", err, driver.ImageNotOnNode)
 		}
 		if after, err := os.ReadFile(path); err != nil || string(after) != string(before) {
 			t.Errorf("the record was %s and is now %s, %v; want no change", before, after, err)
@@ -329,7 +330,7 @@ func TestAFailedUpdateKeepsTheRecord(t *testing.T) {
 	}
 	fails(b.d, missing)
 	if o := b.observed(spec.ID); o.Content != spec.Content {
-		t.Errorf("content %q, want %q", o.Content, spec.Content)
+		t.Errorf("the stack has content %q, want the content %q from before the failed update", o.Content, spec.Content)
 	}
 	if _, err := b.cli.ContainerRemove(b.ctx, b.containerOf(spec.ID, "app"), client.ContainerRemoveOptions{Force: true}); err != nil {
 		t.Fatal(err)
@@ -365,7 +366,7 @@ func TestInvalidGitSourcesAreRefused(t *testing.T) {
 			c.spec.SourceType = "git"
 			err := b.d.Ensure(b.ctx, b.spec("gitbad", body(c.spec)))
 			if driver.ClassOf(err) != c.class || err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v; want class %s and %q", err, c.class, c.want)
+				t.Errorf("Ensure returned %v; want class %s and %q", err, c.class, c.want)
 			}
 		})
 	}

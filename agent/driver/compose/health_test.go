@@ -11,8 +11,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// If a service fails its health check, the stack is unhealthy. The health has its own field: it would be lost
-// in a long message, whose beginning is cut off.
+// If a service fails its health check, the stack is unhealthy. The health is reported in a field of its own,
+// because a long message is shortened and may lose it.
 func TestHealthOfAStackIsAField(t *testing.T) {
 	var parts []*part
 	for i := range 200 {
@@ -48,12 +48,12 @@ func TestPartlyInspectedStackIsNotRunning(t *testing.T) {
 		{service: "web", Observed: driver.Observed{ID: "shop", State: driver.Running, Message: "running", RuntimeID: "2"}},
 	}
 	if o := combine("shop", "shop", parts, nil); o.State != driver.Unknown || !strings.Contains(o.Message, "db: the engine does not tell") {
-		t.Errorf("the stack is %s: %s", o.State, o.Message)
+		t.Errorf("a stack with a container that cannot be inspected is %s (%s), want Unknown", o.State, o.Message)
 	}
 }
 
-// TestTheOutputOfAStackThatIsAJob: the output of such a stack is that of the service that failed or, if
-// none failed, of the service that ended last.
+// TestTheOutputOfAStackThatIsAJob: a stack is a job if its services end and are not restarted. Its reported
+// output is that of the service that failed or, if none failed, of the service that ended last.
 func TestTheOutputOfAStackThatIsAJob(t *testing.T) {
 	at := time.Unix(1000, 0)
 	ended := func(service string, state driver.State, code int, after time.Duration) *part {

@@ -9,9 +9,9 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// TestOptionsThatTheEngineLacksAreRefused: a stack with an option that this engine does not support fails
-// with a permanent error and the engine's reason. start_interval is the exception: engines before version 25
-// do not know it, so the driver leaves it out, and the status says so.
+// TestOptionsThatTheEngineLacksAreRefused: a stack with an option that this engine does not support fails with
+// a permanent error and the engine's reason. The option start_interval is an exception. Engines before version
+// 25 do not know it; the driver leaves it out and says so in the status.
 func TestOptionsThatTheEngineLacksAreRefused(t *testing.T) {
 	for _, c := range []struct{ name, option, says string }{
 		{"gpus", "gpus: all", "gpu"},
@@ -38,7 +38,7 @@ func TestOptionsThatTheEngineLacksAreRefused(t *testing.T) {
 		const left = "start_interval of app is left out: it needs Docker 25"
 		lacks := versions.LessThan(b.cli.ClientVersion(), "1.44")
 		if o := b.await(spec.ID, driver.Running); strings.Contains(o.Message, left) != lacks {
-			t.Errorf("an engine with API %s: %q", b.cli.ClientVersion(), o.Message)
+			t.Errorf("with API %s the status message is %q", b.cli.ClientVersion(), o.Message)
 		}
 	})
 }

@@ -85,7 +85,8 @@ func short(m member) string {
 	return strings.TrimPrefix(strings.TrimPrefix(m.Names[0], "/"), m.project+"-")
 }
 
-// lasts holds the time of the last log line of each container.
+// lasts holds the time of the last log line of each container, so that an interrupted reader of the merged log
+// knows where to resume.
 type lasts struct {
 	mu    sync.Mutex
 	lines []lastLine
@@ -93,13 +94,13 @@ type lasts struct {
 
 type lastLine struct{ at, read time.Time }
 
-// behind is the time after which a silent container is ignored by lasts.of, which returns the time from
-// which a reader resumes.
+// behind limits how far a reader must go back to resume: lasts.of ignores a container from which no line was
+// read for this long.
 const behind = 5 * time.Second
 
-// of records the time of the last log line of container i. It returns the time from which a reader of all
-// logs must resume: the time of the oldest last line among the containers from which a line was read within
-// behind.
+// of records the time of the last log line of container i. It returns the time from which a reader of all logs
+// must resume: the oldest of the times of the last lines. Containers from which no line was read for the time
+// behind are ignored.
 func (l *lasts) of(i int, at time.Time) time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -118,8 +119,8 @@ type labelled struct {
 	name string
 }
 
-// merge returns one stream with the log lines of all streams, in the order in which they arrive. Close of
-// this stream waits until the copying goroutines have ended.
+// merge returns one stream with the log lines of all streams, in the order in which they arrive. Its Close
+// waits until the goroutines that copy the streams have ended.
 func merge(streams []io.ReadCloser, stamped bool, stop func()) io.ReadCloser {
 	pr, pw := io.Pipe()
 	var copies sync.WaitGroup

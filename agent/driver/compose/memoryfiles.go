@@ -10,11 +10,12 @@ import (
 	stackfile "github.com/persys/compute/stack"
 )
 
-// memoryFiles replaces the external secrets and configs of a stack by bind mounts of files in memory. paths are those of
-// the files in list. Compose would write values that it knows to the disk of the engine.
+// memoryFiles replaces the external secrets and configs of a stack by bind mounts of files in memory. paths[i]
+// is the path of the file list[i] on this machine. Compose gets no values of secrets, because it would write
+// them to the engine's disk.
 func memoryFiles(p *types.Project, list []*agentv1.MemoryFile, paths []string) error {
 	if len(list) != len(paths) {
-		return invalid("compose.memory_files: %d are wanted, %d are ready", len(list), len(paths))
+		return invalid("compose.memory_files: the specification has %d files, but the agent has prepared %d", len(list), len(paths))
 	}
 	type place struct{ service, target string }
 	ready := map[place]string{}

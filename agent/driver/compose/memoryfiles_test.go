@@ -9,8 +9,9 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// TestExternalSecretsBecomeMounts: a service gets its external secrets as mounts of files in memory, keeps its own ones,
-// and a stack whose external secret has no file does not start.
+// TestExternalSecretsBecomeMounts: a service's external secrets become mounts of in-memory files, and its
+// other secrets are unchanged. A stack is refused if it names an external secret for which the order has
+// no file.
 func TestExternalSecretsBecomeMounts(t *testing.T) {
 	project := func() *types.Project {
 		return &types.Project{
@@ -26,12 +27,12 @@ func TestExternalSecretsBecomeMounts(t *testing.T) {
 	}
 	web := p.Services["web"]
 	if len(web.Volumes) != 2 || web.Volumes[0].Source != "/run/a" || web.Volumes[1].Target != "/site" || !web.Volumes[0].ReadOnly || bool(web.Volumes[0].Bind.CreateHostPath) {
-		t.Errorf("the service has the mounts %+v", web.Volumes)
+		t.Errorf("the service has the mounts %+v, want its own and one for each file in memory", web.Volumes)
 	}
 	if len(web.Secrets) != 1 || web.Secrets[0].Source != "own" || len(web.Configs) != 0 || len(p.Secrets) != 1 || len(p.Configs) != 0 {
 		t.Errorf("Compose still gets %v, %v of the service and %v, %v of the file", web.Secrets, web.Configs, p.Secrets, p.Configs)
 	}
 	if err := memoryFiles(project(), files[:1], []string{"/run/a"}); err == nil || !strings.Contains(err.Error(), `config "site" with external: true has no value here`) {
-		t.Errorf("a stack without a file for a config returned %v", err)
+		t.Errorf("a stack without a file for a config returned %v, want an error that names the config", err)
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// narrateEvery is the interval of progress reports of a starting stack. It is long because each report
-// becomes an entry in the schedulers' Raft log.
+// narrateEvery is the interval of progress reports of a starting stack. It is several seconds, because the
+// schedulers write each report to their Raft log.
 const narrateEvery = 5 * time.Second
 
 // needs holds the depends_on conditions of a stack: service → service that it depends on → condition.
@@ -65,12 +65,12 @@ func (d *Driver) narrate(ctx context.Context, id driver.ID, project string, of n
 	return work()
 }
 
-// awaited describes what Compose waits for: the unmet dependencies of services that do not run yet. since
-// stores when each dependency was first found unmet.
+// awaited describes what Compose waits for: the unmet dependencies of services that do not run yet. awaited
+// stores in since when it first found each dependency unmet.
 func (d *Driver) awaited(ctx context.Context, project string, of needs, since map[string]time.Time) string {
 	members, err := d.containers(ctx, api.ProjectLabel+"="+project)
 	if err != nil {
-		return "" // Compose meets the same error and returns it
+		return "" // ignore the error: Compose gets the same error and returns it
 	}
 	running, by := 0, map[string][]member{}
 	for _, m := range members {
@@ -98,7 +98,7 @@ func (d *Driver) awaited(ctx context.Context, project string, of needs, since ma
 		out = append(out, workload.WaitingFor+dep+" to "+goal+", "+waited(time.Since(since[dep])))
 	}
 	if len(out) == 0 {
-		return fmt.Sprintf("Compose is at work: %d of %d containers run", running, len(members))
+		return fmt.Sprintf("Compose is starting the stack: %d of %d containers run", running, len(members))
 	}
 	slices.Sort(out)
 	return strings.Join(out, "; ")
@@ -113,8 +113,8 @@ func waited(d time.Duration) string {
 	return fmt.Sprintf("%d min", int(d.Minutes()))
 }
 
-// pending returns the step (such as "become healthy") that the running containers of a dependency must still
-// make to meet the condition; "" if none.
+// pending returns what is still missing (such as "become healthy") before the containers of a dependency
+// meet the condition; "" if nothing is missing.
 func (d *Driver) pending(ctx context.Context, condition string, of []member) string {
 	for _, m := range of {
 		if m.State != container.StateRunning {

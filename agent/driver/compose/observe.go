@@ -20,9 +20,11 @@ import (
 type part struct {
 	driver.Observed
 	service string
-	// endless means that the engine restarts the container after every exit, so it never counts as completed.
+	// endless means that the engine restarts the container after every exit, so the container is never
+	// reported as completed.
 	endless bool
-	// once means that the file's restart policy does not start the container again after exit code 0.
+	// once means that the restart policy in the Compose file does not start the container again after exit
+	// code 0.
 	once   bool
 	status container.ContainerState
 }
@@ -90,8 +92,8 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 		o := combine(k.id, k.project, there, rec)
 		o.Content = d.contentOf(rec, seen)
 		if o.Content == "" {
-			// Without a content label, the content is unknown. The revision must be empty too, or the agent
-			// would assume that the instance has the content of that revision.
+			// Without a content label, the content is unknown. Clear the revision too, because otherwise the
+			// agent would derive the content from the revision.
 			o.Revision = ""
 		}
 		_, ownership := d.of(seen[0].Labels)
@@ -105,8 +107,8 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	return out, nil
 }
 
-// contentOf returns the content of the stack as a whole, "" if the stack is not complete; see the package
-// comment.
+// contentOf returns the content (hash of the specification) of the stack as a whole. It returns "" if the
+// record is marked as incomplete or a container is missing.
 func (d *Driver) contentOf(rec *record, members []member) string {
 	if len(members) == 0 {
 		return ""
@@ -226,7 +228,8 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 		if tail := failed.Metadata["container.stderr"]; tail != "" {
 			o.Metadata["container.stderr"] = tail
 		}
-		// The reason comes first, because lists of workloads show only the beginning of a message.
+		// The reason of the failure comes first, because lists of workloads show only the beginning
+		// of a message.
 		o.Message = driver.Bound("service " + failed.service + " " + failed.Message + "; " + o.Message)
 	case unknown:
 		o.State = driver.Unknown

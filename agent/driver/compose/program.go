@@ -31,7 +31,7 @@ type program struct {
 	grace func(ctx context.Context, container string) (time.Duration, error)
 }
 
-// look returns an error if the command is not in the PATH.
+// look returns an error if the Compose command is not found in the PATH.
 func (c *program) look() error {
 	if _, err := exec.LookPath(c.words[0]); err != nil {
 		return fmt.Errorf("PERSYS_COMPOSE_BINARY %q: %w", strings.Join(c.words, " "), err)
@@ -73,8 +73,8 @@ func (c *program) down(ctx context.Context, project string, volumes bool) error 
 }
 
 // known runs a Compose command, such as start or stop, on the project's existing containers, except those of
-// the services in done. docker-compose v1 needs a Compose file even for that, so known passes it a file made
-// from the containers' labels.
+// the services in done. docker-compose v1 needs a Compose file for such commands too, so known passes a file
+// made from the containers' labels.
 func (c *program) known(ctx context.Context, project string, done map[string]bool, args ...string) error {
 	members, err := c.list(ctx, api.ProjectLabel+"="+project)
 	if err != nil {
@@ -90,8 +90,8 @@ func (c *program) known(ctx context.Context, project string, done map[string]boo
 		if err != nil {
 			return err
 		}
-		// docker-compose v1 takes the grace period from the Compose file; newer commands use the one of the
-		// container.
+		// docker-compose v1 takes the grace period from the Compose file; newer commands use the grace period
+		// of the container.
 		services[m.service] = map[string]any{"image": m.Image, "stop_grace_period": seconds(grace) + "s"}
 	}
 	for _, m := range members {
@@ -145,9 +145,9 @@ func (c *program) exec(ctx context.Context, project, dir string, stdin []byte, a
 
 func seconds(d time.Duration) string { return strconv.Itoa(int(math.Ceil(d.Seconds()))) }
 
-// lasting returns the labels of a resource without those that change with every new version of the stack.
-// Compose replaces a container whose labels changed, but a service that did not change must keep its
-// container. The record file stores the values of the dropped labels.
+// lasting returns the labels of a resource without our labels that change with every version of the stack
+// (revision, generation, content). Compose replaces a container whose labels changed, but a service that did
+// not change must keep its container. The record file stores the values of the dropped labels.
 func lasting(all types.Labels) types.Labels {
 	out := types.Labels{}
 	for k, v := range all {
@@ -193,7 +193,7 @@ func render(p *types.Project) ([]byte, error) {
 	if err := yaml.Unmarshal(raw, &doc); err != nil {
 		return nil, err
 	}
-	// Drop the keys that docker-compose v1 does not know. Newer commands do not need them.
+	// Drop the keys that docker-compose v1 refuses. Newer commands do not need them.
 	delete(doc, "name")
 	services, _ := doc["services"].(map[string]any)
 	for _, s := range services {
@@ -208,6 +208,6 @@ func render(p *types.Project) ([]byte, error) {
 	}
 	doc["version"] = "3.8"
 	out, err := yaml.Marshal(doc)
-	// The variables in the text are already replaced, so each $ is escaped.
+	// The variables in the text are already replaced, so escape each $ that is left.
 	return bytes.ReplaceAll(out, []byte("$"), []byte("$$")), err
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// record stores facts about a stack that container labels cannot store; see the package comment. It holds no
-// secrets.
+// record is the content of the record file in a project's folder. It stores facts about a stack that container
+// labels cannot store, such as the content of the stack as a whole. It holds no secrets.
 type record struct {
 	Workload   driver.ID `json:"workload"`
 	ClusterID  string    `json:"cluster_id"`
@@ -32,11 +32,12 @@ type record struct {
 	// LeftOut describes the options of the stack that the driver left out, because the engine did not support
 	// them when the stack was created.
 	LeftOut []string `json:"left_out,omitempty"`
-	// Left means that the stack moved to another node and its files under relative paths stay here.
+	// Left means that the stack moved to another node, and that its files under relative paths were
+	// kept on this node.
 	Left bool `json:"left,omitempty"`
 }
 
-// recordName is the record's file name, beside the folder with the stack's own files.
+// recordName is the name of the record file in the project's folder.
 const recordName = "stack.json"
 
 type cachedRecord struct {
@@ -48,7 +49,7 @@ type cachedRecord struct {
 func (d *Driver) folder(project string) string { return filepath.Join(d.opt.Dir, project) }
 
 // recordOf returns the record in a project's folder. It returns nil without error if the folder has no record
-// or the record of another node. A damaged record counts as missing: the next Ensure writes it again.
+// or the record of another node. A damaged record is treated as missing: the next Ensure writes a new one.
 func (d *Driver) recordOf(project string) (*record, error) {
 	path := filepath.Join(d.folder(project), recordName)
 	info, err := os.Stat(path)
@@ -78,9 +79,9 @@ func (d *Driver) recordOf(project string) (*record, error) {
 	return r, nil
 }
 
-// claim records the owner of a project's folder before anything else is stored in the folder. A stack that
-// never starts has no containers, so only the record names its owner. An existing record stays, even if it
-// names another owner.
+// claim writes a record that names the workload to which a project's folder belongs, before anything else is
+// stored in the folder. A stack that never starts has no containers, so only the record names its owner. An
+// existing record stays, even if it names another owner.
 func (d *Driver) claim(project string, spec driver.Spec) error {
 	if _, err := os.Stat(filepath.Join(d.folder(project), recordName)); err == nil {
 		return nil
@@ -122,8 +123,8 @@ func (d *Driver) write(project string, r record) error {
 	return nil
 }
 
-// erase removes a project's folder. If files is false, it keeps the files of an inline stack's relative
-// paths, if there are any, and a record of their owner.
+// erase removes a project's folder. If files is false, erase keeps the files under relative paths of an inline
+// stack, if there are any, and a record that names the workload to which they belong.
 func (d *Driver) erase(project string, id driver.ID, files bool) error {
 	folder := d.folder(project)
 	_ = os.Remove(filepath.Join(folder, inlineDir)) // os.Remove leaves the folder if it has files

@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// TestRulesJudgeTheLoadedStack: the policies judge the stack as it is after loading, also if it comes from
-// Git. No resource of a refused stack is created.
+// TestRulesJudgeTheLoadedStack: the driver checks the policies against the stack as it is after loading, also
+// if the stack comes from Git. No resource of a refused stack is created.
 func TestRulesJudgeTheLoadedStack(t *testing.T) {
 	b := newBench(t)
 	base, _ := policy.Builtin(policy.Baseline)

@@ -40,8 +40,8 @@ func TestNoCredentialsOverPlainHTTP(t *testing.T) {
 	}
 }
 
-// Some errors of the loader end with the invalid value. Values from the environment and from the file are
-// masked, and the error still names the field.
+// Some errors of the Compose loader end with the invalid value. In such errors the driver masks values from the
+// environment and from the Compose file. The error still names the field.
 func TestErrorsRepeatNoValues(t *testing.T) {
 	d, err := New(Options{ClusterID: "c", NodeID: "n", Dir: t.TempDir(), Loader: stackfile.NewLoader(stackfile.Options{})})
 	if err != nil {

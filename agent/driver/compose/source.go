@@ -13,8 +13,8 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// fetch brings the files of a Git source at one commit into the project's folder, without a Git directory, so
-// no credentials stay on the disk. A commit that is already there is not fetched again.
+// fetch writes the files of one commit of a Git source into the project's folder, without a .git directory,
+// so no credentials stay on the disk. If the folder has the commit already, fetch does nothing.
 func (d *Driver) fetch(ctx context.Context, spec *agentv1.WorkloadSpec, project, commit string, out *stack) error {
 	body := spec.GetCompose()
 	source, err := d.parseSource(spec.GetNamespace(), body)
@@ -91,7 +91,7 @@ type source struct {
 	shown string
 }
 
-// fail adds the repository to the text of an error.
+// fail returns err with the URL of the repository added to its text.
 func (s *source) fail(err error) error {
 	var e *driver.Error
 	if !errors.As(err, &e) {

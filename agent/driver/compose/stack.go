@@ -28,7 +28,8 @@ import (
 // ProjectName returns the Compose project of a workload.
 func ProjectName(id driver.ID) string { return stackfile.ProjectName(string(id)) }
 
-// names returns the possible Compose project names of a workload, in order of preference.
+// names returns the possible Compose project names of a workload, the preferred one first: with and without the
+// name of the node.
 func (d *Driver) names(id driver.ID) []string {
 	return []string{ProjectName(id), ProjectName(id) + "--" + ProjectName(driver.ID(d.opt.NodeID))}
 }
@@ -67,7 +68,7 @@ func invalid(format string, args ...any) error {
 	return driver.Errorf(driver.InvalidSpecification, "ensure", format, args...)
 }
 
-// stack is a workload as a Compose project.
+// stack is a workload that was loaded as a Compose project.
 type stack struct {
 	project *types.Project
 	commit  string // commit of the Git source
@@ -91,8 +92,8 @@ func (s *stack) expected() map[string]int {
 	return out
 }
 
-// load loads the stack of a workload. commit is the commit of the Git source to load, which was deployed
-// before; with "", load resolves the source's branch or tag again.
+// load loads the stack of a workload. If commit is set, load uses this commit of the Git source, from which the
+// stack was deployed before. If commit is empty, load resolves the branch or tag of the source again.
 func (d *Driver) load(ctx context.Context, spec driver.Spec, project, commit string) (*stack, error) {
 	body := spec.Body.GetCompose()
 	out := &stack{}
@@ -169,8 +170,8 @@ func leaveOut(p *types.Project, version string) (left []string) {
 	return left
 }
 
-// judge returns an error if the policies forbid what a loaded stack asks of this machine. kept is the folder
-// with the files of secrets and configs.
+// judge returns an error if the policies forbid a resource of this machine, such as a host path, that the
+// loaded stack uses. kept is the folder with the files of secrets and configs.
 func (d *Driver) judge(ctx context.Context, spec driver.Spec, p *types.Project, kept string) error {
 	if spec.Rules == nil {
 		return nil
@@ -189,11 +190,11 @@ func (d *Driver) judge(ctx context.Context, spec driver.Spec, p *types.Project, 
 	return d.eng.Signed(ctx, spec, list)
 }
 
-// composeName is the file name of an inline stack in errors.
+// composeName is the name by which errors refer to the Compose file of an inline stack.
 const composeName = "compose.yaml"
 
-// contained returns an error if a bind mount leaves the stack's own folder through a symbolic link. The
-// stack's containers can write to that folder and create such links.
+// contained returns an error if the source of a bind mount leads out of the stack's own folder through
+// a symbolic link. The stack's containers can write to that folder and create such links.
 func contained(p *types.Project, dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -254,16 +255,16 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 		}
 		img.Namespace = spec.Body.GetNamespace()
 		s.images = append(s.images, wanted{img, service.PullPolicy})
-		// Compose must not pull: the driver has already pulled the images, with the agent's credentials and
-		// with its own error classes.
+		// Compose must not pull images. The driver has already pulled them, because it has the agent's
+		// credentials and classifies the errors of a pull.
 		service.PullPolicy, service.Build = types.PullPolicyNever, nil
 		service.LabelFiles = nil // The loader has already read the label files, and docker-compose v1 does not know this option.
 		if service.StopGracePeriod == nil {
 			grace := types.Duration(d.opt.StopGrace)
 			service.StopGracePeriod = &grace
 		} else if *service.StopGracePeriod > types.Duration(policy.MaxStopGrace) {
-			// Schedulers refuse a longer grace period when a stack is applied, but they do not see a stack that lies
-			// in a Git repository.
+			// Schedulers refuse a longer grace period when a stack is applied. But they do not read a stack
+			// that is in a Git repository, so the driver limits the period here.
 			d.log.Warn("stop_grace_period is longer than any cluster allows; it is shortened", "workload", string(spec.ID), "service", name,
 				"grace", service.StopGracePeriod.String(), "most", policy.MaxStopGrace)
 			grace := types.Duration(policy.MaxStopGrace)
@@ -287,8 +288,8 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 			// the memory limit.
 			service.MemSwapLimit = limit
 		}
-		// Our labels are custom labels, which Compose ignores in the hash that tells it whether a service
-		// changed.
+		// Our labels are custom labels, which are not part of the hash by which Compose detects a changed
+		// service.
 		service.CustomLabels = types.Labels{
 			api.ProjectLabel: p.Name, api.ServiceLabel: name, api.VersionLabel: api.ComposeVersion,
 			api.WorkingDirLabel: p.WorkingDir, api.ConfigFilesLabel: strings.Join(p.ComposeFiles, ","), api.OneoffLabel: "False",
@@ -318,13 +319,14 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 	return nil
 }
 
-// labelRestart is a container label with the restart policy that the Compose file gives the service. The
-// engine does not distinguish the policy `no` from an absent one, and the driver gives containers of
-// exclusive stacks no policy.
+// labelRestart is a container label with the restart policy that the Compose file gives the service. It is
+// needed because the container itself does not show this policy: the engine does not distinguish `no` from an
+// absent policy, and the driver gives containers of exclusive stacks no policy.
 const labelRestart = driver.LabelPrefix + "restart"
 
 // labelAwaited marks the containers of services that another service waits for
-// (service_completed_successfully). Some Compose programs write no labels for dependencies.
+// (service_completed_successfully). It is needed because some versions of Compose write no labels
+// about dependencies.
 const labelAwaited = driver.LabelPrefix + "awaited"
 
 // restartOf returns the restart policy that the Compose file gives a service, "" if it gives none.

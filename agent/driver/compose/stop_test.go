@@ -16,8 +16,8 @@ import (
 )
 
 // ending deploys a stack of three services and returns a function that reads their output. Each service
-// prints the received signal some time after the signal. The service patient has a grace period that is long
-// enough for this, hasty has one that is too short, and plain has none.
+// prints its stop signal some time after it received the signal. The service patient has a grace period
+// longer than this time, the service hasty a shorter one, and the service plain has none.
 func (b *bench) ending(id string, seconds int) (spec driver.Spec, words func() string) {
 	b.Helper()
 	dir := b.TempDir()
@@ -57,8 +57,9 @@ func (b *bench) ending(id string, seconds int) (spec driver.Spec, words func() s
 	}
 }
 
-// TestAStackStopsAsItsFileSays: every way to stop a stack sends each service its stop_signal and gives it its
-// stop_grace_period. A service without stop_grace_period gets the default of the driver, here 10 s.
+// TestAStackStopsAsItsFileSays: however a stack is stopped (stop, replacement, delete), each service gets the
+// stop_signal and the stop_grace_period of the Compose file. A service without stop_grace_period gets the
+// default of the driver, here 10 s.
 func TestAStackStopsAsItsFileSays(t *testing.T) {
 	for _, way := range []struct {
 		name string

@@ -9,7 +9,8 @@ import (
 )
 
 // external replaces the external volumes of a stack by bind mounts of the folders of its managed volumes.
-// Compose must not create a missing folder: if a volume is not mounted, the stack must not start.
+// Compose must not create a missing folder: the folder is missing while the volume is not mounted, and then the
+// stack must not start.
 func external(p *types.Project, volumes []driver.Volume) error {
 	by := map[string]driver.Volume{}
 	for _, v := range volumes {

@@ -36,7 +36,7 @@ func TestConformance(t *testing.T) {
 		Crash: func(code int) *agentv1.WorkloadSpec {
 			return wrap(containerBody(e.image, "exit", strconv.Itoa(code)))
 		},
-		// The registry answers that it does not have this image.
+		// An image that the test's registry reports as missing.
 		Missing: func() *agentv1.WorkloadSpec {
 			return wrap(containerBody(newRegistry(t).host() + "/nobody/nothing:v1"))
 		},

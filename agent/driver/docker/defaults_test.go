@@ -13,7 +13,7 @@ import (
 )
 
 // TestDefaultsOfAContainer: a container without settings of its own gets a process limit, log rotation,
-// seccomp and no_new_privs. The last two are read from /proc.
+// seccomp and no_new_privs. The test reads seccomp and no_new_privs from /proc.
 func TestDefaultsOfAContainer(t *testing.T) {
 	b := newBench(t, func(o *docker.Options) { o.DaemonConfig = filepath.Join(t.TempDir(), "none") })
 	spec := b.spec("defaults", containerBody(b.image, "serve"))
@@ -24,7 +24,7 @@ func TestDefaultsOfAContainer(t *testing.T) {
 		t.Errorf("the process limit of the container is %v, want the driver's default", n)
 	}
 	if l := in.HostConfig.LogConfig; l.Type != "json-file" || l.Config["max-size"] != "20m" || l.Config["max-file"] != "3" {
-		t.Errorf("the log configuration is %+v", l)
+		t.Errorf("the log configuration of the container is %+v, want rotation", l)
 	}
 	for _, o := range in.HostConfig.SecurityOpt {
 		if strings.HasPrefix(o, "seccomp") {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 	"github.com/moby/moby/client/pkg/versions"
@@ -16,17 +17,19 @@ import (
 	"github.com/persys/compute/agent/driver/moby"
 )
 
-// A specification asks for a number of CDI devices of a kind. The driver chooses free ones when it creates the container
-// and writes them into a label, so that the label of each container tells which devices it has. No other record exists.
+// A specification asks for a number of CDI devices of a kind. When the driver creates the container, it chooses free
+// devices. Which devices are in use is recorded only in the engine: in the settings of its containers.
 
-// labelDevices lists the CDI devices of a container, separated by commas.
+// labelDevices lists the CDI devices of a container, separated by commas. The driver uses it to find containers with
+// devices. The labels of an image may contain this label too, so the driver reads the devices from the container's
+// settings and not from the label.
 const labelDevices = driver.LabelPrefix + "devices"
 
-// cdiVersion is the API version of the first engines with CDI, Docker 25.
+// cdiVersion is the API version of Docker 25, the first engine that supports CDI.
 const cdiVersion = "1.44"
 
-// withDevices calls create with the settings of a container that has its devices. No other container gets devices
-// meanwhile.
+// withDevices chooses free devices, adds them to the settings of a container, and calls create. It holds a
+// lock until create returns, so that no other container gets the same devices.
 func (d *Driver) withDevices(ctx context.Context, id driver.ID, want settings, create func(settings) (string, error)) (string, error) {
 	if len(want.counted) == 0 {
 		return create(want)
@@ -41,11 +44,19 @@ func (d *Driver) withDevices(ctx context.Context, id driver.ID, want settings, c
 	}
 	holders := map[string]string{}
 	for _, item := range res.Items {
-		// A former container of the workload has ended before the new one starts, so both may have the same devices.
+		// The workload's previous container ends before the new one starts, so the new one may get the same
+		// devices.
 		if d.of(item.Labels) == driver.Ours && item.Labels[driver.LabelWorkload] == string(id) {
 			continue
 		}
-		for name := range strings.SplitSeq(item.Labels[labelDevices], ",") {
+		has, err := d.eng.Client.ContainerInspect(ctx, item.ID, client.ContainerInspectOptions{})
+		if cerrdefs.IsNotFound(err) {
+			continue // it was removed after the list
+		}
+		if err != nil {
+			return "", moby.Classify("inspect", err)
+		}
+		for _, name := range devicesIn(has.Container.HostConfig) {
 			holders[name] = nameOf(item)
 		}
 	}
@@ -65,8 +76,21 @@ func (d *Driver) withDevices(ctx context.Context, id driver.ID, want settings, c
 	return create(want)
 }
 
-// devicesOf returns the names of the devices of a kind: those that the engine reports, or else 0, 1, … as many as the
-// configuration of the agent says.
+// devicesIn returns the full names of the CDI devices of a container.
+func devicesIn(host *container.HostConfig) (names []string) {
+	if host == nil {
+		return nil
+	}
+	for _, r := range host.DeviceRequests {
+		if r.Driver == "cdi" {
+			names = append(names, r.DeviceIDs...)
+		}
+	}
+	return names
+}
+
+// devicesOf returns the names of the devices of a kind, as the engine reports them. If the engine reports none, the names
+// are 0, 1, … up to the number in the agent's configuration.
 func (d *Driver) devicesOf(ctx context.Context, kind string) []string {
 	if names := d.eng.CDIDevices(ctx, kind); len(names) > 0 {
 		return names
@@ -78,7 +102,8 @@ func (d *Driver) devicesOf(ctx context.Context, kind string) []string {
 	return names
 }
 
-// chooseDevices returns the full names of n devices of a kind that have no holder.
+// chooseDevices returns the full names of n devices of a kind that are free. holders maps each
+// device in use to its container.
 func chooseDevices(kind string, n int64, names []string, holders map[string]string) (chosen []string, err error) {
 	var taken []string
 	for _, name := range names {
@@ -92,14 +117,14 @@ func chooseDevices(kind string, n int64, names []string, holders map[string]stri
 	if int64(len(chosen)) == n {
 		return chosen, nil
 	}
-	text := fmt.Sprintf("resources.devices: needs %d %s, and the node has %d", n, kind, len(names))
+	text := fmt.Sprintf("resources.devices: needs %d %s, but the node has %d", n, kind, len(names))
 	if len(taken) > 0 {
-		text += ", in use are " + strings.Join(taken, ", ")
+		text += ", of which are in use: " + strings.Join(taken, ", ")
 	}
 	return nil, driver.Errorf(driver.RuntimeResourceMissing, "create", "%s", text)
 }
 
-// lacksCDI returns the error for a container with CDI devices on an engine that has no CDI; nil if the engine has it.
+// lacksCDI returns an error if a container needs CDI devices and the engine does not support CDI.
 func lacksCDI(counted map[string]int64, version string) error {
 	if len(counted) == 0 || !versions.LessThan(version, cdiVersion) {
 		return nil

@@ -14,12 +14,12 @@ func TestChooseDevices(t *testing.T) {
 	for name, c := range map[string]struct {
 		n     int64
 		names []string
-		want  string // chosen devices, or a part of the error
+		want  string // the chosen devices, or a part of the error message
 	}{
 		"the first free devices":    {2, []string{"0", "1", "2", "3"}, "nvidia.com/gpu=1 nvidia.com/gpu=2"},
 		"all free devices":          {1, []string{"0", "1"}, "nvidia.com/gpu=1"},
-		"more than are free":        {2, []string{"0", "1"}, "resources.devices: needs 2 nvidia.com/gpu, and the node has 2, in use are 0 by web"},
-		"more than the node has":    {1, nil, "resources.devices: needs 1 nvidia.com/gpu, and the node has 0"},
+		"more than are free":        {2, []string{"0", "1"}, "resources.devices: needs 2 nvidia.com/gpu, but the node has 2, of which are in use: 0 by web"},
+		"more than the node has":    {1, nil, "resources.devices: needs 1 nvidia.com/gpu, but the node has 0"},
 		"a device of another class": {1, []string{"1"}, "nvidia.com/gpu=1"},
 	} {
 		got, err := chooseDevices("nvidia.com/gpu", c.n, c.names, holders)
@@ -39,10 +39,10 @@ func TestChooseDevices(t *testing.T) {
 func TestEnginesWithoutCDIRefuseDevices(t *testing.T) {
 	counted := map[string]int64{"nvidia.com/gpu": 1}
 	if err := lacksCDI(nil, "1.41"); err != nil {
-		t.Errorf("a container without devices is refused: %v", err)
+		t.Errorf("a container without devices was refused: %v", err)
 	}
 	if err := lacksCDI(counted, "1.44"); err != nil {
-		t.Errorf("an engine with CDI refuses: %v", err)
+		t.Errorf("an engine with CDI refused devices: %v", err)
 	}
 	err := lacksCDI(counted, "1.41")
 	if want := "resources.devices: nvidia.com/gpu is a CDI device, and the engine of this node has no CDI (API 1.41)"; err == nil || !strings.Contains(err.Error(), want) {
@@ -50,6 +50,6 @@ func TestEnginesWithoutCDIRefuseDevices(t *testing.T) {
 	}
 	var e *driver.Error
 	if !errors.As(err, &e) {
-		t.Errorf("the error is %T, want one with a class", err)
+		t.Errorf("the error has the type %T, want *driver.Error, which has a class", err)
 	}
 }

@@ -31,12 +31,12 @@ func TestDiskLimitIsEnforcedOrMeasured(t *testing.T) {
 					return testbed.Final(err)
 				}
 				if n := seen[spec.ID]; n < 3_000_000 || n >= 4_000_000 {
-					return fmt.Errorf("%d, want about 3000000", n)
+					return fmt.Errorf("the measured disk use is %d bytes, want about 3000000", n)
 				}
 				return nil
 			})
 			if o.State != driver.Running {
-				t.Errorf("state %s: %s", o.State, o.Message)
+				t.Errorf("the container is %s (%s), want Running", o.State, o.Message)
 			}
 			t.Logf("the engine enforces the disk limit: %v", o.DiskCapped)
 		})

@@ -1,13 +1,13 @@
-// Package docker runs container workloads on a Docker engine. It has no queue and does not retry.
+// Package docker runs container workloads on a Docker engine. The driver has no queue and does not retry.
 //
 // Labels mark our containers (driver.Identity), because the engine may be shared with other agents of the
 // cluster, with other clusters and with people. The container is named after the workload; if a sibling
 // agent's container has that name, it is <id>--<node>.
 //
-// A replacement needs no rollback. The new container is created first, under a temporary name: creating binds
-// no port and makes the engine check image, mounts and limits while the old container still runs. Then the
-// old container is stopped and removed, and the new one renamed and started. Both containers carry the
-// workload's label, so after an interruption the next Ensure continues.
+// A replacement needs no rollback. The new container is created first, under a temporary name: creating a
+// container binds no host port, and the engine checks image, mounts and limits at this point, while the old
+// container still runs. Then the old container is stopped and removed, and the new one renamed and started.
+// Both containers carry the workload's label, so after an interruption the next Ensure continues.
 package docker
 
 import (
@@ -30,12 +30,12 @@ type Options struct {
 
 	ClusterID string
 	NodeID    string
-	// Owns reports whether the agent's store lists a workload. It decides who owns a container without a node
-	// label; see driver.Identity.
+	// Owns reports whether the agent's store lists a workload. A container without a node label belongs to
+	// this agent if Owns returns true for its workload (see driver.Identity).
 	Owns func(driver.ID) bool
 	// Content returns the content (hash of the specification) that the agent's store recorded when it adopted
-	// a container without a content label. If the store has none, the container counts as up to date if its
-	// revision label equals the revision of the spec. May be nil.
+	// a container without a content label. If the store has recorded none, the driver treats the container as
+	// up to date if its revision label equals the revision of the spec. May be nil.
 	Content func(id driver.ID, runtimeID string) (content string, ok bool)
 	// Credentials returns the X-Registry-Auth value for an image of a workload's namespace, or "" for none;
 	// moby.EncodeAuth makes the value. May be nil.
@@ -47,8 +47,8 @@ type Options struct {
 	// that had the name until then; otherwise before is "". May be nil.
 	Pulled func(ref, before string)
 
-	// Networks gives containers their places on networks that span nodes. If it is nil, containers with networks
-	// are refused.
+	// Networks connects containers to networks that span nodes. If it is nil, containers with networks are
+	// refused.
 	Networks driver.Networks
 
 	// Devices are the numbers of devices by CDI kind, for engines that do not report their devices.
@@ -59,7 +59,7 @@ type Options struct {
 	StopGrace time.Duration
 	// CallTimeout bounds one call to the engine. Default 60 s, because a busy engine starts containers slowly.
 	CallTimeout time.Duration
-	// PullTimeout and RefreshTimeout: see moby.Options.
+	// PullTimeout and RefreshTimeout limit pulls of images, as the fields of moby.Options with these names do.
 	PullTimeout, RefreshTimeout time.Duration
 	// DaemonConfig is the configuration file of an engine on this machine. Default /etc/docker/daemon.json.
 	DaemonConfig string
@@ -124,8 +124,8 @@ func (d *Driver) Kind() driver.Kind { return driver.Container }
 // Probe implements driver.Driver with one call to the engine.
 func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) { return d.eng.Probe(ctx) }
 
-// of returns the owner of a container from its labels. A container of another kind of workload carries our
-// labels too, but belongs to another driver.
+// of returns the owner of a container from its labels. Containers of stacks carry our labels too, but belong to
+// the Compose driver, so they are not ours here.
 func (d *Driver) of(labels map[string]string) driver.Ownership {
 	if kind := labels[driver.LabelKind]; kind != "" && kind != string(driver.Container) {
 		return driver.Stranger

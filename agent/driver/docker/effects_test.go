@@ -25,7 +25,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// served returns the spec of a workload that runs the probe's web server on a free host port.
+// served returns the spec of a workload that runs the web server of the test program (the probe) on
+// a free host port.
 func (b *bench) served(id string, change func(*agentv1.ContainerSpec)) driver.Spec {
 	body := containerBody(b.image, "serve")
 	body.Ports = []*agentv1.PortMapping{{ContainerPort: 8080}}
@@ -35,7 +36,8 @@ func (b *bench) served(id string, change func(*agentv1.ContainerSpec)) driver.Sp
 	return b.spec(id, body)
 }
 
-// url returns the URL of a page of the probe's web server, through the host port that o reports.
+// url returns the URL of a page of the test program's web server, with the host port in the
+// observation o.
 func (b *bench) url(o driver.Observed, path string) string {
 	b.Helper()
 	for _, p := range o.Ports {
@@ -43,7 +45,7 @@ func (b *bench) url(o driver.Observed, path string) string {
 			return fmt.Sprintf("http://127.0.0.1:%d%s", p.HostPort, path)
 		}
 	}
-	b.Fatalf("port 8080 is not among %+v", o.Ports)
+	b.Fatalf("port 8080 is not among the published ports %+v", o.Ports)
 	return ""
 }
 
@@ -82,21 +84,21 @@ func TestCommandEnvironmentAndLabels(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := []string{"/probe", "serve", "two words", "$HOME"}; !slices.Equal(facts.Args, want) {
-		t.Errorf("args %q, want %q", facts.Args, want)
+		t.Errorf("the program got the arguments %q, want %q", facts.Args, want)
 	}
 	for _, want := range []string{"GREETING=hello = world\nsecond line", "EMPTY="} {
 		if !slices.Contains(facts.Env, want) {
-			t.Errorf("environment %q lacks %q", facts.Env, want)
+			t.Errorf("the environment %q of the program lacks %q", facts.Env, want)
 		}
 	}
 	if o.Labels["team"] != "blue" || o.Labels[driver.LabelContent] != spec.Content {
-		t.Errorf("labels %v", o.Labels)
+		t.Errorf("the container has the labels %v, want the user's label and the content label", o.Labels)
 	}
 	if o.Name != string(spec.ID) {
-		t.Errorf("name %q, want the workload's id", o.Name)
+		t.Errorf("the container is named %q, want the workload's id", o.Name)
 	}
 	if len(o.Addresses) == 0 || o.Metadata["container.id"] != o.RuntimeID[:12] || o.Metadata["container.image"] != b.image {
-		t.Errorf("addresses %v, metadata %v", o.Addresses, o.Metadata)
+		t.Errorf("the addresses are %v and the metadata %v, want one address and the container's id", o.Addresses, o.Metadata)
 	}
 }
 
@@ -127,7 +129,7 @@ func TestVolumesAreMounted(t *testing.T) {
 	}
 	b.get(b.url(o, "/write?path=/out/new"))
 	if data, err := os.ReadFile(filepath.Join(dir, "rw", "new")); err != nil || string(data) != "probe" {
-		t.Errorf("the machine sees %q, %v", data, err)
+		t.Errorf("the file on the machine contains %q, error %v", data, err)
 	}
 }
 
@@ -144,7 +146,7 @@ func TestPortsArePublished(t *testing.T) {
 	b.ensure(spec)
 	o := b.awaitState(spec.ID, driver.Running)
 	if len(o.Ports) != 3 {
-		t.Fatalf("ports %+v, want three", o.Ports)
+		t.Fatalf("the published ports are %+v, want three", o.Ports)
 	}
 	for _, p := range o.Ports {
 		if p.HostPort == 0 || p.HostIP != "" {
@@ -152,11 +154,11 @@ func TestPortsArePublished(t *testing.T) {
 		}
 	}
 	if got := b.get(fmt.Sprintf("http://127.0.0.1:%d/", port)); got != "probe" {
-		t.Errorf("fixed port: %q", got)
+		t.Errorf("the web server on the fixed host port answered %q", got)
 	}
 	ephemeral := o.Ports[slices.IndexFunc(o.Ports, func(p driver.Port) bool { return p.Port == 8080 && p.HostPort != port })]
 	if got := b.get(fmt.Sprintf("http://127.0.0.1:%d/", ephemeral.HostPort)); got != "probe" {
-		t.Errorf("ephemeral port %d: %q", ephemeral.HostPort, got)
+		t.Errorf("the web server on the ephemeral host port %d answered %q", ephemeral.HostPort, got)
 	}
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(b.ctx, "udp", fmt.Sprintf("127.0.0.1:%d", port))
@@ -190,7 +192,7 @@ func TestAUsedHostPortIsAnError(t *testing.T) {
 	spec := b.served("conflict", func(c *agentv1.ContainerSpec) { c.Ports[0].HostPort = taken })
 	err = b.d.Ensure(b.ctx, spec)
 	if got := driver.ClassOf(err); got != driver.PortBindConflict {
-		t.Fatalf("class %s: %v", got, err)
+		t.Fatalf("the error has class %s: %v; want PORT_BIND_CONFLICT", got, err)
 	}
 	if o := b.observed(spec.ID); o.State != driver.Failed || o.Class != driver.PortBindConflict || !strings.Contains(o.Message, strconv.Itoa(int(taken))) {
 		t.Errorf("the container with a used host port is %s, %s: %s; want Failed and a message that names the port", o.State, o.Class, o.Message)
@@ -201,7 +203,7 @@ func TestAUsedHostPortIsAnError(t *testing.T) {
 
 	second := b.served("conflict-2", func(c *agentv1.ContainerSpec) { c.Ports[0].HostPort = taken })
 	if err := b.d.Ensure(b.ctx, second); driver.ClassOf(err) != driver.PortBindConflict {
-		t.Errorf("another container's port: %v", err)
+		t.Errorf("a host port of another container returned %v, want class PORT_BIND_CONFLICT", err)
 	}
 }
 
@@ -233,7 +235,7 @@ func TestResourceLimitsReachTheKernel(t *testing.T) {
 	if host.NanoCPUs != 200_000_000 || host.CPUShares != 204 || host.Memory != 64<<20 || host.MemorySwap != 64<<20 {
 		t.Errorf("quota %d, shares %d, memory %d, swap %d; want 200000000, 204, 64 MiB and 64 MiB", host.NanoCPUs, host.CPUShares, host.Memory, host.MemorySwap)
 	}
-	// The kernel's CPU account of the process shows that the quota is enforced. With a quota of a fifth of a
+	// The kernel's CPU time of the process shows whether the quota is enforced. With a quota of a fifth of a
 	// core, the probe uses at most 200 ms plus one scheduling period; without a quota it would use about
 	// 1,000 ms, even on a busy machine with two cores.
 	got, err := strconv.Atoi(b.get(b.url(o, "/burn")))
@@ -269,7 +271,7 @@ func TestUsageReportsTheKernelsCounters(t *testing.T) {
 		t.Errorf("the counters did not grow between two readings of one instance: %+v, %+v", before, after)
 	}
 	if after.Memory < 100<<10 || after.Memory > 64<<20 || after.MemoryLimit != 64<<20 {
-		t.Errorf("%d bytes of memory, limit %d", after.Memory, after.MemoryLimit)
+		t.Errorf("the usage has %d bytes of memory and the limit %d, want the limit of the specification", after.Memory, after.MemoryLimit)
 	}
 	if after.NetReceived <= before.NetReceived || after.NetSent <= before.NetSent {
 		t.Errorf("received bytes went from %d to %d, sent bytes from %d to %d; want both to grow, because the probe answered requests", before.NetReceived, after.NetReceived, before.NetSent, after.NetSent)
@@ -297,9 +299,10 @@ func TestMemoryLimitKills(t *testing.T) {
 	b.ensure(spec)
 	o := b.awaitState(spec.ID, driver.Failed)
 	if !strings.Contains(o.Message, "OOMKilled") || !strings.Contains(o.Message, "limit of 32 MiB") || o.Class != driver.ResourceQuotaExceeded {
-		t.Errorf("%s: %q, want OOMKilled and the limit", o.Class, o.Message)
+		t.Errorf("class %s, message %q; want OOMKilled and the memory limit", o.Class, o.Message)
 	}
-	// While the engine restarts the container again and again, the driver reports the reason.
+	// The container exits at once, and the engine restarts it again and again. Meanwhile the driver reports
+	// the reason.
 	body.RestartPolicy = &agentv1.RestartPolicy{Policy: "always"}
 	again := b.spec("oom-again", body)
 	b.ensure(again)
@@ -313,7 +316,7 @@ func TestMoreCPUThanTheMachineHas(t *testing.T) {
 	body := containerBody(b.image)
 	body.CpuMillicores = 4_096_000
 	if err := b.d.Ensure(b.ctx, b.spec("greedy", body)); driver.ClassOf(err) != driver.InsufficientResources {
-		t.Errorf("class %s: %v", driver.ClassOf(err), err)
+		t.Errorf("more CPUs than the machine has returned class %s: %v; want INSUFFICIENT_RESOURCES", driver.ClassOf(err), err)
 	}
 }
 
@@ -383,7 +386,7 @@ func TestHaltKillsAfterGrace(t *testing.T) {
 		t.Errorf("Halt took %s, want the grace period of 1s", took)
 	}
 	if o := b.observed(spec.ID); o.ExitCode != 137 || o.Under(false).State != driver.Stopped {
-		t.Errorf("exit code %d, %s", o.ExitCode, o.State)
+		t.Errorf("the killed container has exit code %d and state %s, want 137", o.ExitCode, o.State)
 	}
 }
 
@@ -400,21 +403,22 @@ func TestStderrIsBounded(t *testing.T) {
 
 func TestAMissingCommandIsAnError(t *testing.T) {
 	b := newBench(t)
-	// A read-only folder mounted over the probe's entrypoint hides that program, so the container cannot
-	// start.
+	// A read-only folder mounted over the probe's entrypoint hides the program that the container should
+	// run, so the container cannot start.
 	body := containerBody(b.image)
 	body.Volumes = []*agentv1.VolumeMount{{HostPath: t.TempDir(), ContainerPath: "/probe"}}
 	spec := b.spec("nocommand", body)
 	err := b.d.Ensure(b.ctx, spec)
 	if got := driver.ClassOf(err); got != driver.InvalidConfiguration && got != driver.StorageAttachFailed {
-		t.Errorf("class %s: %v", got, err)
+		t.Errorf("a missing command returned class %s: %v; want INVALID_CONFIGURATION or STORAGE_ATTACH_FAILED", got, err)
 	}
 	if o := b.observed(spec.ID); o.State != driver.Failed || o.Class == "" {
-		t.Errorf("%s, class %q: %s", o.State, o.Class, o.Message)
+		t.Errorf("the container is %s with class %q: %s; want Failed", o.State, o.Class, o.Message)
 	}
 }
 
-// made creates a container as a legacy v1 agent does: with only the first three of our labels.
+// made creates a container as a legacy v1 agent does: with only those three of our labels that legacy v1 agents
+// know.
 func (b *bench) made(id driver.ID, revision string) string {
 	b.Helper()
 	res, err := b.cli.ContainerCreate(b.ctx, client.ContainerCreateOptions{
@@ -464,7 +468,7 @@ func TestContainerOfALegacyAgent(t *testing.T) {
 		}
 		b.ensure(spec)
 		if o := b.observed(spec.ID); o.RuntimeID != made {
-			t.Errorf("recreated as %s", o.RuntimeID)
+			t.Errorf("the adopted container was recreated as %s", o.RuntimeID)
 		}
 	})
 	t.Run("a container that the store lists, with another revision, is replaced", func(t *testing.T) {
@@ -537,7 +541,7 @@ func TestManyContainersStartAtTheSameTime(t *testing.T) {
 	for _, spec := range specs {
 		i := slices.IndexFunc(all, func(o driver.Observed) bool { return o.ID == spec.ID })
 		if i < 0 || all[i].State != driver.Running {
-			t.Errorf("%s does not run", spec.ID)
+			t.Errorf("the workload %s does not run", spec.ID)
 		}
 	}
 	remove, ctx := errgroup.WithContext(b.ctx)
@@ -550,7 +554,8 @@ func TestManyContainersStartAtTheSameTime(t *testing.T) {
 	}
 }
 
-// If a creation is cancelled and followed by Remove, the container does not appear later.
+// If the caller cancels an Ensure while the engine creates the container, and then calls Remove,
+// the engine does not list the container later.
 func TestRemoveAfterCancelledCreation(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("ghost", containerBody(b.image))
@@ -583,6 +588,6 @@ func TestContainerRolledBackBeforeItsStart(t *testing.T) {
 		t.Errorf("the workload runs in container %s, which the engine had removed", taken())
 	}
 	if taken() == "" {
-		t.Error("no start was seen")
+		t.Error("the proxy saw no start of a container, so this test proves nothing")
 	}
 }

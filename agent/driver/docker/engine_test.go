@@ -20,7 +20,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// engine is the real Docker engine under test, with the cluster id of this test run.
+// engine is the machine's Docker engine, with the cluster id that the labels of this test run's containers
+// contain.
 type engine struct {
 	*mobytest.Engine
 	cli     *client.Client
@@ -53,7 +54,7 @@ func (e *engine) removeImage(ref string) error {
 	return e.RemoveImage(ctx, ref)
 }
 
-// nothingLeft removes leftover containers of tests and fails if there are any.
+// nothingLeft returns an error if the tests left containers on the engine, and removes them.
 func nothingLeft(ctx context.Context, e *mobytest.Engine) error {
 	res, err := e.Client.ContainerList(ctx, client.ContainerListOptions{
 		All: true, Filters: make(client.Filters).Add("label", driver.LabelCluster+"="+clusterOf(e)),
@@ -68,7 +69,7 @@ func nothingLeft(ctx context.Context, e *mobytest.Engine) error {
 	return err
 }
 
-// driver returns a driver for a node. It is closed when the test ends.
+// driver returns a driver for a node. The driver is closed when the test ends.
 func (e *engine) driver(t *testing.T, node string, change ...func(*docker.Options)) *docker.Driver {
 	t.Helper()
 	opt := docker.Options{ClusterID: e.cluster, NodeID: node, StopGrace: 5 * time.Second}
@@ -91,7 +92,7 @@ func wrap(c *agentv1.ContainerSpec) *agentv1.WorkloadSpec {
 	return &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: c}}
 }
 
-// bench is the fixture of one test: a driver of node-a and its workloads.
+// bench is the fixture of one test: the Docker driver of a node named node-a, and its workloads.
 type bench struct {
 	*testing.T
 	*engine
@@ -161,7 +162,8 @@ func (b *bench) awaitState(id driver.ID, want driver.State) driver.Observed {
 	return b.await(id, string(want), func(o driver.Observed) bool { return o.State == want })
 }
 
-// get requests url until the probe answers, and returns the answer.
+// get requests url until the test program in the container (the probe) answers, and returns the
+// answer.
 func (b *bench) get(url string) string {
 	b.Helper()
 	var answer string

@@ -29,7 +29,7 @@ type instance struct {
 // found holds the containers that carry the label of one workload.
 type found struct {
 	ours []instance
-	// sibling holds the container names that other agents of our cluster use on this engine.
+	// sibling holds the names of the workload's containers that other agents of our cluster run on this engine.
 	sibling map[string]bool
 }
 
@@ -73,8 +73,8 @@ func nameOf(item container.Summary) string {
 	return ""
 }
 
-// Ensure implements driver.Driver. A new container costs three calls (list, create, start), an
-// up-to-date one costs one.
+// Ensure implements driver.Driver. It makes three calls to the engine for a new container (list, create,
+// start), and one call if the container is up to date.
 func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err := d.identity.Check(spec); err != nil {
 		return err
@@ -103,9 +103,9 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	}
 }
 
-// inFlight is the error for an engine that still executes an earlier call for the workload, although the
-// caller has disconnected. There are two cases: the container's name is taken by a container that the engine
-// does not list yet, or the engine is removing a container that it still lists.
+// inFlight is the error of a call that found the engine still executing an earlier call for the same
+// workload, whose caller has disconnected. There are two cases. The engine has reserved the container's name
+// but does not list the container yet. Or the engine is removing the container but still lists it.
 type inFlight struct{ cause error }
 
 func (e *inFlight) Error() string { return "an earlier call is still under way: " + e.cause.Error() }
@@ -181,8 +181,9 @@ func (d *Driver) undone(ctx context.Context, spec driver.Spec, in *instance, cau
 	return driver.Errorf(driver.RuntimeError, "start", "container %s of workload %q disappeared: %w", moby.Short(in.ID), spec.ID, &inFlight{cause})
 }
 
-// split returns the container that already matches spec, nil if none does, and the other containers, which an
-// interrupted replacement has left. If several match, it chooses the one with the highest rank.
+// split returns the container that already matches spec, nil if none does, and the workload's other
+// containers, which an interrupted replacement left. If several match, it chooses the one with the highest
+// rank.
 func (d *Driver) split(ours []instance, spec driver.Spec) (*instance, []instance) {
 	best := -1
 	for i, in := range ours {
@@ -202,7 +203,8 @@ func (d *Driver) split(ours []instance, spec driver.Spec) (*instance, []instance
 	return &ours[best], slices.Delete(slices.Clone(ours), best, best+1)
 }
 
-// rank orders the containers of one workload by preference: the container with the highest rank is kept.
+// rank returns the preference of a container among the containers of one workload: the driver keeps the one
+// with the highest rank.
 func rank(in instance) int {
 	switch in.State {
 	case container.StateRunning:
@@ -217,9 +219,9 @@ func rank(in instance) int {
 	return 0
 }
 
-// contentOf returns the content label of a container. If the container lacks the label, contentOf returns the
-// content that the agent's store recorded when it adopted the container. If the store has none either, it
-// returns the spec's content if the revision label equals the spec's revision, else "".
+// contentOf returns the content hash of the specification from which a container was made; "" if it is not known. The
+// hash is in a label. For a container without that label, contentOf returns the hash that the agent stored when it
+// adopted the container; or the hash of spec, if the container's revision label equals the revision of spec.
 func (d *Driver) contentOf(in instance, spec driver.Spec) string {
 	if content := in.Labels[driver.LabelContent]; content != "" {
 		return content
@@ -235,8 +237,9 @@ func (d *Driver) contentOf(in instance, spec driver.Spec) string {
 	return ""
 }
 
-// names returns the container names for spec, in order of preference. The engine requires at least two
-// characters, so one-character ids get only the longer name.
+// names returns the possible container names for spec, the preferred one first: the id, and the id with the
+// node's name. The engine requires at least two characters, so for an id of one character names returns only
+// the longer name.
 func names(spec driver.Spec) []string {
 	long := string(spec.ID) + "--" + spec.NodeID
 	if len(spec.ID) < 2 {
@@ -286,7 +289,7 @@ func (d *Driver) create(ctx context.Context, spec driver.Spec, want settings, ha
 		conflict = err
 	}
 	return nil, moby.Classify("create", cmp.Or(conflict, error(driver.Errorf(driver.NameConflict, "create",
-		"every name of workload %q is held by another agent of the cluster on this engine: %q", spec.ID, names(spec)))))
+		"every possible container name of workload %q is used by another agent of the cluster on this engine: %q", spec.ID, names(spec)))))
 }
 
 // createAs creates a container, and pulls the image first if the engine reports it missing.
@@ -382,7 +385,7 @@ func (d *Driver) nameTaken(ctx context.Context, spec driver.Spec, name string, c
 		name, spec.ID, moby.Short(holder.ID), holder.Config.Image, who)
 }
 
-// settle starts or stops an existing container as the spec wants it.
+// settle starts an existing container if running is true, and stops it if running is false.
 func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 	if !running {
 		if !active(in.State) {
@@ -411,8 +414,8 @@ func active(state container.ContainerState) bool {
 	return false
 }
 
-// stop stops a container with its own grace period, but at most the duration most. It returns when the
-// container has stopped or does not exist.
+// stop stops a container. The engine kills the container after the container's own grace period, but at the
+// latest after the duration most. It returns when the container has stopped or does not exist.
 func (d *Driver) stop(ctx context.Context, id string, most time.Duration) error {
 	in, err := d.eng.Inspect(ctx, id)
 	switch {
@@ -420,6 +423,9 @@ func (d *Driver) stop(ctx context.Context, id string, most time.Duration) error 
 		return nil
 	case err != nil:
 		return moby.Classify("stop", err)
+	}
+	if most == driver.OwnGrace && d.opt.Networks != nil && in.State != nil && in.State.Running {
+		d.opt.Networks.Withdraw(ctx, driver.ID(in.Config.Labels[driver.LabelWorkload]))
 	}
 	grace := moby.StopGrace(in, most, d.opt.StopGrace)
 	seconds := int(math.Ceil(grace.Seconds()))

@@ -33,8 +33,8 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	used := map[string]bool{}
 	for _, item := range res.Items {
 		used[item.ImageID] = true
-		// Containers without a node label are never garbage. Only the agent's store says that they are ours;
-		// the engine proves nothing.
+		// Containers without a node label are never garbage. For them only the record in the agent's store
+		// shows that they are ours, and no label proves it.
 		if d.of(item.Labels) != driver.Ours {
 			continue
 		}
@@ -57,8 +57,8 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	if err != nil {
 		return nil, err
 	}
-	// To compute sizes, the engine walks the files of all listed containers. Sizes are only informative, so a
-	// separate call requests them, and its error is ignored.
+	// To compute sizes, the engine walks the files of all listed containers. That may be slow or fail. The
+	// sizes are only shown to users, so request them in a separate call and ignore its error.
 	callCtx, cancel = d.eng.Call(ctx)
 	written, _ := d.eng.Written(callCtx, ids)
 	cancel()
@@ -69,8 +69,9 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	return append(out, images...), nil
 }
 
-// images returns the pulled images to remove, so that the unused images fit q.ImageBudget. It removes images
-// first that lost their name to a newer image, because nothing refers to them, and then the oldest.
+// images returns the pulled images to remove, so that the remaining unused images fit in q.ImageBudget.
+// First come images that have no name any more because a newer image got it; nothing refers to them. Then
+// come the oldest images.
 func (d *Driver) images(ctx context.Context, q driver.GarbageQuery, used map[string]bool) ([]driver.Garbage, error) {
 	if q.ImageBudget < 0 {
 		return nil, nil

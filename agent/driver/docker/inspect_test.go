@@ -64,8 +64,8 @@ func TestAContainerThatCannotBeInspectedHidesNoOther(t *testing.T) {
 	}
 }
 
-// The engine walks the files of containers to compute their sizes. Garbage must find leftovers although this
-// takes long.
+// The engine walks the files of containers to compute their sizes. This may take long, and Garbage must find
+// leftovers without waiting for it.
 func TestGarbageIsFoundWithoutSizes(t *testing.T) {
 	labels := map[string]string{driver.LabelManaged: "true", driver.LabelWorkload: "web", driver.LabelCluster: "c", driver.LabelNode: "n"}
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -88,6 +88,6 @@ func TestGarbageIsFoundWithoutSizes(t *testing.T) {
 	none := func(driver.ID) bool { return false }
 	got, err := d.Garbage(context.Background(), driver.GarbageQuery{Wanted: none, Busy: none, ImageBudget: -1})
 	if err != nil || len(got) != 1 || got[0].Kind != driver.Orphan || got[0].Name != "web" {
-		t.Errorf("Garbage found %+v, %v; want the orphan web", got, err)
+		t.Errorf("Garbage returned %+v, error %v; want the orphan web", got, err)
 	}
 }

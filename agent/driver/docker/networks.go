@@ -13,7 +13,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// endpoint is a container's place on one network.
+// endpoint is the connection of a container to one network.
 type endpoint struct {
 	driver.Place
 	aliases []string
@@ -23,7 +23,8 @@ func (e endpoint) settings() *network.EndpointSettings {
 	return &network.EndpointSettings{IPAMConfig: &network.EndpointIPAMConfig{IPv4Address: e.Address}, Aliases: e.aliases}
 }
 
-// join gets the workload's places on its networks, and makes the first network that of the new container.
+// join gets the workload's addresses on its networks, and sets in want the first network, with which the
+// container is created.
 func (d *Driver) join(ctx context.Context, spec driver.Spec, want *settings) ([]endpoint, error) {
 	places, err := d.places(ctx, spec)
 	if err != nil || len(places) == 0 {
@@ -31,13 +32,14 @@ func (d *Driver) join(ctx context.Context, spec driver.Spec, want *settings) ([]
 	}
 	want.host.NetworkMode = container.NetworkMode(places[0].Network)
 	if r := places[0].Resolver; r.IsValid() && len(want.host.DNS) == 0 {
-		// Only this one: the engine's own server asks a second one too if the first says that a name does not exist.
+		// Set only this DNS server. If there were a second one, the engine's resolver would ask it for
+		// names that the first reports as missing.
 		want.host.DNS = []netip.Addr{r}
 	}
 	return places, nil
 }
 
-// places returns the workload's places on its networks.
+// places returns one endpoint (network and address) for each network of the workload.
 func (d *Driver) places(ctx context.Context, spec driver.Spec) ([]endpoint, error) {
 	wanted := spec.Body.GetContainer().GetNetworks()
 	if len(wanted) == 0 {
@@ -57,8 +59,8 @@ func (d *Driver) places(ctx context.Context, spec driver.Spec) ([]endpoint, erro
 	return out, nil
 }
 
-// networking returns the network with which a container is created. Engines before API 1.44 take only one; connect
-// adds the others.
+// networking returns the network with which a container is created. Engines before API 1.44 accept only one
+// network at creation; connect adds the others.
 func (s *settings) networking() *network.NetworkingConfig {
 	if len(s.endpoints) == 0 {
 		return nil
@@ -67,8 +69,9 @@ func (s *settings) networking() *network.NetworkingConfig {
 	return &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{first.Network: first.settings()}}
 }
 
-// connect connects a container that was not started yet to those of its networks that it is not on: all but the first,
-// or, after an interruption, some of them. It frees addresses on networks that the workload has left.
+// connect connects a container that was not started yet to its networks: to all but the first or, after an
+// interruption, to those that are still missing. It frees the workload's addresses on networks that the
+// specification no longer names.
 func (d *Driver) connect(ctx context.Context, spec driver.Spec, in *instance) error {
 	wanted := spec.Body.GetContainer().GetNetworks()
 	if in.State != container.StateCreated {

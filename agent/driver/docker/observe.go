@@ -25,8 +25,9 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	return seen, nil
 }
 
-// Look implements driver.Looker. The engine inspects a starting container only after its start, which delays
-// List. Look inspects only the containers of one workload, so it does not wait for the start of another.
+// Look implements driver.Looker. The engine answers an inspection of a starting container only when it has
+// started, which delays List. Look inspects only the containers of one workload, so the start of another
+// workload does not delay it.
 func (d *Driver) Look(ctx context.Context, id driver.ID) (*driver.Observed, error) {
 	seen, err := d.observe(ctx, driver.LabelManaged+"=true", driver.LabelWorkload+"="+string(id))
 	if err != nil || len(seen) == 0 {

@@ -13,9 +13,8 @@ import (
 	cdi "tags.cncf.io/container-device-interface/pkg/parser"
 )
 
-// options adds to the settings of a container those options of its specification that a service of a
-// Compose file has too. They have the same effect as in docker compose, which
-// TestAContainerAndAServiceMeanTheSame checks.
+// options sets the options that containers share with services of a Compose file. They have the same effect as
+// in docker compose; the test TestAContainerAndAServiceMeanTheSame checks that.
 func (out *settings) options(s types.ServiceConfig) error {
 	c, h := out.config, out.host
 	c.Entrypoint = s.Entrypoint
@@ -82,7 +81,7 @@ func (out *settings) options(s types.ServiceConfig) error {
 	return nil
 }
 
-// healthcheck returns the health check that the engine runs; nil means that of the image.
+// healthcheck returns the health check that the engine runs. nil selects the health check of the image.
 func healthcheck(h *types.HealthCheckConfig) *container.HealthConfig {
 	if h == nil {
 		return nil

@@ -35,9 +35,9 @@ func TestEveryCallFailsWithoutAnEngine(t *testing.T) {
 	} {
 		err := call()
 		if err == nil {
-			t.Errorf("%s: no error", name)
+			t.Errorf("%s succeeded without an engine, want an error", name)
 		} else if class := driver.ClassOf(err); class != driver.RuntimeUnhealthy || class.Cause() != driver.Passing {
-			t.Errorf("%s: class %s: %v", name, class, err)
+			t.Errorf("without an engine %s returned class %s: %v; want RUNTIME_UNHEALTHY", name, class, err)
 		}
 	}
 	if capacity, _ := d.Probe(ctx); capacity.Healthy || capacity.Reason == "" {
@@ -68,7 +68,7 @@ func TestEventsSurviveAnOutage(t *testing.T) {
 					return
 				}
 			case <-timeout:
-				t.Fatalf("no hint for %q", want)
+				t.Fatalf("the driver sent no hint for workload %q", want)
 			}
 		}
 	}
@@ -148,7 +148,7 @@ func TestInvalidSpecificationsAreRefused(t *testing.T) {
 			ID: "w", Content: "c1:x", ClusterID: "c", NodeID: "n", Body: wrap(body),
 		})
 		if driver.ClassOf(err) != c.class {
-			t.Errorf("%s: class %s, want %s: %v", c.field, driver.ClassOf(err), c.class, err)
+			t.Errorf("an invalid %s returned class %s, want %s: %v", c.field, driver.ClassOf(err), c.class, err)
 		} else if want := c.field + ":"; !containsText(err, want) {
 			t.Errorf("the error does not name %s: %v", c.field, err)
 		}

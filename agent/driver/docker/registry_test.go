@@ -74,8 +74,8 @@ func newRegistry(t *testing.T) *testRegistry {
 	return r
 }
 
-// slowly makes a slow answer of the registry: it pauses after every 32 KiB. So a pull makes progress but
-// takes longer than the driver's time limit without progress.
+// slowly makes a slow answer of the registry: it pauses after every 32 KiB. So a pull always makes progress,
+// but takes longer in total than PullTimeout, which limits only the time without progress.
 type slowly struct{ http.ResponseWriter }
 
 func (s *slowly) Write(p []byte) (n int, err error) {
@@ -104,8 +104,8 @@ func (r *testRegistry) count() int {
 	return r.requests
 }
 
-// push pushes the probe's image to the test registry and returns the reference with its digest. The engine's
-// copies of the image are removed when the test ends.
+// push pushes the image of the test program to the test registry and returns the reference with its digest.
+// The engine's copies of the image are removed when the test ends.
 func (b *bench) push(r *testRegistry, ref string) string {
 	b.Helper()
 	tag, err := name.NewTag(r.host() + "/" + ref)
@@ -268,7 +268,7 @@ func TestImagesArePulledWhenNeeded(t *testing.T) {
 		r.set(func(r *testRegistry) { r.password = "open sesame" })
 		err := b.d.Ensure(b.ctx, b.spec("private", containerBody(r.host()+"/private:v1")))
 		if driver.ClassOf(err) != driver.ImagePullAuthFailed || !strings.Contains(err.Error(), "the helper is not installed") {
-			t.Errorf("a pull with a failing credential helper returned %v, want the error of the helper", err)
+			t.Errorf("a pull with a failing credential helper returned %v, want the error of the credential helper", err)
 		}
 	})
 	t.Run("a slow pull with progress continues beyond the time limit, and its progress is reported", func(t *testing.T) {
@@ -334,13 +334,13 @@ func TestImagesArePulledWhenNeeded(t *testing.T) {
 				t.Fatal("no error")
 			}
 			if got := driver.ClassOf(err); got != c.want {
-				t.Errorf("class %s, want %s: %v", got, c.want, err)
+				t.Errorf("the pull returned class %s, want %s: %v", got, c.want, err)
 			}
 			if !strings.Contains(err.Error(), c.ref) {
 				t.Errorf("the error does not name the image: %v", err)
 			}
 			if outage := c.want != driver.InvalidImage && c.want != driver.ImagePullAuthFailed; outage && driver.ClassOf(err).Cause() != driver.Passing {
-				t.Errorf("an unreachable registry is a permanent error: %v", err)
+				t.Errorf("an unreachable registry must be a temporary failure, but the error is permanent: %v", err)
 			}
 			if o := b.observed(spec.ID); o.State != driver.Absent {
 				t.Errorf("a container was created without its image: %+v", o)

@@ -67,7 +67,7 @@ func TestRulesJudgeContainers(t *testing.T) {
 				return
 			}
 			if driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), tt.refused) {
-				t.Errorf("%v, want a refusal by %q", err, tt.refused)
+				t.Errorf("Ensure returned %v, want a refusal that contains %q", err, tt.refused)
 			}
 			if o := b.observed(spec.ID); o.State != driver.Absent {
 				t.Errorf("the refused container exists: %+v", o)

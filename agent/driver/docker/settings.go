@@ -32,16 +32,16 @@ const (
 	maxRetryPolicy = "on-failure"
 )
 
-// settings is a spec translated to the types of the engine's API.
+// settings holds the specification of a container, translated to the types of the engine's API.
 type settings struct {
 	image  moby.Image
 	config *container.Config
 	host   *container.HostConfig
-	// leftOut says which options the engine does not know.
+	// leftOut has a text for each option that was left out, because the engine does not support it.
 	leftOut []string
-	// endpoints are the container's places on networks that span nodes.
+	// endpoints are the container's connections to networks that span nodes.
 	endpoints []endpoint
-	// counted are the numbers of CDI devices that the container gets, by kind.
+	// counted are the numbers of CDI devices that the container needs, by the kind of device (VENDOR/CLASS).
 	counted map[string]int64
 }
 
@@ -167,11 +167,12 @@ func binds(mounts []*agentv1.VolumeMount) ([]string, error) {
 	return out, nil
 }
 
-// managed returns mounts of managed volumes in the engine's long form. For this form the engine refuses to
-// start a container whose host folder is missing. The folder is missing while the volume is not mounted.
+// managed returns the mounts of a container's managed volumes (storage that the agent makes) in the engine's
+// long form. For this form the engine refuses to start a container whose host folder is missing. The folder is
+// missing while the volume is not mounted.
 func managed(body *agentv1.ContainerSpec, volumes []driver.Volume, files []string) ([]mount.Mount, error) {
 	if want := body.GetManagedVolumes(); len(want) != len(volumes) {
-		return nil, invalid("container.managed_volumes: %d are wanted, %d are ready", len(want), len(volumes))
+		return nil, invalid("container.managed_volumes: the specification has %d volumes, but the agent has prepared %d", len(want), len(volumes))
 	}
 	seen := make(map[string]bool, len(volumes))
 	for _, v := range body.GetVolumes() {
@@ -192,7 +193,7 @@ func managed(body *agentv1.ContainerSpec, volumes []driver.Volume, files []strin
 		out = append(out, mount.Mount{Type: mount.TypeBind, Source: v.Path, Target: target, ReadOnly: v.ReadOnly})
 	}
 	if want := body.GetMemoryFiles(); len(want) != len(files) {
-		return nil, invalid("container.memory_files: %d are wanted, %d are ready", len(want), len(files))
+		return nil, invalid("container.memory_files: the specification has %d files, but the agent has prepared %d", len(want), len(files))
 	}
 	for i, f := range body.GetMemoryFiles() {
 		target := path.Clean(f.GetTarget())

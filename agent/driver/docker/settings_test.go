@@ -10,7 +10,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// TestExclusiveHasNoRestartPolicy: a restarted engine must not start an exclusive workload, which may run elsewhere.
+// TestExclusiveHasNoRestartPolicy: an engine must not start an exclusive workload when the engine restarts,
+// because the workload may run on another node by then.
 func TestExclusiveHasNoRestartPolicy(t *testing.T) {
 	for _, policy := range []string{"", "no", "always", "on-failure", "unless-stopped"} {
 		body := &agentv1.ContainerSpec{Image: "persys/any:1", RestartPolicy: &agentv1.RestartPolicy{Policy: policy}}
@@ -31,7 +32,7 @@ func TestExclusiveHasNoRestartPolicy(t *testing.T) {
 			want = container.RestartPolicyDisabled
 		}
 		if got.host.RestartPolicy.Name != want {
-			t.Errorf("policy %q became %q", policy, got.host.RestartPolicy.Name)
+			t.Errorf("the restart policy %q became the engine's policy %q", policy, got.host.RestartPolicy.Name)
 		}
 	}
 }
@@ -50,6 +51,6 @@ func TestRightsOfAContainer(t *testing.T) {
 	h := got.host
 	if got.config.User != "1000:1000" || !slices.Equal(h.CapAdd, body.CapAdd) || !slices.Equal(h.CapDrop, body.CapDrop) ||
 		!slices.Contains(h.SecurityOpt, "seccomp=unconfined") || h.PidsLimit == nil || *h.PidsLimit != 10 {
-		t.Errorf("user %q, %+v", got.config.User, h)
+		t.Errorf("the container has the user %q and the host configuration %+v, want those of the specification", got.config.User, h)
 	}
 }

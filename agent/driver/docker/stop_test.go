@@ -17,8 +17,8 @@ import (
 )
 
 // ending starts a container that prints the name of its stop signal some time after it received the signal.
-// It returns when the container can handle the signal. The returned function word returns the printed name,
-// or "killed".
+// It returns when the container can handle the signal. The returned function word returns the name that the
+// container printed, or "killed" if it printed none.
 func (b *bench) ending(id, signal string, seconds, grace int) (spec driver.Spec, word func() string) {
 	b.Helper()
 	dir := b.TempDir()
@@ -46,8 +46,8 @@ func (b *bench) ending(id, signal string, seconds, grace int) (spec driver.Spec,
 	}
 }
 
-// TestAContainerStopsAsItsSpecificationSays: every way to stop a container sends its stop signal and gives it its own
-// grace period, not the default of the driver.
+// TestAContainerStopsAsItsSpecificationSays: however a container is stopped (stop, replacement, delete), it
+// gets the stop signal and the grace period of its specification, not the driver's default.
 func TestAContainerStopsAsItsSpecificationSays(t *testing.T) {
 	short := func(o *docker.Options) { o.StopGrace = time.Second }
 	for _, way := range []struct {
@@ -72,7 +72,7 @@ func TestAContainerStopsAsItsSpecificationSays(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := word(); got != "SIGUSR1" {
-				t.Errorf("its last word: %s", got)
+				t.Errorf("the container printed %s before its end, want its stop signal", got)
 			}
 		})
 	}
@@ -80,17 +80,17 @@ func TestAContainerStopsAsItsSpecificationSays(t *testing.T) {
 		b := newBench(t, short)
 		spec, word := b.ending("default", "SIGUSR1", 5, 0)
 		if err := b.d.Halt(b.ctx, spec.ID, driver.OwnGrace); err != nil || word() != "killed" {
-			t.Errorf("%v, its last word: %s", err, word())
+			t.Errorf("Halt returned %v, and the container printed %s", err, word())
 		}
 	})
-	t.Run("a bound of the caller holds", func(t *testing.T) {
+	t.Run("the caller's time limit ends a longer grace period", func(t *testing.T) {
 		b := newBench(t)
 		spec, word := b.ending("bounded", "SIGUSR1", 5, 60)
 		if err := b.d.Halt(b.ctx, spec.ID, time.Second); err != nil || word() != "killed" {
-			t.Errorf("%v, its last word: %s", err, word())
+			t.Errorf("Halt returned %v, and the container printed %s", err, word())
 		}
 	})
-	t.Run("a grace period above the limit that applies to every cluster is shortened", func(t *testing.T) {
+	t.Run("a grace period that is longer than any cluster allows is shortened", func(t *testing.T) {
 		b := newBench(t)
 		body := containerBody(b.image, "serve")
 		body.StopGracePeriodSeconds = 3600

@@ -41,8 +41,8 @@ func (d *Driver) Exec(ctx context.Context, id driver.ID, options driver.ExecOpti
 	return d.eng.Exec(ctx, in.ID, options)
 }
 
-// Console implements driver.Consoler. It connects to the terminal of the container's first process, from now
-// on.
+// Console implements driver.Consoler. It connects to the terminal of the container's first process. Output
+// from before the call is not shown.
 func (d *Driver) Console(ctx context.Context, id driver.ID, options driver.ConsoleOptions) (driver.Session, error) {
 	if options.Service != "" {
 		return nil, driver.Errorf(driver.InvalidSpecification, "console", "service %q: a container has no services; leave the service empty", options.Service)
@@ -54,8 +54,24 @@ func (d *Driver) Console(ctx context.Context, id driver.ID, options driver.Conso
 	return d.eng.Console(ctx, in.ID, options.Size)
 }
 
-// best returns the container of a workload for op, a user's command or console. During a replacement a
-// workload has two containers.
+// Process implements driver.ProcessFinder.
+func (d *Driver) Process(ctx context.Context, id driver.ID) (int, error) {
+	in, err := d.best(ctx, "process", id)
+	if err != nil {
+		return 0, err
+	}
+	full, err := d.eng.Inspect(ctx, in.ID)
+	if err != nil {
+		return 0, err
+	}
+	if full.State == nil || full.State.Pid == 0 {
+		return 0, driver.Errorf(driver.RuntimeResourceMissing, "process", "container of workload %q does not run", id)
+	}
+	return full.State.Pid, nil
+}
+
+// best returns the container in which a user's command or console runs. op is the name of this operation for
+// error texts. During a replacement a workload has two containers.
 func (d *Driver) best(ctx context.Context, op string, id driver.ID) (instance, error) {
 	have, err := d.find(ctx, id)
 	if err != nil {

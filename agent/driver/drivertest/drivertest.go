@@ -18,8 +18,8 @@ import (
 
 // Harness describes the driver and the engine under test.
 type Harness struct {
-	// Cluster is the cluster id that drivers returned by Open use. Prefix begins all workload ids, which
-	// makes them unique on a shared engine.
+	// Cluster is the cluster id that drivers returned by Open use. Prefix is the beginning of all workload
+	// ids, which makes the ids unique on a shared engine.
 	Cluster string
 	Prefix  string
 	// Open returns the driver of a node on the engine under test. A second Open for the same node simulates a
@@ -50,8 +50,8 @@ type Harness struct {
 	// it again. Nil if the disk cannot be filled.
 	Full func(t *testing.T, node string) (d driver.Driver, fill, empty func())
 	// Away is the length of the outage in the test of a long outage; 0 skips that test. Apart means that an
-	// outage affects only the driver that Outage returned. Then the long test runs in parallel with the other
-	// tests.
+	// outage affects only the driver that Outage returned. If it is set, the test of the long outage runs in
+	// parallel with the other tests.
 	Away  time.Duration
 	Apart bool
 	// Patience is the time limit for each expected state. Default 30 s.
@@ -69,7 +69,7 @@ type suite struct {
 	ctx context.Context
 }
 
-// Run runs the suite. Subtests are independent and leave no workloads behind.
+// Run runs the suite. The subtests are independent of each other and remove their workloads.
 func Run(t *testing.T, h Harness) {
 	if h.Patience == 0 {
 		h.Patience = 30 * time.Second
@@ -78,32 +78,32 @@ func Run(t *testing.T, h Harness) {
 		{"a probe reports engine and version", testProbe},
 		{"creating a running workload starts it", testCreate},
 		{"creating a workload in state stopped does not start it", testCreateStopped},
-		{"equal content is left alone", testNoop},
+		{"an Ensure with equal content changes nothing", testNoop},
 		{"a new revision with equal content leaves the instance unchanged", testRevisionOnly},
-		{"new content replaces", testReplace},
+		{"new content replaces the instance", testReplace},
 		{"new content under the same revision replaces the instance", testReplaceSameRevision},
 		{"after an update, a stopped workload stays stopped", testReplaceStopped},
 		{"stop and start keep the instance", testStopStart},
-		{"halting what is absent succeeds", testHaltAbsent},
+		{"halting an absent workload succeeds", testHaltAbsent},
 		{"removing twice succeeds", testRemove},
 		{"a crash is Failed with its exit code", testCrash},
 		{"exit code 0 is Stopped", testExitZero},
 		{"a crashed workload is started again in the same instance", testRestartCrashed},
 		{"the list carries every label", testLabels},
 		{"Look returns the same as List", testLook},
-		{"a restarted agent adopts", testAdopt},
+		{"a restarted agent adopts running instances", testAdopt},
 		{"a sibling agent has its own instance", testSibling},
 		{"an instance of another cluster belongs to a stranger", testOtherCluster},
 		{"a name that a stranger's instance has is an error, and that instance stays unchanged", testStranger},
-		{"a missing image is permanent", testMissing},
+		{"a missing image is a permanent error", testMissing},
 		{"an update to a missing image leaves the old instance running", testMissingReplace},
 		{"an empty spec is refused", testInvalid},
 		{"a cancelled creation can be finished", testCancelCreate},
 		{"a cancelled replacement can be finished", testCancelReplace},
 		{"a cancelled context is an error", testCancelled},
 		{"events hint at changes", testEvents},
-		{"events end with their context", testEventsEnd},
-		{"logs have the output", testLogs},
+		{"the channel of events is closed when its context ends", testEventsEnd},
+		{"logs contain the output of the workload", testLogs},
 		{"logs follow until the end", testLogsFollow},
 		{"logs of an absent workload are an error", testLogsAbsent},
 	}
@@ -186,7 +186,7 @@ func (s *suite) await(t *testing.T, d driver.Driver, id driver.ID, want driver.S
 	var o driver.Observed
 	testbed.Within(t, s.Patience, string(id)+" "+string(want), func() error {
 		if o = s.get(t, d, id); o.State != want {
-			return fmt.Errorf("the instance is %s (%s)", o.State, o.Message)
+			return fmt.Errorf("the instance is in state %s (%s)", o.State, o.Message)
 		}
 		return nil
 	})
@@ -203,18 +203,18 @@ func same(t *testing.T, what string, before, after driver.Observed) {
 func wantClass(t *testing.T, err error, want ...driver.Class) {
 	t.Helper()
 	if err == nil {
-		t.Fatalf("no error, want class %v", want)
+		t.Fatalf("the call succeeded, want an error of class %v", want)
 	}
 	var typed *driver.Error
 	if !errors.As(err, &typed) {
-		t.Fatalf("error is not a *driver.Error: %v", err)
+		t.Fatalf("the error is not a *driver.Error: %v", err)
 	}
 	for _, c := range want {
 		if typed.Class == c {
 			return
 		}
 	}
-	t.Fatalf("class %s, want %v: %v", typed.Class, want, err)
+	t.Fatalf("the error has class %s, want %v: %v", typed.Class, want, err)
 }
 
 func testProbe(t *testing.T, s *suite) {
@@ -224,7 +224,7 @@ func testProbe(t *testing.T, s *suite) {
 	}
 	b, err := s.Open(t, nodeB).Probe(s.ctx)
 	if err != nil || a.EngineID != b.EngineID {
-		t.Errorf("engine ids %q and %q (%v), want the same id", a.EngineID, b.EngineID, err)
+		t.Errorf("two probes returned the engine ids %q and %q (%v), want the same id", a.EngineID, b.EngineID, err)
 	}
 }
 
@@ -237,7 +237,7 @@ func testCreate(t *testing.T, s *suite) {
 		t.Errorf("List returned %+v, want a runtime id, name, start time and ownership", o)
 	}
 	if age := time.Since(o.StartedAt); age < -time.Minute || age > 10*time.Minute {
-		t.Errorf("started %s ago", age)
+		t.Errorf("the instance is reported as started %s ago, want a few seconds", age)
 	}
 }
 
@@ -248,7 +248,7 @@ func testCreateStopped(t *testing.T, s *suite) {
 	s.ensure(t, d, spec)
 	o := s.await(t, d, spec.ID, driver.Stopped)
 	if !o.StartedAt.IsZero() {
-		t.Errorf("started at %s, want never", o.StartedAt)
+		t.Errorf("the stopped workload is reported as started at %s, want no start", o.StartedAt)
 	}
 	spec.Running = true
 	s.ensure(t, d, spec)
@@ -264,7 +264,7 @@ func testNoop(t *testing.T, s *suite) {
 	after := s.await(t, d, spec.ID, driver.Running)
 	same(t, "second Ensure", before, after)
 	if !before.StartedAt.Equal(after.StartedAt) {
-		t.Errorf("restarted: %s, then %s", before.StartedAt, after.StartedAt)
+		t.Errorf("an unchanged instance was restarted: its start was %s, now it is %s", before.StartedAt, after.StartedAt)
 	}
 }
 
@@ -295,10 +295,10 @@ func (s *suite) replace(t *testing.T, name, revision string) {
 		t.Errorf("the runtime id is still %q, want a new instance", after.RuntimeID)
 	}
 	if after.Content != spec.Content || after.Revision != revision {
-		t.Errorf("content %q revision %q, want %q and %q", after.Content, after.Revision, spec.Content, revision)
+		t.Errorf("the new instance has content %q and revision %q, want %q and %q", after.Content, after.Revision, spec.Content, revision)
 	}
 	if after.Name != before.Name {
-		t.Errorf("name %q became %q", before.Name, after.Name)
+		t.Errorf("the instance's name changed from %q to %q", before.Name, after.Name)
 	}
 }
 
@@ -331,7 +331,7 @@ func testStopStart(t *testing.T, s *suite) {
 	}
 	same(t, "Halt", first, o)
 	if err := d.Halt(s.ctx, spec.ID, 0); err != nil {
-		t.Errorf("second Halt: %v", err)
+		t.Errorf("a second Halt returned %v, want success", err)
 	}
 	s.ensure(t, d, spec)
 	same(t, "start", first, s.await(t, d, spec.ID, driver.Running))
@@ -360,7 +360,7 @@ func testRemove(t *testing.T, s *suite) {
 			t.Fatalf("Remove: %v", err)
 		}
 		if o := s.get(t, d, spec.ID); o.State != driver.Absent {
-			t.Fatalf("after Remove: %s", o.State)
+			t.Fatalf("after Remove the workload is still listed, in state %s", o.State)
 		}
 	}
 }
@@ -375,7 +375,7 @@ func testCrash(t *testing.T, s *suite) {
 	}
 	for k, v := range o.Metadata {
 		if len(v) > driver.MaxMetadata {
-			t.Errorf("metadata %s has %d bytes", k, len(v))
+			t.Errorf("the metadata %s has %d bytes, more than MaxMetadata", k, len(v))
 		}
 	}
 	if o = o.Under(false); o.State != driver.Stopped {
@@ -390,12 +390,12 @@ func testExitZero(t *testing.T, s *suite) {
 	var o driver.Observed
 	testbed.Within(t, s.Patience, "its end", func() error {
 		if o = s.get(t, d, spec.ID); o.FinishedAt.IsZero() {
-			return fmt.Errorf("the instance is %s", o.State)
+			return fmt.Errorf("the instance is in state %s", o.State)
 		}
 		return nil
 	})
 	if o.State != driver.Stopped {
-		t.Errorf("state %s (%s), want Stopped", o.State, o.Message)
+		t.Errorf("after exit code 0 the state is %s (%s), want Stopped", o.State, o.Message)
 	}
 }
 
@@ -409,7 +409,7 @@ func testRestartCrashed(t *testing.T, s *suite) {
 		o := s.get(t, d, spec.ID)
 		same(t, "start after a crash", before, o)
 		if !o.StartedAt.After(before.StartedAt) {
-			return fmt.Errorf("the last was at %s", o.StartedAt)
+			return fmt.Errorf("the last start was at %s", o.StartedAt)
 		}
 		return nil
 	})
@@ -427,7 +427,7 @@ func testLabels(t *testing.T, s *suite) {
 		driver.LabelContent: spec.Content, driver.LabelKind: string(d.Kind()), "team": "blue", "persys.other": "",
 	} {
 		if o.Labels[k] != want {
-			t.Errorf("label %s = %q, want %q", k, o.Labels[k], want)
+			t.Errorf("the label %s is %q, want %q", k, o.Labels[k], want)
 		}
 	}
 	if o.Revision != "rev-1" || o.Content != spec.Content || o.Generation != spec.Generation ||
@@ -452,7 +452,7 @@ func testLook(t *testing.T, s *suite) {
 	}
 	spec, other := s.spec(t, d, nodeA, "look", s.Steady(1)), s.spec(t, d, nodeA, "look-2", s.Steady(1))
 	if o := look(spec.ID); o != nil {
-		t.Errorf("before it is created: %+v", o)
+		t.Errorf("Look of a workload that does not exist returned %+v, want nothing", o)
 	}
 	s.ensure(t, d, spec)
 	s.ensure(t, d, other)
@@ -483,7 +483,7 @@ func testAdopt(t *testing.T, s *suite) {
 	after := s.await(t, restarted, spec.ID, driver.Running)
 	same(t, "Ensure of a restarted agent", before, after)
 	if !before.StartedAt.Equal(after.StartedAt) {
-		t.Errorf("restarted by adoption")
+		t.Errorf("the adoption restarted the instance")
 	}
 }
 
@@ -498,7 +498,7 @@ func testSibling(t *testing.T, s *suite) {
 	s.ensure(t, b, specB)
 	onA, onB := s.await(t, a, specA.ID, driver.Running), s.await(t, b, specB.ID, driver.Running)
 	if onA.RuntimeID == onB.RuntimeID || onA.Name == onB.Name {
-		t.Errorf("the workloads of both nodes have instance %q, name %q", onA.RuntimeID, onA.Name)
+		t.Errorf("the workloads of both nodes share the instance %q or the name %q", onA.RuntimeID, onA.Name)
 	}
 	specB.Content, specB.Body = "c1:sibling-2", s.Steady(2)
 	s.ensure(t, b, specB)
@@ -537,7 +537,7 @@ func testStranger(t *testing.T, s *suite) {
 		t.Errorf("the error of Ensure does not name the stranger's instance: %v", err)
 	}
 	if o := s.get(t, d, spec.ID); o.State != driver.Absent {
-		t.Errorf("the stranger is listed: %+v", o)
+		t.Errorf("List returned the instance of a stranger: %+v", o)
 	}
 	if err := d.Halt(s.ctx, spec.ID, 0); err != nil {
 		t.Errorf("Halt: %v", err)
@@ -556,7 +556,7 @@ func testMissing(t *testing.T, s *suite) {
 	err := d.Ensure(s.ctx, spec)
 	wantClass(t, err, driver.InvalidImage)
 	if o := s.get(t, d, spec.ID); o.State == driver.Running {
-		t.Errorf("the instance runs: %+v", o)
+		t.Errorf("an instance of the missing image runs: %+v", o)
 	}
 	spec.Body, spec.Content = s.Steady(1), "c1:missing-2"
 	s.ensure(t, d, spec)
@@ -596,12 +596,12 @@ func testInvalid(t *testing.T, s *suite) {
 		}
 	}
 	if o := s.get(t, d, good.ID); o.State != driver.Absent {
-		t.Errorf("an instance was created: %+v", o)
+		t.Errorf("an instance was created for an empty spec: %+v", o)
 	}
 }
 
-// interruptions returns delays after which a test interrupts an Ensure. They fall between its first and
-// its last step.
+// interruptions returns delays after which a test interrupts an Ensure. The delays fall between the
+// first and the last step of the Ensure.
 func interruptions() []time.Duration {
 	return []time.Duration{2 * time.Millisecond, 15 * time.Millisecond, 60 * time.Millisecond, 150 * time.Millisecond, 300 * time.Millisecond}
 }
@@ -611,11 +611,11 @@ func (s *suite) interrupted(t *testing.T, d driver.Driver, spec driver.Spec, aft
 	ctx, cancel := context.WithTimeout(s.ctx, after)
 	defer cancel()
 	err := d.Ensure(ctx, spec)
-	t.Logf("cut after %s: %v", after, err)
+	t.Logf("Ensure was interrupted after %s: %v", after, err)
 	s.ensure(t, d, spec)
 	o := s.await(t, d, spec.ID, driver.Running)
 	if o.Content != spec.Content {
-		t.Errorf("content %q runs, want %q", o.Content, spec.Content)
+		t.Errorf("after the interrupted replacement content %q runs, want %q", o.Content, spec.Content)
 	}
 }
 
@@ -639,7 +639,7 @@ func testCancelReplace(t *testing.T, s *suite) {
 		spec.Content, spec.Body = fmt.Sprintf("c1:cutreplace-%d", i+2), s.Steady(i+2)
 		s.interrupted(t, d, spec, after)
 		if o := s.get(t, d, spec.ID); o.Name != name {
-			t.Errorf("name %q became %q", name, o.Name)
+			t.Errorf("the interrupted replacement changed the name from %q to %q", name, o.Name)
 		}
 	}
 }
@@ -673,22 +673,22 @@ func testEvents(t *testing.T, s *suite) {
 			select {
 			case id, ok := <-events:
 				if !ok {
-					t.Fatalf("%s: the channel is closed", what)
+					t.Fatalf("%s: the channel of events is closed", what)
 				}
 				if id == spec.ID || id == "" {
 					return
 				}
 			case <-timeout:
-				t.Fatalf("%s: no hint within %s", what, s.Patience)
+				t.Fatalf("%s: no hint arrived within %s", what, s.Patience)
 			}
 		}
 	}
-	// The event subscription may not be active yet, so the change is repeated until a hint arrives.
+	// The subscription to events may not be active yet, so the test repeats the change until an event arrives.
 	s.ensure(t, d, spec)
 	deadline := time.Now().Add(s.Patience)
 	for seen := false; !seen; {
 		if time.Now().After(deadline) {
-			t.Fatal("no hint at all")
+			t.Fatal("no hint arrived although the workload changed repeatedly")
 		}
 		if err := d.Halt(s.ctx, spec.ID, 0); err != nil {
 			t.Fatalf("Halt: %v", err)
@@ -737,7 +737,7 @@ func testEventsEnd(t *testing.T, s *suite) {
 				return
 			}
 		case <-timeout:
-			t.Fatal("the channel stays open")
+			t.Fatal("the channel of events stays open after the end of its context")
 		}
 	}
 }

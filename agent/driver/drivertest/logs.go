@@ -18,18 +18,18 @@ func testLogs(t *testing.T, s *suite) {
 	s.ensure(t, d, spec)
 	testbed.Within(t, s.Patience, "its first line", func() error {
 		if text := s.logs(t, d, spec.ID, driver.LogOptions{}); !strings.Contains(text, s.LogLine) {
-			return fmt.Errorf("no line %q in %q", s.LogLine, text)
+			return fmt.Errorf("the log lacks the line %q: %q", s.LogLine, text)
 		}
 		return nil
 	})
 	stamped := s.logs(t, d, spec.ID, driver.LogOptions{Timestamps: true, Tail: 1})
 	lines := strings.Split(strings.TrimSpace(stamped), "\n")
 	if len(lines) != 1 {
-		t.Fatalf("Tail 1 gives %d lines: %q", len(lines), stamped)
+		t.Fatalf("with Tail 1 the log has %d lines: %q", len(lines), stamped)
 	}
 	stamp, _, _ := strings.Cut(lines[0], " ")
 	if _, err := time.Parse(time.RFC3339Nano, stamp); err != nil {
-		t.Errorf("line %q does not begin with a time: %v", lines[0], err)
+		t.Errorf("the log line %q does not begin with a time: %v", lines[0], err)
 	}
 	// The driver calls Seen with the time of each line. A reader that resumes with Since set to that time
 	// misses no line.
@@ -45,7 +45,7 @@ func testLogs(t *testing.T, s *suite) {
 		t.Errorf("the log since %s is %q, want the end of the whole log %q", seen.Truncate(time.Second), again, plain)
 	}
 	if later := s.logs(t, d, spec.ID, driver.LogOptions{Since: time.Now().Add(time.Hour)}); later != "" {
-		t.Errorf("lines since a future time: %q", later)
+		t.Errorf("the log since a future time is %q, want no lines", later)
 	}
 }
 
@@ -92,7 +92,7 @@ func testLogsFollow(t *testing.T, s *suite) {
 	select {
 	case r := <-done:
 		if r.err != nil || !strings.Contains(string(r.text), s.LogLine) {
-			t.Errorf("followed %q, %v; want line %q", r.text, r.err, s.LogLine)
+			t.Errorf("the followed log is %q, error %v; want the line %q", r.text, r.err, s.LogLine)
 		}
 	case <-time.After(s.Patience):
 		t.Fatal("the log stream does not end when the workload ends")

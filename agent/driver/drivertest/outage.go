@@ -24,8 +24,8 @@ var outageTests = []namedTest{
 var moments = []time.Duration{0, 15 * time.Millisecond, 120 * time.Millisecond}
 
 // during starts call, makes the engine unreachable when the time after has passed, and then reachable again.
-// The call must end, with or without an error. Then call is repeated until it succeeds; only transient errors
-// may occur before.
+// The call must end, with or without an error. Then call is repeated until it succeeds; until then only
+// temporary errors may occur.
 func (s *suite) during(t *testing.T, after time.Duration, cut, restore func(), call func(context.Context) error) {
 	t.Helper()
 	done := make(chan error, 1)
@@ -38,9 +38,9 @@ func (s *suite) during(t *testing.T, after time.Duration, cut, restore func(), c
 	cut()
 	select {
 	case err := <-done:
-		t.Logf("cut after %s: %v", after, err)
+		t.Logf("the engine became unreachable after %s, and the call returned %v", after, err)
 		if class := driver.ClassOf(err); err != nil && class.Cause() == driver.Final {
-			t.Errorf("an unreachable engine gives an error of class %s: %v", class, err)
+			t.Errorf("a call of an unreachable engine returned an error of class %s: %v; want a temporary error", class, err)
 		}
 	case <-time.After(2 * s.Patience):
 		t.Errorf("the call does not end while the engine is unreachable")
@@ -61,8 +61,7 @@ func (s *suite) during(t *testing.T, after time.Duration, cut, restore func(), c
 	}
 }
 
-// untouched fails the test if an instance was restarted or replaced between the observations before and
-// after.
+// untouched fails the test if an instance was restarted or replaced between the observations before and after.
 func untouched(t *testing.T, why string, before, after driver.Observed) {
 	t.Helper()
 	same(t, why, before, after)
@@ -93,7 +92,7 @@ func testAway(t *testing.T, s *suite) {
 }
 
 // cutDuring interrupts an Ensure by an outage, and checks that Ensure completes after the outage. The Ensure
-// creates an instance, or replaces the one that prepare made.
+// creates an instance or, if prepare made one, replaces that instance.
 func (s *suite) cutDuring(t *testing.T, name string, prepare func(driver.Driver, driver.Spec) error, version int) {
 	for i, after := range moments {
 		d, cut, restore := s.Outage(t, nodeA)
@@ -124,7 +123,7 @@ func testCutHalt(t *testing.T, s *suite) {
 		s.during(t, after, cut, restore, func(ctx context.Context) error { return d.Halt(ctx, spec.ID, 2*time.Second) })
 		o := s.get(t, d, spec.ID).Under(false)
 		if o.State != driver.Stopped {
-			t.Errorf("the state after Halt is %s", o.State)
+			t.Errorf("after Halt and the outage the state is %s, want Stopped", o.State)
 		}
 		same(t, "Halt", before, o)
 		s.during(t, after, cut, restore, func(ctx context.Context) error { return d.Ensure(ctx, spec) })
@@ -140,7 +139,7 @@ func testCutRemove(t *testing.T, s *suite) {
 		s.await(t, d, spec.ID, driver.Running)
 		s.during(t, after, cut, restore, func(ctx context.Context) error { return d.Remove(ctx, spec.ID) })
 		if o := s.get(t, d, spec.ID); o.State != driver.Absent {
-			t.Errorf("the state after Remove is %s", o.State)
+			t.Errorf("after Remove and the outage the state is %s, want Absent", o.State)
 		}
 	}
 }
@@ -168,7 +167,7 @@ func testLongAway(t *testing.T, s *suite) {
 		}
 	}
 	restore()
-	t.Logf("away for %s, looked %d times", s.Away, looks)
+	t.Logf("the engine was unreachable for %s, with %d calls of List", s.Away, looks)
 	s.ensure(t, d, spec)
 	after := s.await(t, d, spec.ID, driver.Running)
 	untouched(t, "an outage of "+s.Away.String(), before, after)
@@ -176,7 +175,7 @@ func testLongAway(t *testing.T, s *suite) {
 		t.Errorf("Remove: %v", err)
 	}
 	if o := s.get(t, d, spec.ID); o.State != driver.Absent {
-		t.Errorf("the state after Remove is %s", o.State)
+		t.Errorf("after the long outage and Remove the state is %s, want Absent", o.State)
 	}
 }
 

@@ -35,7 +35,7 @@ type namedTest struct {
 var sessionTests = []namedTest{
 	{"Exec returns a command's outputs and exit code", testExec},
 	{"a command receives its input and the end of the input", testExecInput},
-	{"a command without input finds none", testExecNoInput},
+	{"a command without input reads the end of input", testExecNoInput},
 	{"a signal ends a command", testExecSignal},
 	{"a terminal has a size", testExecTerminal},
 	{"a missing command is reported", testExecMissing},
@@ -45,7 +45,8 @@ var sessionTests = []namedTest{
 	{"a console ends with its workload", testConsole},
 }
 
-// output reads the output of a session to its end, and fails the test if it does not end.
+// output reads the output of a session to its end, and fails the test if the output does not end in
+// time.
 func (s *suite) output(t *testing.T, x driver.Session) (stdout, stderr string) {
 	t.Helper()
 	var out, bad strings.Builder
@@ -88,7 +89,7 @@ func (s *suite) exit(t *testing.T, x driver.Session) int {
 	return code
 }
 
-// running starts a workload in which commands can run, and returns its driver and id.
+// running starts the workload of Harness.Steady, in which commands can run, and returns its driver and id.
 func (s *suite) running(t *testing.T, name string) (driver.Driver, driver.ID) {
 	t.Helper()
 	d := s.Open(t, nodeA)
@@ -115,10 +116,10 @@ func testExec(t *testing.T, s *suite) {
 		x := s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Say("good", "bad", code)})
 		out, bad := s.output(t, x)
 		if out != "good\n" || bad != "bad\n" {
-			t.Errorf("outputs %q and %q", out, bad)
+			t.Errorf("the command's outputs are %q and %q, want the texts that it printed", out, bad)
 		}
 		if got := s.exit(t, x); got != code {
-			t.Errorf("exit code %d, want %d", got, code)
+			t.Errorf("the command's exit code is %d, want %d", got, code)
 		}
 		for range 2 {
 			if err := x.Close(); err != nil {
@@ -145,7 +146,7 @@ func testExecInput(t *testing.T, s *suite) {
 		t.Errorf("of %d bytes sent to cat, %d came back, and stderr is %q", len(text), len(out), bad)
 	}
 	if code := s.exit(t, x); code != 0 {
-		t.Errorf("exit code %d", code)
+		t.Errorf("the exit code of cat is %d, want 0", code)
 	}
 }
 
@@ -153,10 +154,10 @@ func testExecNoInput(t *testing.T, s *suite) {
 	d, id := s.running(t, "execnone")
 	x := s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Cat})
 	if out, bad := s.output(t, x); out+bad != "" {
-		t.Errorf("outputs %q and %q", out, bad)
+		t.Errorf("the outputs of a command without input are %q and %q, want none", out, bad)
 	}
 	if code := s.exit(t, x); code != 0 {
-		t.Errorf("exit code %d", code)
+		t.Errorf("the exit code of a command without input is %d, want 0", code)
 	}
 }
 
@@ -166,24 +167,24 @@ func testExecSignal(t *testing.T, s *suite) {
 		x := s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Wait})
 		s.waiting(t, x)
 		if err := x.Signal(s.ctx, "NONE"); driver.ClassOf(err) != driver.InvalidSpecification {
-			t.Errorf("an unknown signal: %v", err)
+			t.Errorf("an unknown signal returned %v, want an error", err)
 		}
 		if err := x.Signal(s.ctx, name); err != nil {
 			t.Fatalf("Signal(%s): %v", name, err)
 		}
 		s.output(t, x)
 		if got := s.exit(t, x); got != code {
-			t.Errorf("%s: exit code %d, want %d", name, got, code)
+			t.Errorf("after the signal %s the exit code is %d, want %d", name, got, code)
 		}
 	}
 }
 
-// waiting waits until the command Wait has printed its line.
+// waiting waits until the command Commands.Wait, which runs in session x, has printed its line "waiting".
 func (s *suite) waiting(t *testing.T, x driver.Session) {
 	t.Helper()
 	piece, err := x.Output()
 	if err != nil || !strings.HasPrefix(string(piece.Data), "waiting") {
-		t.Fatalf("the output began with %q, %v", piece.Data, err)
+		t.Fatalf("the output of the waiting command began with %q, error %v", piece.Data, err)
 	}
 }
 
@@ -191,7 +192,7 @@ func testExecTerminal(t *testing.T, s *suite) {
 	d, id := s.running(t, "exectty")
 	x := s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Size, TTY: true, Input: true, Size: driver.TerminalSize{Rows: 31, Columns: 77}})
 	if out, bad := s.output(t, x); out != "31 77\r\n" || bad != "" {
-		t.Errorf("its terminal's size is %q, %q", out, bad)
+		t.Errorf("the command sees the terminal size %q (stderr %q), want the size of the session", out, bad)
 	}
 	x = s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Cat, TTY: true, Input: true})
 	if err := x.Resize(s.ctx, driver.TerminalSize{Rows: 40, Columns: 100}); err != nil {
@@ -202,14 +203,14 @@ func testExecTerminal(t *testing.T, s *suite) {
 	for strings.Count(seen.String(), "typed") < 2 {
 		piece, err := x.Output()
 		if err != nil || piece.Stderr {
-			t.Fatalf("%q, stderr %v, %v", seen.String(), piece.Stderr, err)
+			t.Fatalf("the terminal shows %q, on stderr: %v, error %v; want the echoed input on stdout", seen.String(), piece.Stderr, err)
 		}
 		seen.Write(piece.Data)
 	}
 	fmt.Fprint(x, "\x04") // Ctrl-D, the end of input on a terminal
 	s.output(t, x)
 	if code := s.exit(t, x); code != 0 {
-		t.Errorf("exit code %d", code)
+		t.Errorf("after Ctrl-D the exit code of cat is %d, want 0", code)
 	}
 }
 
@@ -218,7 +219,7 @@ func testExecMissing(t *testing.T, s *suite) {
 	x := s.exec(t, d, id, driver.ExecOptions{Command: []string{"/no/such/program"}})
 	out, bad := s.output(t, x)
 	if code := s.exit(t, x); code != 126 && code != 127 || !strings.Contains(out+bad, "no/such/program") {
-		t.Errorf("exit code %d, output %q", code, out+bad)
+		t.Errorf("a missing command has exit code %d and output %q, want 126 or 127 and the reason", code, out+bad)
 	}
 }
 
@@ -272,6 +273,6 @@ func testConsole(t *testing.T, s *suite) {
 	}
 	s.output(t, x)
 	if code := s.exit(t, x); code != 0 {
-		t.Errorf("exit code %d", code)
+		t.Errorf("the exit code of a console is %d, want 0", code)
 	}
 }

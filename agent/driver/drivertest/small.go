@@ -38,7 +38,7 @@ func Fill(t *testing.T, dir string) (fill, empty func()) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		// The last bytes are written one by one, so that not even the smallest file fits.
+		// Write in pieces of decreasing size, down to one byte, so that not even the smallest file fits.
 		for _, size := range []int{1 << 20, 4 << 10, 1} {
 			block := make([]byte, size)
 			for err == nil {

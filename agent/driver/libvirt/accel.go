@@ -17,12 +17,12 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/kvmprobe"
 )
 
-// kvmDeadline is the time limit for the KVM probe guest, a tiny guest that powers itself off. It needs about
-// 0.5 s, also in emulation.
+// kvmDeadline is the time limit for the KVM probe guest, a tiny guest that powers itself off. The guest
+// needs about 0.5 s, even in emulation.
 const kvmDeadline = 10 * time.Second
 
-// accelerator finds out whether KVM works on this machine, by booting a guest of 300 bytes once. That the
-// file /dev/kvm exists proves nothing: with nested or broken KVM, QEMU starts but the guest never runs.
+// accelerator finds out whether KVM works on this machine, by booting a guest of 300 bytes once. The
+// existence of /dev/kvm proves nothing: with nested or broken KVM, QEMU starts but the guest never runs.
 type accelerator struct {
 	try func(ctx context.Context, m *hostcaps.Machine) error
 
@@ -35,17 +35,20 @@ type probeRun struct {
 	key  string        // key of the stored verdict: it identifies the machine and its libvirt version
 	done chan struct{} // closed when the probe guest has ended
 	err  error         // result of the probe; nil if KVM works
-	// unsure means that err does not concern KVM, for example a full disk or an unreachable libvirt.
+	// unsure means that err has another cause than KVM, such as a full disk or an unreachable libvirt. So the
+	// probe shows nothing about KVM and is repeated.
 	unsure bool
 }
 
-// verdict is the result of a probe, stored on disk. It is valid until the machine or its libvirt changes.
+// verdict is the result of a KVM probe, stored on disk. It is valid until the machine is rebooted, or its
+// libvirt (the engine id or the version) changes.
 type verdict struct {
 	Key   string `json:"key"`
 	Error string `json:"error,omitempty"`
 }
 
-// prepare starts the probe if it has not run yet. It returns nil if libvirt does not offer KVM.
+// prepare starts the KVM probe if it has not run yet, and returns the run. It returns nil if libvirt does not
+// offer KVM.
 func (a *accelerator) prepare(d *Driver, f *facts) *probeRun {
 	if f.kvm == nil || d.opt.Acceleration != "auto" {
 		return nil
@@ -99,7 +102,7 @@ func (a *accelerator) prepare(d *Driver, f *facts) *probeRun {
 	return t
 }
 
-// choose waits for the probe and returns the machine type for guests: KVM or emulation.
+// choose waits for the end of the KVM probe, and returns how guests are run: with KVM or in emulation.
 func (a *accelerator) choose(ctx context.Context, d *Driver, f *facts) (*hostcaps.Machine, error) {
 	switch {
 	case d.opt.Acceleration == "kvm" && f.kvm != nil:
@@ -145,7 +148,7 @@ func (d *Driver) tryKVM(ctx context.Context, m *hostcaps.Machine) (err error) {
 		return err
 	}
 	if old, err := d.hv.domain(ctx, name); err == nil {
-		_ = d.hv.destroy(ctx, old.uuid) // remove a probe guest that is left of an agent that was killed during its KVM probe
+		_ = d.hv.destroy(ctx, old.uuid) // remove the probe guest of an agent that was killed during its KVM probe
 	}
 	if err := d.hv.transient(ctx, xml); err != nil {
 		return err

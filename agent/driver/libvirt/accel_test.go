@@ -9,8 +9,9 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/hostcaps"
 )
 
-// A KVM probe that could not run proves nothing about KVM. Then the driver chooses neither KVM nor emulation,
-// and probes again later. If libvirt stops offering KVM, the driver emulates, even after a successful probe.
+// If the KVM probe could not run, it is unknown whether KVM works. The driver then chooses neither KVM nor
+// emulation, and probes again later. If libvirt stops offering KVM, the driver emulates, even after a
+// successful probe.
 func TestKVMIsUsedOnlyAfterASuccessfulProbe(t *testing.T) {
 	d, err := newDriver(Options{ClusterID: "cluster-1", NodeID: "node-a", Images: t.TempDir()}, nil)
 	if err != nil {

@@ -6,8 +6,9 @@ import (
 	"github.com/persys/compute/policy/asks"
 )
 
-// allowed returns an error if the policies forbid the host resources that a virtual machine asks for. It also
-// refuses the disk of another workload: the driver writes a mark file beside each disk.
+// allowed returns an error if the policies forbid the host resources, such as files of the host, that the
+// specification of a virtual machine uses. It also refuses a disk of another workload; the mark file beside a
+// disk names its workload.
 func (d *Driver) allowed(spec driver.Spec, domain string) error {
 	marked := func(path string) bool {
 		there, err := diskfile.Exists(path + diskfile.MarkSuffix)

@@ -11,9 +11,8 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// TestRulesJudgeMachines: a virtual machine may not use the disk of another workload, neither as a disk nor
-// as an image, and no other files of the host. It may use disks at the paths that the driver gives them by
-// default.
+// TestRulesJudgeMachines: a virtual machine may use neither the disk of another workload (as a disk or as an
+// image) nor other files of the host. It may use its own disks at the driver's default paths.
 func TestRulesJudgeMachines(t *testing.T) {
 	w := newDrawer(t)
 	images := w.at.images
@@ -35,10 +34,10 @@ func TestRulesJudgeMachines(t *testing.T) {
 		vm      *agentv1.VMSpec
 		refused []string
 	}{
-		{"an image of the folder", &agentv1.VMSpec{OsImage: "debian.qcow2", Disks: disk("")}, nil},
+		{"an image in the folder of images", &agentv1.VMSpec{OsImage: "debian.qcow2", Disks: disk("")}, nil},
 		{"a disk at the path that schedulers set", &agentv1.VMSpec{Disks: disk(defaultImages + "/ID-vda.qcow2")}, nil},
-		{"its disk in this node's folder", &agentv1.VMSpec{Disks: disk(images + "/ID-vda.qcow2")}, nil},
-		{"the disk of another as an image", &agentv1.VMSpec{OsImage: "bank-vda.qcow2", Disks: disk("")}, []string{"vm.image", "bank-vda.qcow2", "rule disks"}},
+		{"the workload's own disk in this node's folder", &agentv1.VMSpec{Disks: disk(images + "/ID-vda.qcow2")}, nil},
+		{"the disk of another workload as an image", &agentv1.VMSpec{OsImage: "bank-vda.qcow2", Disks: disk("")}, []string{"vm.image", "bank-vda.qcow2", "rule disks"}},
 		{"the disk of another workload", &agentv1.VMSpec{Disks: disk(images + "/bank-vda.qcow2")}, []string{"vm.disks[0].path", "rule disks"}},
 		{"the disk of another workload, at a path below the folder in which schedulers place disks", &agentv1.VMSpec{Disks: disk(defaultImages + "/bank-vda.qcow2")}, []string{"vm.disks[0].path", "rule disks"}},
 		{"a disk of the machine", &agentv1.VMSpec{Disks: disk("/dev/sda")}, []string{`"/dev/sda"`, "rule disks"}},
@@ -61,7 +60,7 @@ func TestRulesJudgeMachines(t *testing.T) {
 				return
 			}
 			if driver.ClassOf(err) != driver.InvalidSpecification {
-				t.Fatalf("%v, want a refusal", err)
+				t.Fatalf("Ensure returned %v, want a refusal by the policy", err)
 			}
 			for _, word := range tt.refused {
 				if !strings.Contains(err.Error(), word) {
@@ -69,7 +68,7 @@ func TestRulesJudgeMachines(t *testing.T) {
 				}
 			}
 			if _, made := w.hv.all[string(spec.ID)]; made {
-				t.Error("a domain was made")
+				t.Error("a domain was defined although the workload was refused")
 			}
 		})
 	}

@@ -21,14 +21,15 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// lanEnv passes parameters to the test process that runs in the bridge's network namespace: the daemon's
-// address and folder, the guest's image, and the command that pings from the router, one word per line.
+// lanEnv is a variable that passes parameters to the test process in the bridge's network namespace, one
+// per line: the daemon's address and folder, the guest's image, and the words of a command that pings
+// from the router.
 const lanEnv = "PERSYS_TEST_LAN"
 
 const lanBridge = "brlan"
 
-// Guests on a plain bridge have a static address or one from a DHCP server on the bridge. The driver learns
-// the address although the guest sends no packet to this machine.
+// Guests on a plain bridge have a static address or one from a DHCP server on the bridge. The driver learns the
+// guest's address although the guest sends no packet to this machine.
 //
 // The driver looks for bridges and listens in its own network namespace. So the test creates the bridge in
 // the network namespace of libvirt's daemon, and runs itself again as a process in that namespace.
@@ -74,7 +75,8 @@ func TestGuestOnABridge(t *testing.T) {
 	}
 }
 
-// guestsOnABridge boots a guest for each case, all at the same time, and checks each.
+// guestsOnABridge boots a guest for each case, all at the same time, and checks the addresses that the driver
+// reports for each.
 func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, ping []string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
@@ -91,7 +93,8 @@ func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, pin
 		id       driver.ID
 		what     string
 		networks []*agentv1.NetworkConfig
-		// want checks the addresses of the interfaces, one function for each address in order.
+		// want holds, in order, one function for each address that the driver should report. It returns
+		// whether the reported address is right.
 		want []func(string) bool
 	}{
 		{
@@ -146,19 +149,20 @@ func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, pin
 			}
 			t.Logf("the guest has addresses %v after %s", o.Addresses, time.Since(start))
 			if len(o.Addresses) != len(c.want) || o.Metadata["vm.primary_ip"] != o.Addresses[0] {
-				t.Fatalf("addresses %v, metadata %v", o.Addresses, o.Metadata)
+				t.Fatalf("the guest has the addresses %v and the metadata %v, want one address for each interface", o.Addresses, o.Metadata)
 			}
 			for i, fits := range c.want {
 				if !fits(o.Addresses[i]) {
-					t.Errorf("interface %d has %s", i, o.Addresses[i])
+					t.Errorf("interface %d has the unexpected address %s", i, o.Addresses[i])
 				}
 			}
-			// The guest prints the same address on its console, and another host on the bridge can reach it.
+			// The guest itself prints the address that the driver reports, and another host on the bridge
+			// can reach the guest at this address.
 			said := "guest: address " + o.Addresses[len(o.Addresses)-1] + "/24"
 			testbed.Within(t, 4*time.Minute, "the guest's console", func() error {
 				text, err := consoleLog(ctx, d, c.id)
 				if err == nil && !strings.Contains(text, said) {
-					err = fmt.Errorf("no %q in %s", said, text)
+					err = fmt.Errorf("the guest's console lacks %q: %s", said, text)
 				}
 				return err
 			})

@@ -23,8 +23,8 @@ import (
 const Built = true
 
 // Available returns an error if this machine cannot run virtual machines. It does not contact libvirt's
-// daemon. The shared library libvirt is loaded at the first use; if it is missing then, this process does not
-// search for it again.
+// daemon. The shared library libvirt is loaded at the first use; if the library is missing at that time, this
+// process does not search for it again.
 func Available() error {
 	if _, err := lv.GetVersion(); err != nil {
 		return driver.Errorf(driver.InvalidConfiguration, "libvirt", "libvirt's client library is not installed (libvirt.so.0; Debian: libvirt0): %w", err)
@@ -110,7 +110,8 @@ type connection struct {
 	known    *facts // what libvirt and QEMU can do, as read over this connection
 }
 
-// link is one connection. Each call holds a reference, so that the connection is not freed during the call.
+// link is one connection. Each call of libvirt holds a reference to it, so that the connection is not freed
+// during the call.
 type link struct {
 	c    *lv.Connect
 	refs atomic.Int64
@@ -187,7 +188,8 @@ func (v *connection) get() (*link, error) {
 	}
 	l := &link{c: c}
 	l.refs.Store(2) // one reference for v.link and one for the caller
-	// A daemon that does not answer keep-alives for 15 s counts as unreachable.
+	// If the daemon does not answer keep-alives for 15 s, libvirt closes the connection, and the driver treats
+	// the daemon as unreachable.
 	_ = c.SetKeepAlive(5, 3)
 	_ = c.RegisterCloseCallback(func(_ *lv.Connect, _ lv.ConnectCloseReason) {
 		l.dead.Store(true)
@@ -252,15 +254,15 @@ func (v *connection) watch(ctx context.Context, fn func(string)) error {
 	return nil
 }
 
-// How long a call of libvirt may continue after its caller's context has ended. Changes may continue longer
-// than reads, so that they are completed.
+// These durations limit how long a call of libvirt may continue after its caller's context has ended. Calls
+// that change something may continue longer than reads, so that the change is completed.
 const (
 	reads   = time.Duration(0)
 	changes = 10 * time.Second
 )
 
-// ask runs work on the open connection and returns its result. When ctx ends, work may continue for as long
-// as the parameter after says.
+// ask calls the function work with the open connection and returns its result. When ctx ends, ask waits for
+// work no longer than the duration after.
 func ask[T any](ctx context.Context, v *connection, op string, after time.Duration, work func(*lv.Connect) (T, error)) (T, error) {
 	var none T
 	if err := ctx.Err(); err != nil {
@@ -308,13 +310,13 @@ func ask[T any](ctx context.Context, v *connection, op string, after time.Durati
 	}
 }
 
-// act runs work as ask does; this work has no result.
+// act is ask for work without a result.
 func act(ctx context.Context, v *connection, op string, work func(*lv.Connect) error) error {
 	_, err := ask(ctx, v, op, changes, func(c *lv.Connect) (struct{}, error) { return struct{}{}, work(c) })
 	return err
 }
 
-// on runs work on the domain with this uuid.
+// on calls the function work with the domain that has this uuid.
 func on(ctx context.Context, v *connection, op, uuid string, work func(*lv.Domain) error) error {
 	return act(ctx, v, op, func(c *lv.Connect) error {
 		d, err := c.LookupDomainByUUIDString(uuid)
@@ -336,12 +338,13 @@ func lost(err error) bool {
 	case lv.ERR_NO_CONNECT, lv.ERR_INVALID_CONN, lv.ERR_RPC, lv.ERR_NO_SERVER:
 		return true
 	}
-	// Other errors of the connection itself are, for example, "client socket is closed", "End of file while
-	// reading data" and "Cannot recv data".
+	// libvirt has no separate error code for other errors of the connection, such as "client socket is closed",
+	// "End of file while reading data" and "Cannot recv data". They are recognised by libvirt's error
+	// domain, the part of libvirt that reports them.
 	return e.Domain == lv.FROM_RPC || e.Domain == lv.FROM_REMOTE
 }
 
-// classify turns an error of libvirt into a *driver.Error.
+// classify returns an error of libvirt as a *driver.Error with a class; op is the operation that failed.
 func classify(op string, err error) error {
 	if err == nil {
 		return nil
@@ -377,10 +380,10 @@ func classify(op string, err error) error {
 	class := driver.RuntimeError
 	switch {
 	case has("state change lock"):
-		// The domain's lock usually belongs to another call and is free at the next attempt. There is one
+		// Another call usually holds the domain's lock, and has released it by the next attempt. There is one
 		// exception: if libvirt 9.0 is killed after it recorded the start of a domain and before QEMU's
-		// process exists, it holds the lock of that start forever after its restart, and again after every
-		// second restart.
+		// process exists, it holds the domain's lock forever after its own restart, and again after every
+		// second restart, because it still finds the recorded start.
 		return driver.Errorf(class, op, "%w; if this error persists, libvirt's daemon was killed during a start: stop it, remove the domain's file from /run/libvirt/qemu, and start it again", err)
 	case lost(err):
 		class = driver.RuntimeUnhealthy
@@ -599,7 +602,7 @@ func startFlags(d *lv.Domain) (lv.DomainCreateFlags, error) {
 	if err != nil {
 		return 0, err
 	}
-	text, _ := d.ManagedSaveGetXMLDesc(0) // after an error text is empty: libvirt cannot read the saved image, so it cannot resume it either
+	text, _ := d.ManagedSaveGetXMLDesc(0) // if this call fails, the variable text is empty: libvirt cannot read the saved image, so it cannot resume it either
 	is, was := readRecord(config), readRecord(text)
 	if is == nil || was != nil && was.Instance == is.Instance {
 		return 0, nil
@@ -725,7 +728,7 @@ func (v *connection) stats(ctx context.Context) ([]stat, error) {
 			if b := s.Balloon; b != nil {
 				one.memoryLimit = int64(b.Maximum) << 10
 				one.memory = int64(b.Current) << 10
-				if b.RssSet { // RssSet: prefer the memory that QEMU's process takes from the machine
+				if b.RssSet { // if libvirt knows it, report the memory that QEMU's process takes from the machine
 					one.memory = int64(b.Rss) << 10
 				}
 			}

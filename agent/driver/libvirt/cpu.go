@@ -9,12 +9,12 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// noQuota is an error of a hypervisor that cannot enforce CPU quotas.
+// noQuota is the error that a hypervisor cannot enforce CPU quotas. says is the hypervisor's own error text.
 type noQuota struct{ says string }
 
 func (e *noQuota) Error() string { return e.says }
 
-// cpuFact is the CPU quota of a virtual machine, as recorded in its definition.
+// cpuFact is the CPU quota of a virtual machine, as the driver records it in the domain's metadata.
 type cpuFact struct {
 	Millicores int64 `json:"millicores"`
 	// Unkept is the reason why the hypervisor does not enforce the quota; empty if it does.
@@ -25,15 +25,15 @@ type cpuFact struct {
 // it.
 func (c *cpuFact) shown() (limit, message string) {
 	if c.Unkept == "" {
-		return fmt.Sprintf("%d millicores, kept by the hypervisor", c.Millicores), ""
+		return fmt.Sprintf("%d millicores, enforced by the hypervisor", c.Millicores), ""
 	}
-	return fmt.Sprintf("%d millicores, not kept", c.Millicores),
+	return fmt.Sprintf("%d millicores, not enforced", c.Millicores),
 		fmt.Sprintf("its CPU limit of %d millicores is not enforced on this node, only its number of processors: %s", c.Millicores, c.Unkept)
 }
 
 // cpuTune sets one quota for the whole guest: it limits the processors, the emulator and the disk threads
-// together, as the quota of a container limits all its processes. libvirt also has a quota per processor, but
-// that needs one thread per processor, which emulation may lack.
+// together, as the quota of a container limits all its processes. libvirt also has a quota per virtual
+// processor, but that needs one thread per virtual processor, and QEMU without KVM may run all of them in one thread.
 func cpuTune(c *cpuFact) *libvirtxml.DomainCPUTune {
 	if c == nil || c.Unkept != "" {
 		return nil
@@ -61,7 +61,8 @@ func refusesQuota(text string) bool {
 }
 
 // quotas remembers that a hypervisor cannot enforce quotas, until the driver reads new facts of the
-// hypervisor. It reads them after a restart of the daemon, and then tries a quota again.
+// hypervisor. The driver reads the facts again after a restart of the daemon, and then tries to set
+// a quota again.
 type quotas struct {
 	mu  sync.Mutex
 	of  *facts

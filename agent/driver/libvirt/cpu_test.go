@@ -13,8 +13,8 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// shelf is a fake hypervisor that stores domains. Its guests start and stop immediately. A test can make it
-// refuse CPU quotas.
+// shelf is a fake hypervisor that keeps domains in memory. Its guests start and stop
+// immediately. A test can make it refuse CPU quotas.
 type shelf struct {
 	hypervisor
 	f        *facts
@@ -128,7 +128,8 @@ func TestEveryDomainHasItsCPUQuota(t *testing.T) {
 		hv.refuses = refuses
 		return driverOn(t, hv), hv
 	}
-	// ensure runs one version of a domain with two processors, and returns the XML of the running domain.
+	// ensure calls Ensure for a workload with the given content, two processors and a CPU limit in millicores.
+	// It returns the XML of the running domain, and the limit and the message in the workload's status.
 	ensure := func(d *Driver, hv *shelf, id, content string, millicores int64) (live, limit, message string) {
 		t.Helper()
 		spec := specFor(&agentv1.VMSpec{Vcpus: 2, MemoryMb: 64, CpuMillicores: millicores})
@@ -156,11 +157,11 @@ func TestEveryDomainHasItsCPUQuota(t *testing.T) {
 		millicores int64
 		xml, limit string
 	}{
-		{"c1:1", 500, "<global_period>100000</global_period>\n    " + quota("50000"), "500 millicores, kept by the hypervisor"},
-		{"c1:2", 1999, quota("199900"), "1999 millicores, kept by the hypervisor"}, // an update raises the quota
-		{"c1:3", 1, "<global_period>1000000</global_period>\n    " + quota("1000"), "1 millicores, kept by the hypervisor"},
+		{"c1:1", 500, "<global_period>100000</global_period>\n    " + quota("50000"), "500 millicores, enforced by the hypervisor"},
+		{"c1:2", 1999, quota("199900"), "1999 millicores, enforced by the hypervisor"}, // an update raises the quota
+		{"c1:3", 1, "<global_period>1000000</global_period>\n    " + quota("1000"), "1 millicores, enforced by the hypervisor"},
 		{"c1:4", 2000, "", ""}, // the guest has two processors, so it cannot use more than 2000 millicores anyway
-		{"c1:5", 300, quota("30000"), "300 millicores, kept by the hypervisor"},
+		{"c1:5", 300, quota("30000"), "300 millicores, enforced by the hypervisor"},
 		{"c1:6", 0, "", ""},
 	} {
 		live, limit, message := ensure(d, hv, "web", c.content, c.millicores)
@@ -173,7 +174,7 @@ func TestEveryDomainHasItsCPUQuota(t *testing.T) {
 		d, hv := open(at)
 		for _, id := range []string{"one", "two"} {
 			live, limit, message := ensure(d, hv, id, "c1:1", 500)
-			if strings.Contains(live, "<cputune>") || limit != "500 millicores, not kept" ||
+			if strings.Contains(live, "<cputune>") || limit != "500 millicores, not enforced" ||
 				message != "its CPU limit of 500 millicores is not enforced on this node, only its number of processors: cgroup cpu is required for scheduler tuning" {
 				t.Errorf("if libvirt refuses the quota at %s, limit %q, message %q, the guest runs with\n%s", at, limit, message, live)
 			}

@@ -65,7 +65,7 @@ func theDaemon(t *testing.T) *libvirttest.Daemon {
 	return shared.Daemon
 }
 
-// images returns the folder for the disks of the tests. QEMU's user can enter it.
+// images returns the folder for the disks of the tests. The user that QEMU runs as can enter it.
 func images(d *libvirttest.Daemon) string { return filepath.Join(d.Dir, "images") }
 
 const testCluster = "vm-test"
@@ -99,7 +99,8 @@ func openDriver(t *testing.T, d *libvirttest.Daemon, node string, change ...func
 	return drv
 }
 
-// tiny returns the specification of a machine with one of the tiny images.
+// tiny returns the specification of a machine that boots one of the images of package libvirttest with a guest
+// of 512 bytes.
 func tiny(d *libvirttest.Daemon, name string) *agentv1.VMSpec {
 	return &agentv1.VMSpec{
 		Vcpus: 1, MemoryMb: 24, OsImage: filepath.Join(d.Dir, name+".img"),
@@ -122,7 +123,7 @@ func TestConformance(t *testing.T) {
 			return body(vm)
 		},
 		LogLine: libvirttest.TinyLine,
-		// Emulated guests on a busy machine are slow.
+		// Emulated guests are slow on a busy machine, so allow more than the default of 30 s.
 		Patience:    2 * time.Minute,
 		NoExitCodes: true,
 		Crash: func(code int) *agentv1.WorkloadSpec {
@@ -145,7 +146,8 @@ func TestConformance(t *testing.T) {
 			restore := func() {
 				if down {
 					down = false
-					// If libvirt was killed at a moment that it cannot recover from (TestAnInterruptedStartNamesItsRepair), act as an operator would.
+					// If libvirt was killed at a moment from which it cannot recover (see
+					// TestAnInterruptedStartNamesItsRepair), repair it as an operator would.
 					if err := d.Recover(context.WithoutCancel(t.Context())); err != nil {
 						t.Error(err)
 					}
@@ -162,7 +164,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// stranger creates a running domain without our metadata element.
+// stranger creates a running domain that no agent made: its metadata lacks our element.
 func stranger(t *testing.T, d *libvirttest.Daemon, id driver.ID) func() {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

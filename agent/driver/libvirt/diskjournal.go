@@ -14,11 +14,12 @@ import (
 )
 
 // diskJournal is the file in a domain's folder that lists the disks that we made for the domain, or are about
-// to make. The domain's metadata has the same list, but is missing after a failed creation or if somebody
-// undefined the domain. Then the journal is used.
+// to make. The domain's metadata has the same list. The journal is used if there is no domain: after a failed
+// creation, or if somebody undefined the domain.
 const diskJournal = "persys-disks"
 
-// note writes the disks to the journal of a domain. It is called before these disks are made.
+// note writes the list of disks to the journal, a file in the domain's folder. It is called before these disks
+// are made.
 func (d *Driver) note(domain string, spec driver.Spec, disks []ownDisk) error {
 	keep := d.at.keep(domain)
 	if err := diskfile.MakeFolder(keep); err != nil {
@@ -41,9 +42,10 @@ func writeDiskJournal(keep string, disks []ownDisk) error {
 	return diskfile.Write(filepath.Join(keep, diskJournal), raw)
 }
 
-// journaledDisks reads the journal. It returns only disks that still carry this node's mark for this workload
-// and were made from the recorded image, because the Ensure that wrote the journal may have failed before it
-// made the disks. If the folder now belongs to another node, it returns no disks.
+// journaledDisks returns disks that the journal of a domain lists. The Ensure that wrote the journal may have
+// failed before it made them. So journaledDisks returns a disk file only if the mark file beside it still names
+// this node and this workload, with the image that the mark file names. If the domain's folder now belongs to
+// another node, it returns no disks.
 func (d *Driver) journaledDisks(domain string, id driver.ID) ([]ownDisk, error) {
 	if of, ours := d.keptFor(domain); !ours || of != id {
 		return nil, nil
@@ -74,8 +76,9 @@ func (d *Driver) journaledDisks(domain string, id driver.ID) ([]ownDisk, error) 
 	return out, nil
 }
 
-// leftBehind returns the disks of a removed workload that the journal lists and that are still on this
-// node. Disks in shared pools are left out, because the workload may be using them on another node.
+// leftBehind returns the disks of a removed workload that are listed in the journal (a file in the domain's
+// folder) and are still on this node. Disks in shared pools are left out, because the workload may run on
+// another node and use them there.
 func (d *Driver) leftBehind(ctx context.Context, domain string, id driver.ID) ([]ownDisk, error) {
 	disks, err := d.journaledDisks(domain, id)
 	if err != nil {
@@ -101,7 +104,7 @@ func (d *Driver) local(ctx context.Context, disks []ownDisk) ([]ownDisk, error) 
 	return slices.DeleteFunc(disks, func(o ownDisk) bool { return !local[o.Pool] }), nil
 }
 
-// joined returns disks, followed by the elements of more that are not in disks.
+// joined returns the list disks, followed by those elements of more that disks does not contain.
 func joined(disks, more []ownDisk) []ownDisk {
 	out := slices.Clone(disks)
 	for _, o := range more {

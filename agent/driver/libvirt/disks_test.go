@@ -76,7 +76,8 @@ func (f *fussy) undefine(_ context.Context, uuid string) error {
 	return nil
 }
 
-// drawer is the fixture of a test: a driver on a fake hypervisor, with the images a and b in its folder.
+// drawer is the fixture of a test: a driver on a fake hypervisor, with two images named a and b in the
+// driver's folder of images.
 type drawer struct {
 	*testing.T
 	*Driver
@@ -103,8 +104,8 @@ func (w *drawer) machine(image string, more ...*agentv1.DiskConfig) *agentv1.VMS
 	return &agentv1.VMSpec{Vcpus: 1, MemoryMb: 64, OsImage: w.image(image), Disks: append([]*agentv1.DiskConfig{{Device: "vda"}}, more...)}
 }
 
-// try calls Ensure for a machine with a disk from the image, and the disks more. Specifications with
-// different content strings count as different.
+// try calls Ensure for a machine with one disk made from the image, and with the further disks in
+// more. The content identifies the specification: with another content, the driver updates the machine.
 func (w *drawer) try(content, image string, more ...*agentv1.DiskConfig) error {
 	spec := specFor(w.machine(image, more...))
 	spec.Content = content
@@ -115,7 +116,7 @@ func (w *drawer) fails(content, image string, more ...*agentv1.DiskConfig) {
 	w.Helper()
 	w.hv.refusal = errors.New("refused by the test")
 	if err := w.try(content, image, more...); !errors.Is(err, w.hv.refusal) {
-		w.Fatalf("%v, want the refusal", err)
+		w.Fatalf("Ensure returned %v, want a refusal", err)
 	}
 	w.hv.refusal = nil
 }
@@ -127,7 +128,7 @@ func (w *drawer) works(content, image string, more ...*agentv1.DiskConfig) {
 	}
 }
 
-// from returns the image from which the disk at path was made.
+// from returns the image from which the disk at path was made, as qemu-img reports it.
 func (w *drawer) from(path string) string {
 	w.Helper()
 	out, err := exec.CommandContext(w.Context(), "qemu-img", "info", "--output=json", path).Output()
@@ -143,7 +144,7 @@ func (w *drawer) from(path string) string {
 	return strings.TrimSuffix(filepath.Base(info.Backing), ".qcow2")
 }
 
-// files returns the files in a folder that belong to the machine web.
+// files returns the names of the files in a folder that belong to the machine named web.
 func (w *drawer) files(dir string) []string {
 	w.Helper()
 	all, err := filepath.Glob(filepath.Join(dir, "web*"))
@@ -162,9 +163,9 @@ func (w *drawer) stat(path string) os.FileInfo {
 	return info
 }
 
-// After a failed creation no domain records the image of a disk, but the mark beside the disk does. If the
-// next order names another image, the machine gets a new disk of that image. If the next order is the same,
-// the machine gets the existing disk.
+// After a failed creation there is no domain that records the image of a disk, but the mark file beside the
+// disk does. If the next order names another image, the machine gets a new disk of that image. If the next
+// order is the same, the machine gets the existing disk.
 func TestDiskOfAFailedCreation(t *testing.T) {
 	w := newDrawer(t)
 	vda := filepath.Join(w.opt.Images, "web-vda.qcow2")
@@ -181,7 +182,8 @@ func TestDiskOfAFailedCreation(t *testing.T) {
 	if all := w.files(w.opt.Images); len(all) != 3 { // the three files are the disk, its mark and the domain's folder
 		t.Errorf("the machine has the files %q; want the disk, its mark and the domain's folder", all)
 	}
-	// After somebody undefined the domain, the mark still names the image from which the disk was made last.
+	// Somebody undefined the domain in libvirt. The mark file beside the disk still names the image from which
+	// the disk was made last.
 	delete(w.hv.all, "web")
 	before = w.stat(vda)
 	w.works("c1:3", "b")
@@ -213,17 +215,17 @@ func TestDiskThatOnlyAFailedOrderNamed(t *testing.T) {
 		more := &agentv1.DiskConfig{Device: "vdb", SizeGb: 1, Path: filepath.Join(w.dir, "web-data.qcow2")}
 		w.fails("c1:1", "a", more)
 		if all := w.files(w.dir); len(all) != 2 {
-			t.Fatalf("files %q; want the disk and its mark", all)
+			t.Fatalf("the failed orders left the files %q; want a disk and its mark", all)
 		}
 		w.works("c1:2", "a")
 		if all := w.files(w.dir); len(all) != 0 {
-			t.Errorf("first %v: %q are left", first, all)
+			t.Errorf("after the next order (failed order first: %v) the files %q are left", first, all)
 		}
 	}
 }
 
-// If there is no domain, Remove deletes the disks of the machine that have our mark, in any folder, and no
-// other files.
+// If there is no domain, Remove deletes the disks of the machine beside which the driver wrote a mark file, in
+// any folder. It deletes no other files.
 func TestRemoveAfterAFailedCreation(t *testing.T) {
 	w := newDrawer(t)
 	path := func(name string) string { return filepath.Join(w.dir, name) }
@@ -234,13 +236,13 @@ func TestRemoveAfterAFailedCreation(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.fails("c1:1", "a", ours, theirs, swapped)
-	// Somebody replaced the disk by a foreign one of the same name: the journal lists the path, but the mark
-	// names another workload.
+	// Somebody replaced the disk by a foreign one of the same name: the journal in the domain's folder lists
+	// the path, but the mark file beside the disk names another workload.
 	if err := (diskfile.Mark{Cluster: "cluster-1", Node: "node-a", Workload: "web-2"}).Write(swapped.Path); err != nil {
 		t.Fatal(err)
 	}
-	// While a domain without our metadata has the workload's name, Remove changes nothing that the domain may
-	// use.
+	// A domain that no agent made has the name of the workload. Remove must not delete disks that this domain
+	// may use.
 	w.hv.all["web"] = &domain{name: "web", uuid: "u", state: stateShutoff, persistent: true, config: "<domain/>"}
 	if err := w.Remove(t.Context(), "web"); err != nil {
 		t.Fatal(err)
@@ -249,7 +251,8 @@ func TestRemoveAfterAFailedCreation(t *testing.T) {
 		t.Errorf("the machine has the files %q; want the disk, its mark and the domain's folder", all)
 	}
 	delete(w.hv.all, "web")
-	// The owner file says that another node, which shares the folder, used the disk last.
+	// Another node shares the folder of the domain. The owner file in the folder says that this other node
+	// used the disk last.
 	owners := filepath.Join(w.at.keep("web"), ownerFile)
 	mine, err := os.ReadFile(owners)
 	if err != nil {
@@ -271,12 +274,12 @@ func TestRemoveAfterAFailedCreation(t *testing.T) {
 	}
 	left := append(w.files(w.opt.Images), w.files(w.dir)...)
 	if want := []string{swapped.Path, swapped.Path + diskfile.MarkSuffix, theirs.Path}; !slices.Equal(left, want) {
-		t.Errorf("left are %q, want %q", left, want)
+		t.Errorf("after Remove the files %q are left, want %q", left, want)
 	}
 }
 
 // A disk on shared storage belongs to the node that used it last. After a workload has moved, its previous
-// node may be ordered to delete it. The previous node then leaves the disk alone.
+// node may get an order to delete the workload. That node then leaves the disk alone.
 func TestAFormerNodeKeepsTheDiskOfAMovedWorkload(t *testing.T) {
 	for _, defined := range []bool{true, false} {
 		w := newDrawer(t)
@@ -307,14 +310,14 @@ func TestAFormerNodeKeepsTheDiskOfAMovedWorkload(t *testing.T) {
 			t.Fatal(err)
 		}
 		if all := w.files(w.dir); len(all) != 0 {
-			t.Errorf("defined %v: %q are left", defined, all)
+			t.Errorf("the previous node (domain defined: %v) left the files %q", defined, all)
 		}
 	}
 }
 
-// An update to another image is interrupted before the guest has stopped. If the next order names the old
-// image, the guest keeps its disk and no data is lost. If the next order names the new image, the disk is
-// replaced.
+// An update of a machine to another image is interrupted before the driver has stopped the guest. If the next
+// order names the old image again, the guest keeps its disk and no data is lost. If the next order names the
+// new image, the driver replaces the disk.
 func TestImageOfAnUpdateCutShort(t *testing.T) {
 	for content, want := range map[string]string{"a": "a", "b": "b"} {
 		w := newDrawer(t)
@@ -364,12 +367,12 @@ func TestImageThatIsNamedAgain(t *testing.T) {
 	}
 	w.works("c1:3", "a")
 	if after, err := os.Stat(vda); err != nil || !os.SameFile(before, after) {
-		t.Errorf("the disk was made anew (%v)", err)
+		t.Errorf("the disk was replaced, although its image did not change (%v)", err)
 	}
 }
 
-// If the folder of a disk is missing, the driver does not make an empty disk instead: the file system of the
-// folder is probably not mounted.
+// If the folder of a disk is missing, the driver returns an error and does not make an empty disk: the file
+// system of the folder is probably not mounted.
 func TestDiskWhoseFolderIsNotMounted(t *testing.T) {
 	w := newDrawer(t)
 	dir := filepath.Join(t.TempDir(), "data")
@@ -382,7 +385,7 @@ func TestDiskWhoseFolderIsNotMounted(t *testing.T) {
 		t.Errorf("Ensure returned %v, want an error that a file system is not mounted", err)
 	}
 	if all := w.files(dir); len(all) != 0 {
-		t.Errorf("%q were made", all)
+		t.Errorf("the files %q were created, although the folder's file system is not mounted", all)
 	}
 	if err := errors.Join(os.Remove(dir), os.Rename(dir+".away", dir), os.Remove(data.Path)); err != nil {
 		t.Fatal(err)
@@ -434,12 +437,13 @@ func TestRawDiskWithContent(t *testing.T) {
 		w.works(content(2), "a", data)
 		data.Format, data.Path = "qcow2", vdb
 		if err := w.try(content(3), "a", data); err == nil {
-			t.Errorf("%.4q: a raw disk became qcow2", text)
+			t.Errorf("a raw disk with the content %.4q was treated as qcow2", text)
 		}
 	}
 }
 
-// A raw disk keeps the format raw while an update to another image waits for the guest to stop.
+// An update of a machine to another image waits for the guest to stop. Until then the driver still treats the
+// machine's raw disk as raw.
 func TestRawDiskOfAnUpdateCutShort(t *testing.T) {
 	w := newDrawer(t)
 	vda := filepath.Join(w.opt.Images, "web-vda.img")
@@ -459,7 +463,7 @@ func TestRawDiskOfAnUpdateCutShort(t *testing.T) {
 		}
 	}
 	if err := try("c1:4", "a", "qcow2"); driver.ClassOf(err) != driver.InvalidSpecification {
-		t.Errorf("%v: a raw disk became qcow2", err)
+		t.Errorf("the raw disk became qcow2 during the update: %v", err)
 	}
 }
 
@@ -477,7 +481,7 @@ func (w *drawer) overlay() string {
 	return string(text)
 }
 
-// writes overwrites the start of the raw disk at path, as a guest would.
+// writes overwrites the start of the raw disk at path with text, as its guest could.
 func (w *drawer) writes(path, text string) {
 	w.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
@@ -489,8 +493,9 @@ func (w *drawer) writes(path, text string) {
 	}
 }
 
-// A machine that a legacy v1 agent made keeps its live description while it runs, even after an interrupted
-// update has defined a new configuration.
+// An update of a machine that a legacy v1 agent made is interrupted after it has defined the new configuration.
+// While the machine runs, its live description is still that of the legacy v1 agent. So the driver reports its
+// content as unknown.
 func TestUpdateOfALegacyMachineCutShort(t *testing.T) {
 	w := newDrawer(t)
 	w.opt.Owns = func(driver.ID) bool { return true }
@@ -505,8 +510,8 @@ func TestUpdateOfALegacyMachineCutShort(t *testing.T) {
 	}
 }
 
-// After a workload has moved, its previous node does not delete disks that the new node can reach. The
-// previous node keeps its local disks as long as the workload exists.
+// After a workload has moved, its previous node does not delete disks that the new node can reach. It keeps the
+// disks that are local to it as long as the workload exists.
 func TestVolumeThatMovedOn(t *testing.T) {
 	for _, how := range []string{"deleted", "deleted, and perhaps elsewhere", "lives on elsewhere"} {
 		w := newDrawer(t)
@@ -525,8 +530,8 @@ func TestVolumeThatMovedOn(t *testing.T) {
 	}
 }
 
-// A volume that somebody else created, with the workload's id in its name, is neither used nor removed. An
-// order with another image gets a new volume.
+// If somebody else created a volume with the workload's id in its name, the driver neither uses nor removes it.
+// An order with another image gets a new volume.
 func TestVolumesOfPools(t *testing.T) {
 	const theirs = "web-vda.qcow2"
 	w := newDrawer(t)
@@ -560,7 +565,8 @@ func TestVolumesOfPools(t *testing.T) {
 	if err := w.Remove(t.Context(), "web"); err != nil || len(fast) != 1 || len(w.hv.volumes["far"]) != 0 {
 		t.Errorf("after the removal (%v), volumes %v and %v are left", err, fast, w.hv.volumes["far"])
 	}
-	// A workload of another cluster with the same id uses the same pool, and gets its own volume.
+	// Another cluster has a workload with the same id and uses the same pool. Its workload gets a volume of
+	// its own.
 	if err := try(w, "c1:1", "a", "fast"); err != nil {
 		t.Fatal(err)
 	}
@@ -570,10 +576,10 @@ func TestVolumesOfPools(t *testing.T) {
 		t.Errorf("two clusters and a stranger share volumes %v (%v); want one for each", fast, err)
 	}
 	if err := errors.Join(other.Remove(t.Context(), "web"), w.Remove(t.Context(), "web")); err != nil || len(fast) != 1 {
-		t.Errorf("left are %v (%v)", fast, err)
+		t.Errorf("after the removal the volumes %v are left (%v)", fast, err)
 	}
-	// A volume whose name an earlier version of the driver chose, and which our record lists, is used until
-	// the image changes.
+	// An earlier version of the driver named volumes in another way. If our record lists such a volume, the
+	// driver uses it until the order names another image.
 	if err := try(w, "c1:1", "a", "fast"); err != nil {
 		t.Fatal(err)
 	}
@@ -601,7 +607,7 @@ func TestVolumesOfAFailedCreation(t *testing.T) {
 	}
 	w.fails("c1:1", "a", disk("vdb", "fast"), disk("vdc", "far"))
 	if len(fast) != 2 || len(far) != 1 {
-		t.Fatalf("made %v and %v", fast, far)
+		t.Fatalf("the failed creation made the volumes %v and %v, want one in each pool", fast, far)
 	}
 	w.works("c1:2", "a")
 	if len(fast) != 1 || len(far) != 0 {

@@ -19,12 +19,12 @@ type Options struct {
 	URI       string
 	ClusterID string
 	NodeID    string
-	// Owns reports whether the agent's store took a domain over from a legacy v1 agent, whose domains lack our
-	// metadata element. Any other domain without the element is foreign, even if it has the name of a
-	// workload.
+	// Owns reports whether the agent's store took a domain over from a legacy v1 agent, whose domains lack the
+	// element with our record in their metadata. Any other domain without the element is foreign, even if it
+	// has the name of a workload.
 	Owns func(driver.ID) bool
 	// Content returns the content (hash of the specification) that the agent's store recorded for a domain
-	// without our metadata element. May be nil.
+	// whose metadata lacks our record. May be nil.
 	Content func(id driver.ID, runtimeID string) (content string, ok bool)
 	// Images is the folder for disks of which the specification gives no path, for images of which it gives
 	// only the name, and for the files of each domain. QEMU's user must be able to enter it. Default
@@ -36,8 +36,8 @@ type Options struct {
 	// Acceleration is auto, kvm or qemu. With auto, guests use KVM if a probe guest boots with it, and
 	// emulation otherwise.
 	Acceleration string
-	// StopGrace is how long a guest may take to shut down when it is replaced, removed or stopped by Ensure.
-	// Default 30 s.
+	// StopGrace is how long a guest may take to shut down when it is replaced, removed or stopped by Ensure;
+	// it is then powered off. Default 30 s.
 	StopGrace time.Duration
 	// CallTimeout bounds one call to libvirt. Default 60 s.
 	CallTimeout time.Duration
@@ -61,9 +61,10 @@ type Driver struct {
 	// awaitingAddress holds the running guests whose address is not known yet, with the time until which the
 	// driver polls for the address.
 	awaitingAddress map[driver.ID]time.Time
-	// recordWrites is a semaphore for record writes in the background.
+	// recordWrites is a semaphore that limits how many records in the metadata of domains are written in the
+	// background at a time.
 	recordWrites chan struct{}
-	// backoff holds the calls that timed out, each with the time before which it is not tried again.
+	// backoff holds the names of calls that timed out, each with the time until which the call is not repeated.
 	backoff map[string]time.Time
 }
 
@@ -73,8 +74,8 @@ var (
 	_ driver.Consoler = (*Driver)(nil)
 )
 
-// New does not contact libvirt's daemon; while the daemon is down, calls of the driver fail. New fails if
-// this build or machine cannot use libvirt: see Available.
+// New does not contact libvirt's daemon; while the daemon is down, calls of the driver fail. New fails if this
+// build or machine cannot use libvirt, as the function Available reports.
 func New(opt Options) (*Driver, error) {
 	opt.URI = cmp.Or(opt.URI, "qemu:///system")
 	opt.Logger = cmp.Or(opt.Logger, slog.Default())
@@ -130,7 +131,8 @@ func (d *Driver) Close() error {
 // Kind returns driver.VM.
 func (d *Driver) Kind() driver.Kind { return driver.VM }
 
-// Probe implements driver.Driver. It reads the hypervisor's facts and starts the KVM probe in the background.
+// Probe implements driver.Driver. It asks libvirt how it can run guests, and starts the KVM probe (a tiny guest
+// that shows whether KVM works) in the background.
 func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
 	f, err := d.hv.facts(ctx)
 	if err != nil {

@@ -55,18 +55,18 @@ func (d *Driver) find(ctx context.Context, id driver.ID) (in *instance, name str
 		}
 		return nil, name, &strange{name: name, record: in.config}
 	}
-	return nil, "", driver.Errorf(driver.NameConflict, "define", "every name of workload %q is held by another agent of the cluster on this hypervisor", id)
+	return nil, "", driver.Errorf(driver.NameConflict, "define", "both possible domain names of workload %q are used by other agents of the cluster on this hypervisor", id)
 }
 
-// strange is the error that a foreign domain, which no agent of our cluster made, has the name of a
-// workload.
+// strange is the error that the name of a workload is in use by a foreign domain, which no agent of our cluster
+// made.
 type strange struct {
 	name   string
 	record *record
 }
 
 func (e *strange) Error() string {
-	who := "it has no mark of ours"
+	who := "no agent of this cluster made it"
 	if e.record != nil {
 		who = "it belongs to cluster " + e.record.Labels[driver.LabelCluster]
 	}
@@ -116,7 +116,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err := d.sameNamespace(spec, in, name); err != nil {
 		return err
 	}
-	// An invalid specification is an error even if the domain needs no change.
+	// Make the plan first, so that an invalid specification is an error even if the domain needs no change.
 	p, err := makePlan(spec, name, d.at)
 	if err != nil {
 		return err
@@ -184,7 +184,8 @@ func (d *Driver) again(ctx context.Context, name string) (*instance, error) {
 	return in, nil
 }
 
-// whole reports whether the disk and seed files that we made for an instance still exist.
+// whole reports whether the disk files and the cloud-init seed (the disk image with the input of cloud-init)
+// that the driver made for an instance still exist.
 func (d *Driver) whole(in *instance) bool {
 	if in.config == nil {
 		return true
@@ -209,7 +210,8 @@ func (d *Driver) whole(in *instance) bool {
 	})
 }
 
-// define prepares the networks, disks and seed of a plan and defines the domain.
+// define prepares the networks and disks of a plan and its seed (the disk image with the input of cloud-init),
+// and defines the domain.
 func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *instance) error {
 	f, err := d.hv.facts(ctx)
 	if err != nil {
@@ -298,7 +300,8 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 	return err
 }
 
-// networks looks up and starts the plan's networks. It also returns which of them are plain bridges.
+// networks looks up and starts the plan's networks. It returns their subnets, and which of the names
+// are plain bridges.
 func (d *Driver) networks(ctx context.Context, p *plan) (subnets map[string][]nocloud.Subnet, bridges map[string]bool, err error) {
 	subnets, bridges = map[string][]nocloud.Subnet{}, map[string]bool{}
 	for _, n := range p.nics {
@@ -322,9 +325,10 @@ func (d *Driver) networks(ctx context.Context, p *plan) (subnets map[string][]no
 	return subnets, bridges, nil
 }
 
-// disks makes missing disks and returns those that are ours. A disk that we made for this workload stays,
-// unless the order names another image than the one it was made from. That image is in the record in the
-// domain's metadata or, after a failed creation, in the mark file beside the disk.
+// disks makes missing disks and returns the disks that the driver made. A disk that the driver made for
+// this workload stays, unless the order names another image than the one from which the disk was made.
+// The image of an existing disk is in the record in the domain's metadata or, after a failed creation, in
+// the mark file beside the disk.
 func (d *Driver) disks(ctx context.Context, spec driver.Spec, p *plan, former []ownDisk) ([]ownDisk, error) {
 	var out []ownDisk
 	for i, disk := range p.disks {
@@ -371,8 +375,9 @@ func (d *Driver) disks(ctx context.Context, spec driver.Spec, p *plan, former []
 	return out, nil
 }
 
-// poolDisk makes the volume of a disk in a storage pool, and calls note before to write the journal. If the
-// workload already has a volume for this disk and image, poolDisk uses that volume, whatever its name is.
+// poolDisk makes the volume of a disk in a storage pool. Before that it calls note, which lists the disk in the
+// journal of the domain's folder. If the workload already has a volume for this disk and image, poolDisk uses
+// that volume, whatever its name is.
 func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *diskfile.Image, former []ownDisk, note func(ownDisk) error) (ownDisk, error) {
 	was := slices.IndexFunc(former, func(f ownDisk) bool {
 		return f.Pool == disk.pool && f.Device == disk.device && f.Format == disk.format && (f.Image == disk.image || disk.image == "")
@@ -402,7 +407,8 @@ func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *diskfile.Imag
 	if err := note(o); err != nil {
 		return o, err
 	}
-	// The volume's name is derived from the workload, so an existing volume of this name was made for it.
+	// The volume's name is derived from the workload. So if a volume of this name exists, the driver made it
+	// for this workload.
 	return o, d.hv.volume(ctx, disk.pool, disk.volume, xml)
 }
 
@@ -415,7 +421,8 @@ func (d *Driver) grow(ctx context.Context, o ownDisk, size int64) error {
 	return err
 }
 
-// fileDisk makes the file of a disk. Before that it calls note, which writes the journal.
+// fileDisk makes the file of a disk. Before that it calls note, which lists the disk in the journal of the
+// domain's folder.
 func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, img *diskfile.Image, former []ownDisk, note func(ownDisk) error) (ownDisk, bool, error) {
 	o := ownDisk{Device: disk.device, Path: disk.path, Format: disk.format, Image: disk.image, SizeGB: disk.sizeGB}
 	there, err := diskfile.Exists(disk.path)
@@ -492,8 +499,8 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 		return o, false, invalid("%s: it has %d bytes and cannot shrink to %d GiB", describe(disk), have.Size, disk.sizeGB)
 	}
 	if diskfile.Elsewhere(disk.path, spec.NodeID) {
-		// The workload's previous node may still get an order to remove the disk. The new mark keeps it from
-		// doing so.
+		// The workload's previous node may still get an order to remove the disk. Because the new mark
+		// file names this node, the previous node leaves the disk alone.
 		mark := diskfile.Mark{Cluster: spec.ClusterID, Node: spec.NodeID, Workload: spec.ID, Image: image, Unsure: !known}
 		return o, true, mark.Write(disk.path)
 	}
@@ -581,7 +588,7 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 	})
 }
 
-// settle starts or stops a domain whose definition is up to date.
+// settle starts or stops a domain whose definition is up to date, as running demands.
 func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 	if !running {
 		if !in.active {
@@ -601,7 +608,7 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 		}
 		in.active = false
 	}
-	// Listen before the start: a guest may announce its address only once, in its first second.
+	// Listen for ARP before the start: a guest may announce its address only once, in its first second.
 	d.listen(in.config.asked(interfacesOf(in.domain.config)))
 	before := time.Time{}
 	finished, end := time.Time{}, ""
@@ -676,7 +683,8 @@ func (d *Driver) stop(ctx context.Context, in *instance, grace time.Duration) er
 	return d.ended(ctx, now, "destroyed")
 }
 
-// ended records when and how a guest ended. Only the first call for each run of the guest has an effect.
+// ended records when and how a guest ended. For each run of the guest only the first call records something;
+// further calls do nothing.
 func (d *Driver) ended(ctx context.Context, in *instance, how string) error {
 	if in.config == nil || !in.config.runs() {
 		return nil
@@ -699,7 +707,8 @@ func offReason(d domain) string {
 	return offReasons[d.reason]
 }
 
-// Halt implements driver.Driver. The specification of a virtual machine contains no grace period.
+// Halt implements driver.Driver. The guest may take grace to shut down, or Options.StopGrace for
+// driver.OwnGrace, because the specification of a virtual machine contains no grace period.
 func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) error {
 	if grace == driver.OwnGrace {
 		grace = d.opt.StopGrace

@@ -8,13 +8,14 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Events implements driver.Driver. libvirt reports changes of domains but not when a guest gets its
-// address, so domains in awaitingAddress are polled.
+// Events implements driver.Driver. libvirt reports changes of domains, but not that a guest has got its
+// address. So the driver polls the guests in awaitingAddress, whose addresses are not known yet.
 func (d *Driver) Events(ctx context.Context) (<-chan driver.ID, error) {
 	hints := driver.NewHints()
 	suffix := "--" + d.opt.NodeID
 	err := d.hv.watch(ctx, func(name string) {
-		// The domain may belong to another agent, but a wrong hint is harmless.
+		// The domain may belong to another agent on the same libvirt. An event for it is harmless, because
+		// the agent then only lists its own domains.
 		hints.Add(driver.ID(strings.TrimSuffix(name, suffix)))
 	})
 	if err != nil {

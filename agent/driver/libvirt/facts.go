@@ -2,7 +2,7 @@ package libvirt
 
 import "github.com/persys/compute/agent/driver/libvirt/hostcaps"
 
-// facts describe what a hypervisor can run.
+// facts describe a hypervisor and the ways in which it can run guests.
 type facts struct {
 	engine  string // id of the hypervisor, the same for all agents that use it
 	version string

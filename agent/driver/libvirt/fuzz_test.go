@@ -8,8 +8,8 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// FuzzSeed checks that every cloud-init text either is refused or makes a seed of bounded size whose
-// meta-data has an instance id.
+// FuzzSeed checks that every cloud-init text is either refused, or makes a seed (the input of cloud-init) of
+// bounded size, whose meta-data has an instance id.
 func FuzzSeed(f *testing.F) {
 	f.Add("web", "#cloud-config\nusers: [a]\n", "instance-id: i\nlocal-hostname: h\n", "version: 2\n", "", "10.0.0.2/24")
 	f.Add("Ü", "I2Nsb3VkLWNvbmZpZwo=", "{}", "[]", "#cloud-config\nusers: 1\n", "")
@@ -26,15 +26,16 @@ func FuzzSeed(f *testing.F) {
 		}
 		var has map[string]any
 		if err := yaml.Unmarshal([]byte(s.meta), &has); err != nil || has["instance-id"] == nil {
-			t.Fatalf("meta-data %q: %v", s.meta, err)
+			t.Fatalf("the meta-data %q cannot be parsed or has no instance id: %v", s.meta, err)
 		}
 		if len(s.user)+len(s.vendor)+len(s.meta)+len(s.network) > 4*maxSeed {
-			t.Fatal("a seed without bounds")
+			t.Fatal("the seed is larger than its limit")
 		}
 	})
 }
 
-// FuzzRecord reads arbitrary records from domain metadata, which every user of virsh may edit.
+// FuzzRecord checks that the driver can read any record in a domain's metadata, because every user of virsh may
+// edit the metadata.
 func FuzzRecord(f *testing.F) {
 	f.Add(`<domain><metadata>` + record{Labels: map[string]string{"a": "b"}}.element() + `</metadata></domain>`)
 	f.Add(`<domain><metadata><workload xmlns="` + namespace + `">{"labels":null}</workload></metadata></domain>`)

@@ -21,7 +21,7 @@ var _ driver.Collector = (*Driver)(nil)
 // ownerFile is the file in a domain's folder that names its owner. A folder without it is never removed.
 const ownerFile = "persys-owner"
 
-// keepSuffix is the suffix of the name of each domain's folder.
+// keepSuffix is the suffix of the name of each domain's folder; the name begins with the name of the domain.
 const keepSuffix = ".persys"
 
 // owner returns the lines of an ownerFile: the time, the cluster, the node, the workload and its namespace. The
@@ -41,7 +41,8 @@ func (d *Driver) keptFor(domain string) (driver.ID, bool) {
 	return id, ours
 }
 
-// ownerOf is keptFor, and also returns the workload's namespace; "" if the ownerFile does not name one.
+// ownerOf returns the same as keptFor and also the workload's namespace, or "" if the ownerFile names no
+// namespace.
 func (d *Driver) ownerOf(domain string) (id driver.ID, namespace string, ours bool) {
 	dir := d.at.keep(domain)
 	if info, err := os.Lstat(dir); err != nil || !info.IsDir() {
@@ -74,8 +75,8 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 		there[dom.name] = true
 		in := &instance{}
 		in.read(dom)
-		// Domains without our metadata element are never garbage. Only the agent's store says that they are
-		// ours; libvirt proves nothing.
+		// Domains whose metadata lacks our record are never garbage. For them only the record in the agent's
+		// store shows that they are ours, and nothing in libvirt proves it.
 		if !dom.persistent || in.config == nil || d.of(in.config, dom.name) != driver.Ours {
 			continue
 		}

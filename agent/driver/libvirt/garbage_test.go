@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 )
 
-// listing is a fake hypervisor that only lists domains.
+// listing is a fake hypervisor whose only function is to list domains.
 type listing struct {
 	hypervisor
 	all  []domain
@@ -33,8 +33,9 @@ func (l *listing) domain(_ context.Context, name string) (*domain, error) {
 	return nil, driver.Errorf(driver.RuntimeResourceMissing, "domain", "%s: %w", name, errAbsent)
 }
 
-// The seed of a deleted machine is garbage. The seeds of other owners, and of wanted, busy or new machines,
-// are not garbage. While libvirt does not answer, Garbage returns an error.
+// The cloud-init seed of a deleted machine is garbage. The seed is not garbage if it has another owner, if the
+// agent has an order for the machine or works on it, or if the seed is new. While libvirt does not answer,
+// Garbage returns an error.
 func TestSeedsOfDeletedMachinesAreGarbage(t *testing.T) {
 	images := t.TempDir()
 	hv := &listing{}

@@ -37,9 +37,9 @@ func consoleLog(ctx context.Context, d *Driver, id driver.ID) (string, error) {
 	return string(text), errors.Join(err, rc.Close())
 }
 
-// This test runs a real guest. The guest boots from an image, reads its seed, gets its address, accepts
-// console input, and survives a restart of libvirt. It is stopped and started on the same disk, updated on
-// the same disk, and deleted with all its files.
+// This test runs a real guest. The guest boots from an image, reads the input of cloud-init, gets its address,
+// accepts console input, and survives a restart of libvirt. It is stopped and started on the same disk, updated
+// on the same disk, and deleted with all its files.
 func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 	daemon := theDaemon(t)
 	image := realGuest(t)
@@ -110,7 +110,7 @@ func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 			return err
 		}
 		if len(o.Addresses) < 2 || !slices.Contains(o.Addresses, "192.168.122.222") || o.Metadata["vm.primary_ip"] == "" {
-			return fmt.Errorf("addresses %v, metadata %v", o.Addresses, o.Metadata)
+			return fmt.Errorf("the guest has the addresses %v and the metadata %v", o.Addresses, o.Metadata)
 		}
 		return nil
 	})
@@ -150,7 +150,7 @@ func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 
 	usage, err := d.Usage(ctx, []driver.Observed{{ID: id, Name: string(id)}})
 	if err != nil || len(usage) != 1 || usage[0].CPU == 0 || usage[0].Memory == 0 || usage[0].DiskRead == 0 || usage[0].NetReceived == 0 {
-		t.Errorf("usage %+v, %v", usage, err)
+		t.Errorf("Usage returned %+v, error %v; want the usage of the guest", usage, err)
 	}
 
 	// After libvirt is killed and started again, the same guest still runs, without a restart.
@@ -186,7 +186,8 @@ func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 	ensure()
 	says("guest: boot 2")
 
-	// Update the guest: it gets another size and another seed and keeps its disk.
+	// Update the guest: it gets other sizes of memory and disk and another cloud-init seed, and keeps the
+	// content of its disk.
 	vm.MemoryMb, vm.Disks[0].SizeGb, vm.Disks = 224, 2, vm.Disks[:2]
 	vm.CloudInitConfig = &agentv1.CloudInitConfig{UserData: "#cloud-config\nfinal_message: changed\n"}
 	spec.Content, spec.Revision = "c1:2", "2"
@@ -209,11 +210,11 @@ func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 	}
 	for _, f := range left {
 		if strings.HasPrefix(f.Name(), "real") {
-			t.Errorf("file %s is left", f.Name())
+			t.Errorf("after Remove the file %s is left", f.Name())
 		}
 	}
 	if there, err := diskfile.Exists(external); err != nil || !there {
-		t.Errorf("the external disk is gone: %v", err)
+		t.Errorf("Remove deleted the external disk: %v", err)
 	}
 	t.Logf("the whole test took %s", time.Since(start))
 }

@@ -24,10 +24,10 @@ type hypervisor interface {
 	resume(ctx context.Context, uuid string) error
 	shutdown(ctx context.Context, uuid string) error // shutdown asks the guest by ACPI to shut down
 	destroy(ctx context.Context, uuid string) error  // destroy powers the domain off; it succeeds if the domain is off already
-	// note replaces our metadata element in the configuration. If live is set, it also replaces the
-	// element in the live description.
+	// note replaces the element with our record in the metadata of a domain's configuration. If live is set,
+	// it also replaces it in the live description of the running domain.
 	note(ctx context.Context, uuid, element string, live bool) error
-	// transient starts a domain from xml, that exists only while it runs.
+	// transient starts a domain from xml. libvirt forgets the domain when it stops.
 	transient(ctx context.Context, xml string) error
 
 	// addresses returns the addresses that libvirt's DHCP server leased to the domain. If agent is set, it
@@ -38,7 +38,7 @@ type hypervisor interface {
 
 	network(ctx context.Context, name string) (xml string, err error) // network starts a network; its error wraps errAbsent if the network does not exist
 	bridge(ctx context.Context, name string) bool
-	// volume creates the volume name in a pool from xml, unless the volume exists.
+	// volume creates the volume called name in a pool from xml, unless the volume exists.
 	volume(ctx context.Context, pool, name, xml string) error
 	// growVolume enlarges a volume to at least capacity bytes. It returns an error that wraps errAbsent if
 	// the volume or pool does not exist. No guest may use the volume during the call.
@@ -97,7 +97,7 @@ type address struct {
 	ips       []string
 }
 
-// stat holds the counters of one running domain.
+// stat holds the resource usage counters of one running domain.
 type stat struct {
 	name                string
 	at                  time.Time

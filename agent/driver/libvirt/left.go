@@ -16,20 +16,20 @@ import (
 )
 
 // A workload that moves to another node leaves its disks here: they may be the only copy of its data. The
-// journal in the domain's folder still lists them, and leftFile contains the time of the move and the
-// namespace. After GarbageQuery.LeftFor the disks are garbage. If the workload returns earlier in the same
-// namespace, it uses them again.
+// journal (diskJournal), a file in the domain's folder, still lists these disks, and leftFile contains the time
+// of the move and the namespace. When the time GarbageQuery.LeftFor has passed since the move, the disks are
+// garbage. If the workload returns earlier in the same namespace, it uses them again.
 
 // leftFile is the file in a domain's folder which records that the workload left its disks here. It has two
 // lines: the time of the move and the namespace, which is unknownNamespace if the driver does not know it.
 const leftFile = "persys-left"
 
-// unknownNamespace is no valid name of a namespace. Disks of an unknown namespace are kept for any workload
-// with their id.
+// unknownNamespace is no valid name of a namespace. If the namespace of left disks is unknown, any workload
+// with the same id may use them.
 const unknownNamespace = "?"
 
-// leave records in the domain's folder that a workload moved to another node and left its disks own on this
-// node. in is nil if there is no domain.
+// leave records in the domain's folder that a workload moved to another node and left the disks in own on
+// this node. in is nil if there is no domain.
 func (d *Driver) leave(in *instance, name string, id driver.ID, own []ownDisk) error {
 	keep := d.at.keep(name)
 	if _, _, left := d.leftSince(name); len(own) == 0 || left && in == nil {
@@ -97,7 +97,8 @@ func (d *Driver) dropLeft(ctx context.Context, spec driver.Spec, name string) er
 	return d.clear(name)
 }
 
-// delete deletes the disks of a domain that own lists, and the leftFile in its folder.
+// delete deletes the disks in own, which belong to a domain, and the leftFile in the domain's
+// folder.
 func (d *Driver) delete(ctx context.Context, name string, own []ownDisk) error {
 	if err := d.removeDisks(ctx, own); err != nil {
 		return err

@@ -61,11 +61,11 @@ func (w leaver) garbage(t *testing.T, after time.Duration) []driver.Garbage {
 	return found
 }
 
-// TestDisksOfAMovedMachine: the disks of a machine that moved to another node stay for a time, because they may
-// be the only copy of its data.
+// TestDisksOfAMovedMachine: the disks of a machine that moved to another node stay on its previous node for the
+// time LeftFor, because they may be the only copy of its data.
 func TestDisksOfAMovedMachine(t *testing.T) {
 	for name, check := range map[string]func(t *testing.T, w leaver){
-		"stay, and are garbage later": func(t *testing.T, w leaver) {
+		"the disks stay, and are garbage after some time": func(t *testing.T, w leaver) {
 			if len(w.hv.all) != 0 || !w.same() || len(w.hv.volumes["fast"]) != 1 {
 				t.Fatalf("after the move there are %d domains, %q and %v; want no domain, and both disks", len(w.hv.all), w.files(w.opt.Images), w.hv.volumes["fast"])
 			}
@@ -74,7 +74,7 @@ func TestDisksOfAMovedMachine(t *testing.T) {
 			}
 			found := w.garbage(t, 0)
 			if len(found) != 1 || found[0].Kind != driver.LeftDisk || found[0].Workload != "web" || found[0].Bytes == 0 || !strings.Contains(found[0].Reason, w.vda) {
-				t.Fatalf("found %+v, want the disks", found)
+				t.Fatalf("Garbage returned %+v, want the disks", found)
 			}
 			for range 2 { // removing absent disks succeeds
 				if err := w.Collect(t.Context(), found[0]); err != nil {
@@ -85,7 +85,7 @@ func TestDisksOfAMovedMachine(t *testing.T) {
 				t.Errorf("after the collection, these files are left: %q and %v", left, w.hv.volumes["fast"])
 			}
 		},
-		"are found again by the machine that comes back": func(t *testing.T, w leaver) {
+		"a machine that returns gets its disks back": func(t *testing.T, w leaver) {
 			found := w.garbage(t, 0)
 			w.order(t, "shop")
 			if !w.same() || len(w.garbage(t, 0)) != 1 || w.garbage(t, 0)[0].Kind != driver.Orphan {
@@ -95,21 +95,21 @@ func TestDisksOfAMovedMachine(t *testing.T) {
 				t.Errorf("a garbage collection with an old list removed the disk of a machine that runs (%v)", err)
 			}
 			if err := w.Remove(t.Context(), "web"); err != nil || len(w.files(w.opt.Images)) != 0 {
-				t.Errorf("the delete left %q (%v)", w.files(w.opt.Images), err)
+				t.Errorf("the delete of the workload left the files %q (%v)", w.files(w.opt.Images), err)
 			}
 		},
-		"are not for another team's machine of the same id": func(t *testing.T, w leaver) {
+		"a machine of another namespace with the same id does not get the disks": func(t *testing.T, w leaver) {
 			w.order(t, "bank")
 			if w.same() {
 				t.Error("a machine of namespace bank got the disk that a machine of namespace shop had left")
 			}
 		},
-		"go with a delete of the workload": func(t *testing.T, w leaver) {
+		"a delete of the workload removes the disks": func(t *testing.T, w leaver) {
 			if err := w.Remove(t.Context(), "web"); err != nil || len(w.files(w.opt.Images)) != 0 || len(w.hv.volumes["fast"]) != 0 {
 				t.Errorf("after the delete of the workload the files %q and the volumes %v are left (error %v), want none", w.files(w.opt.Images), w.hv.volumes["fast"], err)
 			}
 		},
-		"stay if another node took them over": func(t *testing.T, w leaver) {
+		"disks that another node took over stay": func(t *testing.T, w leaver) {
 			found := w.garbage(t, 0)
 			mark := diskfile.Mark{Cluster: w.identity.ClusterID, Node: "node-b", Workload: "web"}
 			if err := errors.Join(mark.Write(w.vda), w.Collect(t.Context(), found[0])); err != nil || !w.same() {
@@ -121,17 +121,18 @@ func TestDisksOfAMovedMachine(t *testing.T) {
 	}
 }
 
-// TestDisksOfAFailedMachineThatMoved: a machine whose creation failed leaves disks but no domain. Its disks are
-// kept for a machine of its namespace, and for any machine of its id if the namespace is not recorded.
+// TestDisksOfAFailedMachineThatMoved: a machine whose creation failed leaves disks but no domain. A later
+// machine with the same id and namespace gets these disks. If the namespace is not recorded, any machine with
+// the id gets them.
 func TestDisksOfAFailedMachineThatMoved(t *testing.T) {
 	for name, c := range map[string]struct {
 		recorded bool
 		comes    string // namespace of the machine that comes back
 		kept     bool
 	}{
-		"to a machine of its namespace":                 {true, "shop", true},
-		"to a machine of another namespace":             {true, "bank", false},
-		"to a machine, with no record of the namespace": {false, "shop", true},
+		"a machine of the same namespace returns":                         {true, "shop", true},
+		"a machine of another namespace comes":                            {true, "bank", false},
+		"a machine comes, and the namespace of the disks is not recorded": {false, "shop", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := leaver{drawer: newDrawer(t)}
@@ -140,7 +141,7 @@ func TestDisksOfAFailedMachineThatMoved(t *testing.T) {
 			spec := specFor(w.machine("a", &agentv1.DiskConfig{Device: "vdb", Pool: "fast", SizeGb: 1}))
 			spec.Content, spec.Body.Namespace = "c1:1", "shop"
 			if err := w.Ensure(t.Context(), spec); !errors.Is(err, w.hv.refusal) {
-				t.Fatalf("%v, want the refusal", err)
+				t.Fatalf("Ensure returned %v, want a refusal", err)
 			}
 			w.hv.refusal = nil
 			if !c.recorded {

@@ -29,7 +29,8 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	for _, dom := range all {
 		in := &instance{}
 		in.read(dom)
-		// A domain of ours that somebody undefined is listed until its guest ends.
+		// If somebody undefined one of our domains, libvirt keeps it until its guest ends. List returns it
+		// until then.
 		if of := d.of(in.config, dom.name); of == driver.Ours || of == driver.Claimed && dom.persistent {
 			seen = append(seen, in)
 		}
@@ -51,8 +52,8 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 			if driver.ClassOf(err) == driver.RuntimeUnhealthy {
 				return nil, err
 			}
-			// List must return the other domains, so it continues. The next call for this domain will return
-			// the error.
+			// List must return the other domains, so it continues and only logs this error. The next call
+			// for this domain will return it.
 			d.opt.Logger.Debug("could not record a guest's end", "domain", in.name, "err", err)
 		}
 		o := d.observe(in)
@@ -96,9 +97,9 @@ func (d *Driver) mark(patience context.Context, in *instance) error {
 	return nil
 }
 
-// aside changes a domain's record during List. libvirt may wait 30 s for a locked domain, but List waits only
-// until patience ends. After that the change continues in the background, and restFor must pass before the
-// next change of this record.
+// aside changes the record of a domain while List runs. The change may wait 30 s for another call that has locked the
+// domain. List does not wait that long: it goes on when the context patience ends, and the change continues in the
+// background. List then does not change this record again before the time restFor has passed.
 func (d *Driver) aside(patience context.Context, in *instance, change func(context.Context, *instance) error) error {
 	what := "note " + in.uuid
 	if d.rests(what) {
@@ -128,7 +129,7 @@ func (d *Driver) aside(patience context.Context, in *instance, change func(conte
 	}
 }
 
-// rests reports whether the call with the name in what timed out less than restFor ago. List does not repeat
+// rests reports whether the call that what names timed out less than restFor ago. List does not repeat
 // such a call, so that one locked domain does not delay every List.
 func (d *Driver) rests(what string) bool {
 	d.mu.Lock()
@@ -185,7 +186,8 @@ func (d *Driver) observe(in *instance) driver.Observed {
 	return o
 }
 
-// judge sets o's state from the domain's state and record (contract/semantics.md, section 12).
+// judge sets the state in o from the state of the domain and from the record in its metadata, as section 12 of
+// contract/semantics.md specifies.
 func (d *Driver) judge(in *instance, r *record, o *driver.Observed) {
 	end := offReason(in.domain)
 	if r != nil && r.End != "" {
@@ -199,7 +201,7 @@ func (d *Driver) judge(in *instance, r *record, o *driver.Observed) {
 	case stateNone, stateBlocked, statePaused:
 		o.State, o.Message = driver.Pending, "the guest is "+stateWord(in.state)
 		if in.state == statePaused && in.reason == pausedByDisk {
-			o.Message += ": a disk of it could not be read or written; see to the space on this node or the disk's server, then let it go on with `virsh resume " + in.name + "` on its node, or boot it again with `persysctl restart`"
+			o.Message += ": one of its disks could not be read or written; free space on this node or repair the disk's server, then continue the guest with `virsh resume " + in.name + "` on its node, or boot it again with `persysctl restart`"
 		}
 	case stateShutdown:
 		o.State, o.Message = driver.Running, "shutting down"
@@ -218,7 +220,7 @@ func (d *Driver) judge(in *instance, r *record, o *driver.Observed) {
 		o.State, o.Class = driver.Failed, driver.RuntimeError
 		o.Message = "the guest crashed"
 	default:
-		o.State, o.Message = driver.Unknown, fmt.Sprintf("libvirt calls its state %d", in.state)
+		o.State, o.Message = driver.Unknown, fmt.Sprintf("libvirt reports the unknown domain state %d", in.state)
 	}
 }
 
@@ -229,7 +231,8 @@ func stateWord(state int) string {
 	return stateWords[state]
 }
 
-// addressPatience is how long after its start the driver polls often for a guest's address.
+// addressPatience is how long the driver polls often for a guest's address, counted from the
+// guest's start.
 const addressPatience = 5 * time.Minute
 
 const (
@@ -237,10 +240,10 @@ const (
 	// all guest agents together.
 	agentWait  = 5 * time.Second
 	agentsWait = 3 * agentWait
-	// libvirt serves five calls of one connection at a time, keep-alives included. Calls to guest agents
-	// and record writes are bounded so that one of the five stays free.
+	// libvirt serves five calls of one connection at a time, keep-alives included. At most two calls to guest
+	// agents and two record writes run at a time, so that one of the five stays free.
 	agentsAtOnce, notesAtOnce = 2, 2
-	// noteWait is how long List waits for its record writes.
+	// noteWait is how long List waits for the records that it writes into the metadata of domains.
 	noteWait = 3 * time.Second
 	// restFor is how long a call that timed out is not tried again, and how long a change may take in the
 	// background.
@@ -250,7 +253,7 @@ const (
 	mostAddresses = 64
 )
 
-// answer holds the reported IP addresses of a domain's interfaces.
+// answer holds the IP addresses that libvirt and the guest agent report for the interfaces of a domain.
 type answer struct {
 	nics []address
 	err  error

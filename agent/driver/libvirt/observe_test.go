@@ -19,7 +19,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// listed returns the workload id as List reports it.
+// listed returns the entry of List for the workload id.
 func listed(ctx context.Context, d *Driver, id driver.ID) (driver.Observed, error) {
 	all, err := d.List(ctx)
 	if err != nil {
@@ -32,8 +32,8 @@ func listed(ctx context.Context, d *Driver, id driver.ID) (driver.Observed, erro
 	return all[i], nil
 }
 
-// chatty is a shelf (a fake hypervisor) whose guests have guest agents with scripted answers. Some guest
-// agents never answer, and libvirt keeps the domains of those guests locked.
+// chatty is a shelf (a fake hypervisor) whose guests have QEMU guest agents that give the answers which the
+// test has set. Some guest agents never answer, and libvirt keeps the domains of those guests locked.
 type chatty struct {
 	*shelf
 	says  []address
@@ -111,11 +111,11 @@ func TestGuestAgentReportIsBounded(t *testing.T) {
 	}
 	o, err := listed(t.Context(), d, "web")
 	if err != nil || len(o.Addresses) > mostAddresses || !slices.Equal(o.Addresses[:3], []string{"10.0.0.7", "2001:db8::7", "10.1.0.0"}) {
-		t.Errorf("%d addresses, %.200q, %v", len(o.Addresses), o.Addresses, err)
+		t.Errorf("List returned %d addresses: %.200q, error %v; want at most mostAddresses valid ones", len(o.Addresses), o.Addresses, err)
 	}
 	for key, value := range o.Metadata {
 		if len(value) > driver.MaxMetadata || !utf8.ValidString(value) {
-			t.Errorf("metadata %s has %d bytes", key, len(value))
+			t.Errorf("the metadata %s has %d bytes, more than MaxMetadata", key, len(value))
 		}
 	}
 }
@@ -182,12 +182,12 @@ func TestAListOverItsTimeLimitFails(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if all, err := d.List(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%+v, %v; want %v", all, err, context.DeadlineExceeded)
+			t.Errorf("List returned %+v, error %v; want %v", all, err, context.DeadlineExceeded)
 		}
 	})
 }
 
-// While a call waits for a locked domain, the driver can write the records of other domains.
+// While a call waits for a domain that libvirt keeps locked, the driver can write the records of other domains.
 func TestRecordOfALockedMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, hv := newChatty(t, "deaf", "web")
@@ -216,8 +216,8 @@ func TestRecordOfALockedMachine(t *testing.T) {
 	})
 }
 
-// The guest may stop between the moment when List reads a domain and the moment when it corrects the record.
-// List must then not record a new start.
+// The guest may stop after List has read its domain and before List corrects the domain's record.
+// In this case List must not record a new start.
 func TestListDuringStop(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	in, _, err := d.find(t.Context(), "web")
@@ -236,8 +236,8 @@ func TestListDuringStop(t *testing.T) {
 	}
 }
 
-// A locked domain delays the write of a guest's record. If the guest was started again meanwhile, the
-// delayed write must not change the record of the new run.
+// libvirt keeps a domain locked, which delays the write that records the end of its guest. If the guest is
+// started again before that write is carried out, the write must not change the record of the new run.
 func TestDelayedRecordWrite(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	look := func() *instance {
@@ -304,8 +304,8 @@ func (l late) start(ctx context.Context, uuid string) error {
 	return errors.Join(l.shelf.start(ctx, uuid), driver.Errorf(driver.RuntimeUnhealthy, "start", "libvirt does not answer"))
 }
 
-// A guest that starts after the start call timed out gets a recorded start, so that its end is noticed and
-// counted as an exit.
+// If a guest starts after the start call timed out, the driver still records the start, so that it later
+// notices the guest's end and records it as an exit.
 func TestStartAfterTimeout(t *testing.T) {
 	hv := late{newShelf()}
 	d := driverOn(t, hv)
@@ -324,8 +324,8 @@ func TestStartAfterTimeout(t *testing.T) {
 	}
 }
 
-// A guest that was undefined and defined again while it ran is the same instance: its end is noticed and
-// counted as an exit.
+// Somebody undefines a domain and defines it again while its guest runs. The driver treats the guest as the
+// same instance: it notices the guest's end and records it as an exit.
 func TestARedefinedGuestIsTheSameInstance(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	before, err := listed(t.Context(), d, "web")
@@ -335,7 +335,7 @@ func TestARedefinedGuestIsTheSameInstance(t *testing.T) {
 	web := hv.all["web"]
 	web.persistent = false // somebody undefined the domain while it runs
 	if err := d.Ensure(t.Context(), specFor(&agentv1.VMSpec{Vcpus: 1, MemoryMb: 64})); err != nil || !web.persistent {
-		t.Fatalf("%v; defined again: %v", err, web.persistent)
+		t.Fatalf("Ensure returned %v; the domain is defined again: %v", err, web.persistent)
 	}
 	web.active, web.state, web.reason, web.live = false, stateShutoff, 3, ""
 	if o, err := listed(t.Context(), d, "web"); err != nil || o.State != driver.Failed || o.RuntimeID != before.RuntimeID || !o.StartedAt.Equal(before.StartedAt) {
@@ -344,7 +344,7 @@ func TestARedefinedGuestIsTheSameInstance(t *testing.T) {
 }
 
 // wired is a shelf (a fake hypervisor) whose guests need a network. The network is inactive until the driver
-// looks it up.
+// starts it by looking it up.
 type wired struct {
 	*shelf
 	up bool

@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// An orphaned machine is removed with its disk and seed if a user asks for it. Machines of another node
-// and wanted machines are not orphans.
+// An orphan (a machine with our labels for which the agent has no order) is removed with its disk and its
+// cloud-init seed if a user asks for it. Machines of another node, and machines with an order, are not removed.
 func TestAnOrphanIsRemovedOnRequest(t *testing.T) {
 	daemon := theDaemon(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -39,7 +39,7 @@ func TestAnOrphanIsRemovedOnRequest(t *testing.T) {
 		Wanted: func(id driver.ID) bool { return id == "wanted" }, Busy: func(driver.ID) bool { return false },
 	})
 	if err != nil || len(found) != 1 || found[0].Kind != driver.Orphan || found[0].Name != "orphan" || !strings.Contains(found[0].Reason, "(running)") {
-		t.Fatalf("found %+v, %v", found, err)
+		t.Fatalf("Garbage returned %+v, error %v; want the orphaned machine", found, err)
 	}
 	if err := d.Collect(ctx, found[0]); err != nil {
 		t.Fatal(err)

@@ -73,10 +73,10 @@ func TestCallsFailAtOnceWithoutADaemon(t *testing.T) {
 	} {
 		start := time.Now()
 		if err := call(); driver.ClassOf(err) != driver.RuntimeUnhealthy {
-			t.Errorf("%s: %v, want %s", what, err, driver.RuntimeUnhealthy)
+			t.Errorf("%s without a daemon returned %v, want class %s", what, err, driver.RuntimeUnhealthy)
 		}
 		if took := time.Since(start); took > 10*time.Second {
-			t.Errorf("%s took %s to say so", what, took)
+			t.Errorf("%s without a daemon returned only after %s", what, took)
 		}
 	}
 	if err := daemon.Up(ctx); err != nil {
@@ -92,12 +92,12 @@ func TestCallsFailAtOnceWithoutADaemon(t *testing.T) {
 	}
 	after, err := listed(ctx, d, spec.ID)
 	if err != nil || after.RuntimeID != before.RuntimeID || !after.StartedAt.Equal(before.StartedAt) || after.State != driver.Running {
-		t.Errorf("%+v became %+v, %v", before, after, err)
+		t.Errorf("the restart of the daemon changed the guest from %+v to %+v, error %v", before, after, err)
 	}
 }
 
 // The daemon is killed at different moments while the driver creates a machine, and then while it replaces
-// one. The next Ensure completes each of them, and exactly one machine exists.
+// one. In each case the next Ensure completes the interrupted work, and exactly one machine exists.
 func TestDaemonDiesInTheMiddle(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 8*time.Minute)
 	ages := []time.Duration{600 * time.Millisecond, 150 * time.Millisecond, 30 * time.Millisecond}
@@ -150,14 +150,14 @@ func TestDaemonDiesInTheMiddle(t *testing.T) {
 	out, err := daemon.Virsh(ctx, "list", "--all", "--name")
 	for _, age := range ages {
 		if id := "middle-" + age.String(); err != nil || strings.Count(out, id) != 1 {
-			t.Errorf("domains %q, %v; want one %s", out, err, id)
+			t.Errorf("libvirt has the domains %q, error %v; want exactly one named %s", out, err, id)
 		}
 	}
 }
 
 // If libvirt 9.0 is killed after it recorded a domain's start and before QEMU's process exists, it keeps the
-// domain locked after every restart. The error of Ensure names the command that repairs this, and the command
-// works.
+// domain locked after every restart. The error of Ensure names a repair command. The test runs this command and
+// checks that it works.
 func TestAnInterruptedStartNamesItsRepair(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 3*time.Minute)
 	spec := order("unborn", "c1:1", tiny(daemon, "serve"))
@@ -213,7 +213,7 @@ func TestAnUndefinedMachineIsStillListed(t *testing.T) {
 			t.Fatal(err)
 		}
 		if o, err := listed(ctx, d, spec.ID); err != nil || o.State != driver.Running || o.RuntimeID != before.RuntimeID || !o.StartedAt.Equal(before.StartedAt) {
-			t.Errorf("%+v, %v; want %+v", o, err, before)
+			t.Errorf("List of an undefined machine returned %+v, error %v; want %+v", o, err, before)
 		}
 		if err := d.Ensure(ctx, spec); err != nil {
 			t.Fatal(err)
@@ -229,7 +229,7 @@ func TestAnUndefinedMachineIsStillListed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left, err := filepath.Glob(filepath.Join(images(daemon), "undefined*")); err != nil || len(left) != 0 {
-		t.Errorf("files %q are left, %v", left, err)
+		t.Errorf("after Remove the files %q are left, error %v", left, err)
 	}
 }
 
@@ -251,8 +251,8 @@ func TestAStartClearsAutostart(t *testing.T) {
 	}
 }
 
-// A saved machine resumes from its saved state. After an update it boots from its disk instead, even if it
-// was saved after the update was defined.
+// A machine whose memory was saved (virsh save) resumes from the saved state. After an update it boots from its
+// disk instead, even if it was saved after the update was defined.
 func TestUpdateOfASavedMachine(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 3*time.Minute)
 	ensured(t, ctx, d, order("saved", "c1:1", tiny(daemon, "serve")))
@@ -263,8 +263,8 @@ func TestUpdateOfASavedMachine(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// boots returns how often the guest was booted: the guest writes its first line to the console at each
-	// boot.
+	// boots returns how often the guest was booted. It counts the line that the guest writes to the
+	// console at each boot.
 	boots := func() int {
 		t.Helper()
 		var text string
@@ -284,10 +284,10 @@ func TestUpdateOfASavedMachine(t *testing.T) {
 	}
 	save()
 	if o := ensured(t, ctx, d, order("saved", "c1:2", tiny(daemon, "serve"))); o.Content != "c1:2" {
-		t.Errorf("content %q runs, want c1:2", o.Content)
+		t.Errorf("after the update content %q runs, want c1:2", o.Content)
 	}
-	// An update has defined the new configuration. Before the driver stops the old guest, somebody saves that
-	// guest to a memory image.
+	// An update of the machine has defined the new configuration. Before the driver stops the old guest,
+	// somebody saves the guest's memory to an image (virsh save).
 	spec := order("saved", "c1:3", tiny(daemon, "serve"))
 	in, _, err := d.find(ctx, spec.ID)
 	if err != nil {
@@ -309,7 +309,7 @@ func TestUpdateOfASavedMachine(t *testing.T) {
 	}
 }
 
-// A daemon that hangs counts as unreachable.
+// If the daemon hangs, the driver reports it as unreachable.
 func TestAHangingDaemonCountsAsUnreachable(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, time.Minute, func(o *Options) { o.CallTimeout = 2 * time.Second })
 	if _, err := d.List(ctx); err != nil {
@@ -320,7 +320,7 @@ func TestAHangingDaemonCountsAsUnreachable(t *testing.T) {
 	}
 	_, err := d.List(ctx)
 	if driver.ClassOf(err) != driver.RuntimeUnhealthy {
-		t.Errorf("List: %v, want %s", err, driver.RuntimeUnhealthy)
+		t.Errorf("List of a daemon that hangs returned %v, want class %s", err, driver.RuntimeUnhealthy)
 	}
 	if err := daemon.Signal(ctx, "CONT"); err != nil {
 		t.Fatal(err)
@@ -376,7 +376,7 @@ func TestDaemonThatNeverSpeaks(t *testing.T) {
 		defer close(done)
 		for range 3 {
 			if _, err := d.Probe(t.Context()); driver.ClassOf(err) != driver.RuntimeUnhealthy {
-				t.Errorf("Probe: %v, want %s", err, driver.RuntimeUnhealthy)
+				t.Errorf("Probe of a daemon that never answers returned %v, want class %s", err, driver.RuntimeUnhealthy)
 			}
 		}
 		if err := d.Close(); err != nil {
@@ -386,7 +386,7 @@ func TestDaemonThatNeverSpeaks(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(testbed.Patience):
-		t.Error("the call did not return")
+		t.Error("the call did not return after the call timeout")
 	}
 	l.Close() // the kernel then closes the connections that the fake daemon never accepted
 	<-done
@@ -413,7 +413,7 @@ func TestLibvirtWithoutQEMU(t *testing.T) {
 	}
 }
 
-// The KVM probe runs once, and a guest boots with the chosen machine type.
+// The KVM probe runs only once, and guests boot with the machine type (KVM or emulation) that it chose.
 func TestTheKVMProbeRunsOnce(t *testing.T) {
 	daemon := theDaemon(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -460,7 +460,8 @@ func TestTheKVMProbeRunsOnce(t *testing.T) {
 	}
 }
 
-// A disk in a storage pool is made from the image, enlarged, and removed with the machine.
+// The driver makes a disk in a storage pool from the image, enlarges it in an update, and removes it together
+// with the machine.
 func TestADiskInAPoolIsMadeGrownAndRemoved(t *testing.T) {
 	daemon := theDaemon(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -479,7 +480,8 @@ func TestADiskInAPoolIsMadeGrownAndRemoved(t *testing.T) {
 	if _, err := daemon.Virsh(ctx, "pool-start", "fast"); err != nil {
 		t.Fatal(err)
 	}
-	// This volume of another user has the name that a workload's disk would have.
+	// Somebody else has created a volume with the name that earlier versions of the driver gave to the
+	// workload's disk.
 	const theirs = "pooled-vda.qcow2"
 	if _, err := daemon.Virsh(ctx, "vol-create-as", "fast", theirs, "2M", "--format", "qcow2"); err != nil {
 		t.Fatal(err)
@@ -522,8 +524,8 @@ func TestADiskInAPoolIsMadeGrownAndRemoved(t *testing.T) {
 		}
 	}
 	ensured(t, ctx, d, spec)
-	// If the pool's storage is not mounted, no new volume is made, and the old volume is used again after the
-	// mount.
+	// While the pool's storage is not mounted, the driver makes no new volume. After the mount it uses the old
+	// volume again.
 	vm.Disks[0].SizeGb, spec.Content = 1, "c1:2"
 	if err := d.Halt(ctx, spec.ID, 0); err != nil {
 		t.Fatal(err)
@@ -570,8 +572,8 @@ func TestADiskInAPoolIsMadeGrownAndRemoved(t *testing.T) {
 	}
 }
 
-// A machine that a legacy v1 agent made is adopted unchanged, and removed together with the disks that have a
-// mark file.
+// The agent takes over a machine that a legacy v1 agent made, and changes nothing. When the machine is deleted,
+// the agent also deletes those disks that have a mark file, which shows that an agent made them.
 func TestAMachineOfALegacyAgentIsAdopted(t *testing.T) {
 	daemon := theDaemon(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -623,9 +625,9 @@ func TestAMachineOfALegacyAgentIsAdopted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if there, _ := diskfile.Exists(dir + "/old-vda.img"); there {
-		t.Error("the disk that was marked is left")
+		t.Error("the disk with a mark file was not removed")
 	}
 	if there, _ := diskfile.Exists(dir + "/mine.img"); !there {
-		t.Error("the disk without a mark is gone")
+		t.Error("the disk without a mark file was removed")
 	}
 }

@@ -21,8 +21,8 @@ const defaultImages = "/var/lib/libvirt/images"
 
 const gib = 1 << 30
 
-// plan is the specification of a virtual machine, applied to this machine's folders and names. Making a plan
-// calls neither libvirt nor the file system.
+// plan is the specification of a virtual machine, applied to this machine's folders and names. makePlan makes
+// it without calls to libvirt or the file system.
 type plan struct {
 	domain string // name of the libvirt domain
 	uuid   string
@@ -35,7 +35,8 @@ type plan struct {
 	seed   *seedPlan
 }
 
-// diskPlan is one disk. Exactly one of path, pool and network is set and says where it is stored.
+// diskPlan is one disk. Exactly one of path, pool and network is set; it says where the disk is
+// stored.
 type diskPlan struct {
 	device   string
 	format   string // "qcow2" or "raw"
@@ -160,7 +161,7 @@ func (p *plan) addDisks(spec driver.Spec, vm *agentv1.VMSpec, at layout) error {
 			out.pool, out.volume = d.Pool, volumeOf(spec.ClusterID, p.domain, out)
 		case d.Path == "":
 			if out.cdrom {
-				return invalid("%s.path: a cdrom needs one", field)
+				return invalid("%s.path: must be set for a cdrom", field)
 			}
 			out.path = filepath.Join(at.images, name+extension(out.format))
 		case filepath.IsAbs(d.Path):
@@ -217,8 +218,8 @@ func volumeOf(cluster, domain string, d diskPlan) string {
 	return domain + "-" + d.device + "-" + tag(strings.Join([]string{"persys volume", cluster, domain, d.device, d.image}, "\x00")) + extension(d.format)
 }
 
-// formerVolume returns the volume name that earlier versions of the driver gave to a disk. Another cluster
-// may have a volume of the same name.
+// formerVolume returns the volume name that earlier versions of the driver gave to a disk. The name did not
+// contain the cluster, so another cluster may have a volume of the same name.
 func formerVolume(domain string, o ownDisk) string {
 	return domain + "-" + o.Device + extension(o.Format)
 }
@@ -241,7 +242,8 @@ func rebase(path, id, domain string, d diskPlan, at layout) string {
 	return filepath.Join(at.images, domain+"-"+d.device+ext)
 }
 
-// resolveImage resolves os_image: a path, or a file name in the folder of images.
+// resolveImage returns the path of the image that the field os_image names: os_image is a path, or a file name
+// in the folder of images.
 func resolveImage(image string, at layout) string {
 	if image == "" || filepath.IsAbs(image) {
 		return image
@@ -267,8 +269,8 @@ func freeDevice(cdrom bool, taken map[string]bool) string {
 	return prefix + "zz"
 }
 
-// uuidOf returns the same value for every definition of a workload's domain. So a replaced guest keeps its
-// machine id.
+// uuidOf returns the uuid of a workload's domain. It is the same for every definition of the domain, so a guest
+// keeps its machine id when it is replaced.
 func uuidOf(cluster, domain string) string {
 	sum := sha256.Sum256([]byte("persys domain\x00" + cluster + "\x00" + domain))
 	sum[6], sum[8] = sum[6]&0x0f|0x50, sum[8]&0x3f|0x80

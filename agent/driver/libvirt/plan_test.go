@@ -34,8 +34,8 @@ var (
 	arm      = &hostcaps.Machine{Kind: "kvm", Type: "virt-7.2", Emulator: "/usr/bin/qemu-system-aarch64", CPU: "host-passthrough", Firmware: "efi", CDROMBus: "scsi"}
 )
 
-// The test compares the domain XML of several specifications, on machines with different capabilities, with
-// golden files.
+// The test compares the domain XML that the driver makes from several specifications, on machines with
+// different capabilities, with golden files.
 func TestDomainXMLOfSpecifications(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -133,12 +133,12 @@ func TestInvalidMachinesAreRefused(t *testing.T) {
 			_, err := makePlan(specFor(c.vm), "web", layout{images: defaultImages})
 			var e *driver.Error
 			if !errors.As(err, &e) || e.Class != c.class || !strings.Contains(e.Err.Error(), c.want) {
-				t.Errorf("%v, want %s with %q", err, c.class, c.want)
+				t.Errorf("the specification was answered with %v, want class %s with %q", err, c.class, c.want)
 			}
 		})
 	}
 	if _, err := makePlan(specFor(&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1}, driver.Volume{Name: "v", Path: "/folder"}), "web", layout{}); err == nil {
-		t.Error("a folder is taken for a disk")
+		t.Error("a folder was accepted as a disk")
 	}
 }
 
@@ -176,7 +176,7 @@ func TestTheSeedFollowsTheSpecification(t *testing.T) {
 	}
 	a, b := seed(&agentv1.VMSpec{Name: "My_Web.1", CloudInit: plain}), seed(&agentv1.VMSpec{Name: "My_Web.1", CloudInit: plain, MemoryMb: 5})
 	if a.meta != b.meta || !strings.Contains(a.meta, "local-hostname: my-web.1") || !strings.Contains(a.meta, "instance-id: web-") {
-		t.Errorf("meta-data %q and %q", a.meta, b.meta)
+		t.Errorf("equal specifications have the meta-data %q and %q, want the same", a.meta, b.meta)
 	}
 	if c := seed(&agentv1.VMSpec{Name: "My_Web.1", CloudInit: plain + "c: d\n"}); c.meta == a.meta {
 		t.Error("other user data lead to the same instance id, so cloud-init would ignore the change")
@@ -216,11 +216,11 @@ func TestNetworkConfigOfInterfaces(t *testing.T) {
 	golden(t, "network-config.yaml", got)
 	facts, err := hostcaps.Subnets(`<network><name>n</name><forward mode='nat'/><ip address='192.168.122.1' netmask='255.255.255.0'/><ip family='ipv6' address='fd00::1' prefix='64'/></network>`)
 	if err != nil || len(facts) != 2 || facts[0] != lan["default"][0] || facts[1].Prefix.String() != "fd00::/64" {
-		t.Errorf("facts %+v, %v", facts, err)
+		t.Errorf("the facts about the seed are %+v, error %v", facts, err)
 	}
 }
 
-// The test reads the seed's ISO image as a guest does.
+// The test reads the files of the cloud-init seed back from its ISO image, as a guest does.
 func TestTheSeedImageCanBeReadBack(t *testing.T) {
 	s, err := planSeed("web", &agentv1.VMSpec{CloudInit: "#cloud-config\n", CloudInitConfig: &agentv1.CloudInitConfig{VendorData: "#cloud-config\nv: 1\n"}})
 	if err != nil {
@@ -244,7 +244,7 @@ func TestTheSeedImageCanBeReadBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if label, err := iso.Label(); err != nil || strings.TrimSpace(label) != "cidata" {
-		t.Errorf("volume id %q, %v", label, err)
+		t.Errorf("the volume id of the ISO image is %q, error %v; want cidata", label, err)
 	}
 	root, err := iso.RootDir()
 	if err != nil {
@@ -276,7 +276,7 @@ func TestDiskPathsOfSchedulersAreMoved(t *testing.T) {
 		"a path of another workload stays":       {"/var/lib/libvirt/images/other-vda.qcow2", "web", "/var/lib/libvirt/images/other-vda.qcow2"},
 	} {
 		if got := rebase(c.path, "web", c.domain, diskPlan{device: "vda", format: "qcow2"}, at); got != c.want {
-			t.Errorf("%s: %s, want %s", name, got, c.want)
+			t.Errorf("%s: the path is %s, want %s", name, got, c.want)
 		}
 	}
 	if u := uuidOf("c", "web"); len(u) != 36 || u == uuidOf("c", "web2") {
@@ -305,7 +305,7 @@ func TestLeasesAreAskedOnlyForDynamicInterfaces(t *testing.T) {
 		{"one interface of each kind, in a record without MAC addresses", &record{Leases: 1, Static: []string{"10.0.0.1"}}, []address{a, b}},
 	} {
 		if got := c.record.asked(interfacesOf(domain)); len(got)+len(c.want) > 0 && !reflect.DeepEqual(got, c.want) {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+			t.Errorf("%s: the driver asks for the leases of %v, want %v", c.name, got, c.want)
 		}
 	}
 }

@@ -24,8 +24,8 @@ func TestQuotaOnLibvirt(t *testing.T) {
 	vm := tiny(plain, "serve")
 	vm.CpuMillicores = 500
 	o := ensured(t, ctx, openDriver(t, plain, "node-a"), order("unkept", "c1:1", vm))
-	if o.Metadata["cpu_limit"] != "500 millicores, not kept" || !strings.Contains(o.Message, "cgroup") {
-		t.Errorf("without cgroups the status has limit %q and message %q; want \"not kept\" and the reason", o.Metadata["cpu_limit"], o.Message)
+	if o.Metadata["cpu_limit"] != "500 millicores, not enforced" || !strings.Contains(o.Message, "cgroup") {
+		t.Errorf("without cgroups the status has limit %q and message %q; want \"not enforced\" and the reason", o.Metadata["cpu_limit"], o.Message)
 	}
 
 	daemon, err := libvirttest.Start(ctx, "cpu")
@@ -45,7 +45,7 @@ func TestQuotaOnLibvirt(t *testing.T) {
 		vm.CpuMillicores = millicores
 		o := ensured(t, ctx, d, order("kept", content, vm))
 		if o.Message != "" {
-			t.Errorf("%d millicores: %s", millicores, o.Message)
+			t.Errorf("with %d millicores the status has the message %q, want none", millicores, o.Message)
 		}
 		info, err := daemon.Virsh(ctx, "schedinfo", "--live", "kept") // the quota that the kernel enforces
 		if fields := strings.Join(strings.Fields(info), " "); err != nil || !strings.Contains(fields, "global_quota : "+want+" ") {
@@ -54,8 +54,8 @@ func TestQuotaOnLibvirt(t *testing.T) {
 		return o
 	}
 	kept("c1:1", 500, "50000")
-	if o := kept("c1:2", 250, "25000"); o.Metadata["cpu_limit"] != "250 millicores, kept by the hypervisor" {
-		t.Errorf("metadata cpu_limit is %q", o.Metadata["cpu_limit"])
+	if o := kept("c1:2", 250, "25000"); o.Metadata["cpu_limit"] != "250 millicores, enforced by the hypervisor" {
+		t.Errorf("the metadata cpu_limit is %q, want an enforced limit", o.Metadata["cpu_limit"])
 	}
 	if err := daemon.Restart(ctx); err != nil {
 		t.Fatal(err)

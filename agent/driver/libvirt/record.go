@@ -12,24 +12,25 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 )
 
-// the XML namespace of our element in a domain's metadata
+// the XML namespace of the element with our record in a domain's metadata
 const namespace = "https://persys.dev/libvirt/workload/1"
 
-// record is the content of our metadata element. It holds everything that must survive a restart of the
-// agent, of libvirt or of the machine. It is stored as JSON in the element's text.
+// record is the content of the element that the driver adds to the metadata of its domains. It holds everything
+// that must survive a restart of the agent, of libvirt or of the machine. It is stored as JSON in the element's
+// text.
 type record struct {
 	Labels map[string]string `json:"labels"`
-	// Instance is the cloud-init instance id. A definition with other cloud-init content gets another
-	// instance id.
+	// Instance is the cloud-init instance id. If an update changes the cloud-init content, the domain
+	// gets another instance id, so that cloud-init runs again.
 	Instance string    `json:"instance"`
 	Created  time.Time `json:"created,omitzero"`
-	// Started is the time of the last start. Finished is the time of the end that followed, and End its
-	// reason; both are zero while the guest runs.
+	// Started is the time of the last start. Finished is the time at which the guest ended after that start,
+	// and End is the reason; both are zero while the guest runs.
 	Started  time.Time `json:"started,omitzero"`
 	Finished time.Time `json:"finished,omitzero"`
 	End      string    `json:"end,omitempty"`
 	// Disks are the disks that the driver made for the current definition. Leftover are disks that only the
-	// replaced definition used.
+	// previous definition of the domain used, so that they are deleted when the old guest has stopped.
 	Disks    []ownDisk `json:"disks,omitempty"`
 	Leftover []ownDisk `json:"leftover,omitempty"`
 	Seed     *seedFact `json:"seed,omitempty"`
@@ -39,7 +40,7 @@ type record struct {
 	// Static are the guest's static addresses, without prefix length.
 	Static []string `json:"static,omitempty"`
 	// Leases is the number of interfaces without a static address, which get their address by DHCP or
-	// otherwise.
+	// in another way.
 	Leases int `json:"leases,omitempty"`
 	// Fixed are the MAC addresses of the interfaces with a static address.
 	Fixed []string `json:"fixed,omitempty"`
@@ -48,9 +49,9 @@ type record struct {
 	Heard map[string][]string `json:"heard,omitempty"`
 }
 
-// asked returns the interfaces in nics without a static address: libvirt is asked for the DHCP leases of
-// these only. An interface that got a static address by an update keeps its MAC address, so libvirt may still
-// report an old lease for it.
+// asked returns those interfaces in nics that have no static address. The driver asks libvirt for the DHCP
+// leases of only these interfaces. An interface that got a static address by an update keeps its MAC address,
+// so libvirt may still report an old lease for it.
 func (r *record) asked(nics []address) []address {
 	if r == nil { // no record: a legacy v1 agent made the domain
 		return nics
@@ -61,10 +62,12 @@ func (r *record) asked(nics []address) []address {
 	return slices.DeleteFunc(nics, func(n address) bool { return slices.Contains(r.Fixed, n.mac) })
 }
 
-// runs reports whether the record has a start but no end.
+// runs reports whether the guest runs, according to the record: it has a start time and no end
+// time.
 func (r *record) runs() bool { return !r.Started.IsZero() && r.Finished.IsZero() }
 
-// addressed records which interfaces have static addresses.
+// addressed stores in the record which interfaces have static addresses (Static and Fixed), and how many have
+// none (Leases).
 func (r *record) addressed(nics []nocloud.Interface) {
 	for _, n := range nics {
 		if n.Static == "" {
@@ -86,16 +89,16 @@ type ownDisk struct {
 	// Image is the image from which the disk was made.
 	Image string `json:"image,omitempty"`
 	// Staged means that the disk is complete but its file is still at Path + diskfile.StagedSuffix, until the
-	// guest that it replaces has stopped.
+	// old guest, which uses the file at Path, has stopped.
 	Staged bool `json:"staged,omitempty"`
-	// Former is the format of the old file at Path while Staged is set.
+	// Former is the format of the old disk file, which is still at Path while Staged is set.
 	Former string `json:"former,omitempty"`
 	// SizeGB is the size to which a disk is enlarged if it is smaller.
 	SizeGB int64 `json:"size_gb,omitempty"`
 
 	// unsure means that the image is unknown. It is not stored in the record.
 	unsure bool
-	// used means that a guest was defined with the disk.
+	// used means that a domain was defined with the disk, so a guest may have written to it.
 	used bool
 }
 
@@ -103,8 +106,8 @@ func (d ownDisk) same(o ownDisk) bool {
 	return d.Path == o.Path && d.Pool == o.Pool && d.Volume == o.Volume
 }
 
-// seedFact holds the facts about a NoCloud seed that the workload's status shows (contract/semantics.md,
-// section 11).
+// seedFact holds the facts about a NoCloud seed (the disk image with the input of cloud-init) that the
+// workload's status shows (contract/semantics.md, section 11).
 type seedFact struct {
 	Path     string    `json:"path"`
 	Checksum string    `json:"checksum"`
@@ -112,7 +115,7 @@ type seedFact struct {
 	At       time.Time `json:"at,omitzero"`
 	// Addressed means that the cloud-init instance id depends on the static addresses.
 	Addressed bool `json:"addressed,omitempty"`
-	// Other means that the instance id is that of seedPlan.otherMeta.
+	// Other means that the domain has the instance id in seedPlan.otherMeta.
 	Other bool `json:"other,omitempty"`
 }
 
@@ -121,7 +124,8 @@ func (r record) element() string {
 	return `<persys:workload xmlns:persys="` + namespace + `">` + r.text() + `</persys:workload>`
 }
 
-// bare returns the record for libvirt's metadata call, which adds the namespace itself.
+// bare returns the record as an XML element without namespace, for libvirt's metadata call, which adds the
+// namespace itself.
 func (r record) bare() string { return "<workload>" + r.text() + "</workload>" }
 
 func (r record) text() string {
@@ -137,7 +141,7 @@ func (r record) text() string {
 }
 
 // readRecord returns the record in our metadata element in the XML of a domain. It returns nil if there is no
-// readable one: then the domain was not made by us.
+// readable record: then the domain is treated as not made by us.
 func readRecord(domainXML string) *record {
 	var d struct {
 		Metadata struct {
@@ -196,8 +200,8 @@ func (d *Driver) change(ctx context.Context, in *instance, edit func(*record)) e
 	return nil
 }
 
-// hold waits until no other call changes the record of the domain, and keeps other calls from changing it
-// until release is called.
+// hold locks the record of a domain, after it has waited until no other call changes the record. release
+// unlocks it.
 func (d *Driver) hold(ctx context.Context, uuid string) (release func(), err error) {
 	mine := make(chan struct{})
 	for {

@@ -14,9 +14,9 @@ func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
 	return d.remove(ctx, id, func(own []ownDisk, _ *instance, name string) error { return d.delete(ctx, name, own) })
 }
 
-// Leave implements driver.Leaver. If volumes is true, it keeps all disks, because they may be the only copy
-// of the workload's data. They become garbage later, see left.go. If volumes is false, it removes the disks
-// that no other node can reach.
+// Leave implements driver.Leaver. If volumes is true, it keeps all disks, because they may be the only copy of
+// the workload's data. They become garbage after the time GarbageQuery.LeftFor (see left.go). If volumes is
+// false, it removes the disks that no other node can reach.
 func (d *Driver) Leave(ctx context.Context, id driver.ID, volumes bool) error {
 	return d.remove(ctx, id, func(own []ownDisk, in *instance, name string) error {
 		own, err := d.local(ctx, own)
@@ -30,8 +30,9 @@ func (d *Driver) Leave(ctx context.Context, id driver.ID, volumes bool) error {
 	})
 }
 
-// remove removes the domain of a workload. Before that it calls part, which keeps or removes the disks in own,
-// which we made for the domain. in is nil if there is no domain, after an interrupted creation or removal.
+// remove removes the domain of a workload. Before that it calls the function part, which keeps or removes the
+// disks in own, the disks that the driver made for the domain. Its argument in is nil if there is no domain
+// because a creation or removal was interrupted.
 func (d *Driver) remove(ctx context.Context, id driver.ID, part func(own []ownDisk, in *instance, name string) error) error {
 	in, err := d.mine(ctx, id)
 	if err != nil {
@@ -80,8 +81,8 @@ func (d *Driver) remove(ctx context.Context, id driver.ID, part func(own []ownDi
 	return err
 }
 
-// forgotten removes the folder of the domain name, unless that domain exists. If before is not nil, it is
-// called before the removal.
+// forgotten removes the folder of the domain called name, unless that domain exists. If before is not
+// nil, it is called before the removal.
 func (d *Driver) forgotten(ctx context.Context, name string, before func() error) error {
 	if there, err := diskfile.Exists(d.at.keep(name)); err != nil || !there {
 		return diskfile.Failed(err)
@@ -97,7 +98,7 @@ func (d *Driver) forgotten(ctx context.Context, name string, before func() error
 	return d.clear(name)
 }
 
-// removeDisks deletes disks, except those whose mark names another node.
+// removeDisks deletes disks, except those whose mark file names another node.
 func (d *Driver) removeDisks(ctx context.Context, disks []ownDisk) error {
 	for _, o := range disks {
 		if o.Pool != "" {
@@ -109,7 +110,8 @@ func (d *Driver) removeDisks(ctx context.Context, disks []ownDisk) error {
 		if diskfile.Elsewhere(o.Path, d.identity.NodeID) {
 			continue
 		}
-		// The mark is removed last, because it proves that the disk is ours.
+		// Remove the mark file last, because it proves that the disk is ours: after an interruption the next
+		// call can continue.
 		for _, f := range []string{o.Path, o.Path + diskfile.PartSuffix, o.Path + diskfile.StagedSuffix, o.Path + diskfile.MarkSuffix} {
 			if err := diskfile.Remove(f); err != nil {
 				return err

@@ -14,7 +14,8 @@ const screenFile = "vnc-password"
 // screenChars is the length of a password. The RFB protocol ignores characters after the eighth.
 const screenChars = 8
 
-// screenPassword returns the password of a domain's screen, and makes it at the first call.
+// screenPassword returns the password of a domain's VNC screen. The first call for a domain makes
+// the password.
 func (d *Driver) screenPassword(keep string) (string, error) {
 	path := filepath.Join(keep, screenFile)
 	raw, err := os.ReadFile(path)

@@ -17,7 +17,7 @@ func TestScreensHaveAPassword(t *testing.T) {
 		t.Fatalf("the file has %q (%v), want %d characters", raw, err, screenChars)
 	}
 	if mode := w.stat(path).Mode(); mode.Perm() != 0o600 {
-		t.Errorf("the file has mode %s", mode)
+		t.Errorf("the file with the password has mode %s, want 0600", mode)
 	}
 	w.works("c1:2", "b")
 	if again, err := os.ReadFile(path); err != nil || string(again) != string(raw) {

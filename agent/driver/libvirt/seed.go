@@ -19,8 +19,9 @@ const maxSeed = 256 << 10
 // networks.
 type seedPlan struct {
 	user, meta, network, vendor string
-	// Alternatives to meta: formerMeta has the instance id of earlier versions, which ignored static
-	// addresses; otherMeta has an instance id that differs from both.
+	// These documents replace meta, the meta-data of the seed, in special cases: formerMeta has the instance
+	// id that earlier versions of the agent computed, without the static addresses; otherMeta has an instance
+	// id that differs from both.
 	formerMeta, otherMeta string
 	former, other         bool // former or other is true if meta was replaced by formerMeta or otherMeta
 }
@@ -29,8 +30,8 @@ func badSeed(format string, args ...any) error {
 	return driver.Errorf(driver.CloudInitInvalid, "ensure", "cloud-init-invalid: "+format, args...)
 }
 
-// planSeed builds the seed of a specification. It returns nil if the specification has no cloud-init data and
-// no disk made from an image: then the guest has no cloud-init that would wait for a seed.
+// planSeed builds the seed (the input of cloud-init) of a specification. It returns nil if the specification
+// has no cloud-init data and no disk made from an image: such a guest has no cloud-init that waits for a seed.
 func planSeed(id driver.ID, vm *agentv1.VMSpec) (*seedPlan, error) {
 	c := vm.GetCloudInitConfig()
 	static := ""
@@ -98,22 +99,24 @@ func planSeed(id driver.ID, vm *agentv1.VMSpec) (*seedPlan, error) {
 	return s, nil
 }
 
-// follow chooses the instance id for the new seed of an existing domain. was is the domain's record, static
-// are the new static addresses. Cloud-init applies a seed only once for each instance id.
+// follow chooses the cloud-init instance id in the new seed of an existing domain. was is the record of the
+// domain's present definition, and static are the static addresses of the new one. Cloud-init applies a seed
+// only once for each instance id.
 func (s *seedPlan) follow(was *record, static []string) {
 	switch {
 	case was.Seed != nil && was.Seed.Other && s.meta == s.formerMeta && s.network == "":
 		s.meta, s.other = s.otherMeta, true
 	case was.Seed == nil || was.Seed.Addressed:
 	case slices.Equal(was.Static, static):
-		// The addresses did not change, so an upgrade of the agent must not make cloud-init run again.
+		// The existing domain has an instance id of an earlier version, and its addresses did not
+		// change. Keep that id, so that the upgrade of the agent does not make cloud-init run again.
 		s.meta, s.former = s.formerMeta, true
 	case s.meta == s.formerMeta && s.network == "":
 		s.meta, s.other = s.otherMeta, true
 	}
 }
 
-// files returns the files of the seed in a fixed order.
+// files returns the files of the seed (the input of cloud-init) in a fixed order.
 func (s *seedPlan) files(network string) []nocloud.File {
 	out := []nocloud.File{{Name: "meta-data", Text: s.meta}, {Name: "network-config", Text: network}, {Name: "user-data", Text: s.user}}
 	if s.vendor != "" {

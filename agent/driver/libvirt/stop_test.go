@@ -8,7 +8,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// polite is a fake hypervisor that counts how its guests are stopped. A deaf guest ignores the power button.
+// polite is a fake hypervisor that counts how often its guests were asked to shut down and how often they were
+// powered off. A guest that is deaf ignores the request.
 type polite struct {
 	*fussy
 	deaf          bool
@@ -28,8 +29,8 @@ func (p *polite) destroy(ctx context.Context, uuid string) error {
 	return p.shelf.shutdown(ctx, uuid)
 }
 
-// Every way to stop a machine asks the guest to shut down. Only a guest that ignores it is switched off, after
-// the grace period.
+// However a machine is stopped (stop, replacement, removal), the driver first asks the guest to shut down. Only
+// a guest that ignores the request is powered off, after the grace period.
 func TestGuestsAreAskedToShutDown(t *testing.T) {
 	for name, stop := range map[string]func(w *drawer) error{
 		"halt": func(w *drawer) error { return w.Halt(w.Context(), "web", driver.OwnGrace) },

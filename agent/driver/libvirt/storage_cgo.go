@@ -51,8 +51,8 @@ func (v *connection) volume(ctx context.Context, pool, name, xml string) error {
 	return err
 }
 
-// withVolume calls do with a volume of a storage pool. It returns an error that wraps errAbsent if the pool
-// has no such volume.
+// withVolume calls the function do with a volume of a storage pool. It returns an error that wraps errAbsent if
+// the pool has no such volume.
 func (v *connection) withVolume(ctx context.Context, pool, name string, do func(*lv.StorageVol) error) error {
 	return act(ctx, v, "volume", func(c *lv.Connect) error {
 		p, err := poolUp(c, pool)

@@ -9,8 +9,8 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// found holds the facts about this machine that the domain XML of a plan contains, and the record of the
-// domain.
+// found holds the input of domainXML that is not in the plan: facts about this machine, and the record for the
+// domain's metadata.
 type found struct {
 	machine *hostcaps.Machine
 	// bridges holds the plan's networks that are plain bridges, not networks of libvirt.
@@ -145,10 +145,10 @@ func busOf(device string) string {
 	return "virtio"
 }
 
-// seedXML attaches a seed as a read-only virtio disk. Debian's cloud kernel, for example, has no driver for
-// the SATA controller of a CD-ROM, but any guest that reads its root disk reads virtio. Cloud-init finds the
-// seed by its volume id on any device. The seed is the last disk, so that it does not change the device names
-// of the others.
+// seedXML attaches a seed, the image with the input of cloud-init, as a read-only virtio disk. Debian's cloud
+// kernel, for example, has no driver for the SATA controller of a CD-ROM, but any guest that reads its root
+// disk reads virtio. Cloud-init finds the seed by its volume id on any device. The seed is the last disk, so
+// that it does not change the device names of the other disks.
 func seedXML(path string, others []diskPlan) libvirtxml.DomainDisk {
 	taken := map[string]bool{}
 	for _, d := range others {

@@ -17,8 +17,8 @@ const LayerSize = "size"
 // except the containerd image store, which accepts and ignores it.
 var layerDrivers = [...]string{"overlay2", "btrfs", "zfs", "devicemapper", "vfs"}
 
-// SizesLayers reports whether containers may be created with LayerSize. Only the create call shows whether
-// the engine's file system supports it: see RefusesLayerSize.
+// SizesLayers reports whether containers may be created with LayerSize. Whether the engine's file system
+// supports the option is known only after a create call (see RefusesLayerSize).
 func (e *Engine) SizesLayers(ctx context.Context) bool {
 	e.layers.mu.Lock()
 	defer e.layers.mu.Unlock()
@@ -38,7 +38,7 @@ func (e *Engine) SizesLayers(ctx context.Context) bool {
 }
 
 // RefusesLayerSize reports whether err says that the engine does not support LayerSize on its file system,
-// and remembers the answer.
+// and remembers this for SizesLayers.
 func (e *Engine) RefusesLayerSize(err error) bool {
 	if err == nil {
 		return false

@@ -13,7 +13,7 @@ import (
 // Docker's Go client turns the HTTP status of an engine's answer into errdefs types. Several causes share
 // status 500, above all errors that the registry or the kernel reported to the engine. Only errors with
 // status 500 are classified by their text, and only by fixed phrases of the engine, the registry protocol or
-// the C library. An error without a known phrase counts as transient.
+// the C library. An error without a known phrase is treated as temporary.
 
 // phrase maps a fixed text to its class.
 type phrase struct {
@@ -45,9 +45,9 @@ func enginePhrases() []phrase {
 		// Devices that this machine lacks.
 		{"error gathering device information", driver.RuntimeResourceMissing},
 		{"unresolvable cdi devices", driver.RuntimeResourceMissing},
+		{"could not select device driver", driver.RuntimeResourceMissing}, // the engine has no driver for the requested GPUs
 		// Errors about options that this engine or kernel lacks. A retry cannot succeed until the
 		// specification or the machine changes.
-		{"could not select device driver", driver.InvalidConfiguration}, // the engine has no driver for the requested GPUs
 		{"does not match the specified platform", driver.InvalidConfiguration},
 		{"unknown runtime specified", driver.InvalidConfiguration},
 		{"unknown or invalid runtime name", driver.InvalidConfiguration},
@@ -62,8 +62,8 @@ func enginePhrases() []phrase {
 	}
 }
 
-// execPhrases returns the phrases for a command that cannot be executed. They occur in errors of start calls
-// and in the error field of a container.
+// execPhrases returns the phrases in errors about a command that cannot be executed. They occur in errors of
+// start calls and in the error field of a container.
 func execPhrases() []phrase {
 	return []phrase{
 		{"executable file not found", driver.InvalidConfiguration},
@@ -144,9 +144,9 @@ func unreachable(err error) bool {
 		errors.Is(err, context.DeadlineExceeded) || driver.Generic(err) != ""
 }
 
-// pullClass returns the class of an image pull's error. It is a permanent error only if the registry says
-// that the image does not exist or may not be read. Every other failure is transient, because an outage must
-// never stop the retries.
+// pullClass returns the class of an image pull's error. It is a permanent error only if the registry says that
+// the image does not exist or may not be read. Every other failure is treated as temporary, because the agent
+// must not stop its retries during an outage.
 func pullClass(err error) driver.Class {
 	switch {
 	case errors.Is(err, context.Canceled):
@@ -158,7 +158,8 @@ func pullClass(err error) driver.Class {
 	case cerrdefs.IsUnauthorized(err), cerrdefs.IsPermissionDenied(err):
 		return driver.ImagePullAuthFailed
 	}
-	// Engines answer with status 404 both for a missing image and for one that the caller may not read.
+	// Engines answer with status 404 if an image is missing, and also if the caller may not read it. Only the
+	// text distinguishes the two cases.
 	if class := match(err, pullPhrases()); class != "" {
 		return class
 	}

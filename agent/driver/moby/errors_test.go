@@ -14,7 +14,7 @@ func TestErrorsByText(t *testing.T) {
 		"mkdir /var/lib/docker/x: no space left on device":                                                    driver.StorageFull,
 		`error gathering device information while adding custom device "/dev/kvm": no such file or directory`: driver.RuntimeResourceMissing,
 		"CDI device injection failed: unresolvable CDI devices vendor.com/gpu=0":                              driver.RuntimeResourceMissing,
-		`could not select device driver "" with capabilities: [[gpu]]`:                                        driver.InvalidConfiguration,
+		`could not select device driver "" with capabilities: [[gpu]]`:                                        driver.RuntimeResourceMissing,
 		"invalid mount config for type \"bind\": bind source path does not exist: /srv/web":                   driver.StorageAttachFailed,
 	} {
 		if got := driver.ClassOf(Classify("start", errors.New(text))); got != want {

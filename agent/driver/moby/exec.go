@@ -18,13 +18,15 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// hangUp is how long a command may take to end after the SIGHUP that it gets when its session is closed.
+// hangUp is how long a command may take to end after it got SIGHUP because its session was closed; then
+// it is killed.
 const hangUp = 2 * time.Second
 
 // maxPiece is the maximum size in bytes of one piece of a session's output.
 const maxPiece = 32 << 10
 
-// Exec starts a command in a running container and returns the session with it.
+// Exec starts a command in a running container and returns a session that is connected to the
+// command.
 func (e *Engine) Exec(ctx context.Context, containerID string, o driver.ExecOptions) (driver.Session, error) {
 	call, cancel := e.Call(ctx)
 	defer cancel()
@@ -47,8 +49,8 @@ func (e *Engine) Exec(ctx context.Context, containerID string, o driver.ExecOpti
 	return s, nil
 }
 
-// Console connects to a container's first process: the session receives its output from now on and, if the
-// container's standard input is open, writes to that.
+// Console connects to a container's first process: the session receives the output from now on. If the
+// container has an open standard input, the session writes to it.
 func (e *Engine) Console(ctx context.Context, containerID string, size driver.TerminalSize) (driver.Session, error) {
 	full, err := e.Inspect(ctx, containerID)
 	if err != nil {
@@ -126,7 +128,7 @@ func (s *session) Output() (driver.Output, error) {
 	return driver.Output{}, ending(err)
 }
 
-// ending returns io.EOF for every error that means that the connection is closed, and other errors unchanged.
+// ending returns io.EOF if the error means that the connection is closed. It returns other errors unchanged.
 func ending(err error) error {
 	if err == nil {
 		return io.ErrNoProgress
@@ -171,8 +173,8 @@ func (s *session) Resize(ctx context.Context, z driver.TerminalSize) error {
 	return Classify("resize", err)
 }
 
-// Signal implements driver.Session. The engine has no request for it, so the session signals the process on
-// this machine.
+// Signal implements driver.Session. The engine's API cannot signal a command of a session, so this method
+// signals the process directly on this machine.
 func (s *session) Signal(ctx context.Context, name string) error {
 	number := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG"))
 	if number == 0 {
@@ -234,8 +236,9 @@ func (s *session) process(ctx context.Context) (pid int, running bool, err error
 	return state.PID, true, nil
 }
 
-// sameMounts reports whether two processes have the same mount namespace. If the engine runs on another
-// machine, its process ids belong to other processes here.
+// sameMounts reports whether two processes have the same mount namespace. If it returns false, the engine may
+// be on another machine. Its process ids then belong to unrelated processes on this machine, which must not be
+// signalled.
 func sameMounts(a, b int) bool {
 	x, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", a))
 	if err != nil {
@@ -265,7 +268,7 @@ func (s *session) Exit(ctx context.Context) (int, error) {
 			return state.ExitCode, nil
 		}
 		if !Pause(ctx) {
-			// The command closed its output but still runs, so the session is not connected to it any more.
+			// The command has closed its output but still runs, so the session cannot wait for its exit code.
 			return 0, driver.Errorf(driver.RuntimeError, "exec", "the command closed its output but still runs: %w", ctx.Err())
 		}
 	}

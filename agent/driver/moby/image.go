@@ -32,11 +32,11 @@ type Image struct {
 	Name     string // image reference that is passed to the engine
 	Floating bool
 	Local    bool
-	// Namespace of the workload, whose credentials are used for the pull.
+	// Namespace is the namespace of the workload; the pull uses the credentials for this namespace.
 	Namespace string
 }
 
-// ParseImage parses an image reference. field is the field of the spec that contains it, for errors.
+// ParseImage parses an image reference. field is the name of the spec's field, for errors.
 func ParseImage(field, ref string) (Image, error) {
 	if ref == "" {
 		return Image{}, driver.Errorf(driver.InvalidSpecification, "image", "%s: must not be empty", field)
@@ -51,7 +51,7 @@ func ParseImage(field, ref string) (Image, error) {
 	}
 	if digested, ok := named.(reference.Digested); ok {
 		// The tag of a reference with a digest has no effect, so it is dropped: some engines do not find a
-		// local image by both.
+		// local image by a reference with both tag and digest.
 		canonical, err := reference.WithDigest(reference.TrimNamed(named), digested.Digest())
 		if err != nil {
 			return Image{}, driver.Errorf(driver.InvalidImage, "image", "%s: %q: %w", field, ref, err)
@@ -65,8 +65,8 @@ func ParseImage(field, ref string) (Image, error) {
 	}, nil
 }
 
-// Refresh pulls a floating image before a container is created from it. For other images it does nothing: if
-// one is missing, the create call reports this, and then it is pulled.
+// Refresh pulls a floating image (one with the tag latest, or without a tag) before a container is created from
+// it. For other images it does nothing: if one is missing, the create call reports this, and then it is pulled.
 func (e *Engine) Refresh(ctx context.Context, id driver.ID, img Image) error {
 	if !img.Floating {
 		return nil
@@ -95,8 +95,8 @@ func (e *Engine) Refresh(ctx context.Context, id driver.ID, img Image) error {
 	return nil
 }
 
-// renewed calls Options.Pulled if the pull gave img's name to a newer image. before is the id of the image
-// that had the name until then.
+// renewed calls Options.Pulled if the name of img refers to another image after the pull. before is the id
+// of the image that had the name until then.
 func (e *Engine) renewed(ctx context.Context, img Image, before string) {
 	if e.opt.Pulled == nil {
 		return
@@ -109,8 +109,8 @@ func (e *Engine) renewed(ctx context.Context, img Image, before string) {
 }
 
 // Pull fetches an image for a workload. It reads the engine's progress stream to its end, because errors
-// appear there. A pull that makes no progress for the duration limit is ended. A slow pull that makes
-// progress is not, because the next one would start from the beginning.
+// appear there. It aborts a pull that makes no progress for the time limit. A slow pull that makes progress
+// continues, because another attempt would start from the beginning.
 func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.Duration) error {
 	if img.Local {
 		return driver.Errorf(driver.ImageNotOnNode, "pull", "no image %s on this engine; an image id cannot be pulled", img.Name)
@@ -118,13 +118,14 @@ func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.D
 	auth := ""
 	var unknown error
 	if e.opt.Credentials != nil {
-		// Most images need no credentials, so an error while looking them up is reported only if the pull
-		// fails.
+		// Most images need no credentials, so an error of looking up credentials is reported only if the
+		// pull fails.
 		if auth, unknown = e.opt.Credentials(img.Namespace, img.Name); unknown != nil {
 			auth = ""
 		}
 	}
-	// An image that the engine had before the pull may have other users, so this agent never removes it.
+	// If the engine had the image before the pull, other programs may use the image, so this agent never
+	// removes it.
 	mine := false
 	if e.opt.Pulled != nil {
 		here, err := e.Have(ctx, img)
@@ -191,11 +192,11 @@ func (e *Engine) pullAndDrain(ctx context.Context, id driver.ID, name, auth stri
 	return errors.Join(err, res.Close())
 }
 
-// progressEvery is the interval of progress reports of a pull. It is long because each report becomes an
-// entry in the schedulers' Raft log.
+// progressEvery is the interval of progress reports of a pull. It is several seconds, because the schedulers
+// write each report to their Raft log.
 const progressEvery = 5 * time.Second
 
-// layers holds the last progress message of each layer of a pull.
+// layers holds the last progress message of each image layer during a pull, by the id of the layer.
 type layers map[string]struct {
 	status   string
 	at       int64 // bytes that are downloaded or extracted, depending on the layer's current status
@@ -230,7 +231,7 @@ func (l layers) String() string {
 	return fmt.Sprintf(": %s of %s", units.BytesSize(float64(have)), units.BytesSize(float64(of)))
 }
 
-// Have reports whether the engine has an image.
+// Have reports whether the engine has an image locally, so that no pull is needed.
 func (e *Engine) Have(ctx context.Context, img Image) (bool, error) {
 	ctx, cancel := e.Call(ctx)
 	defer cancel()

@@ -21,5 +21,5 @@ func LeaveOut(s *types.ServiceConfig, name, version string) (left []string) {
 	return left
 }
 
-// Warn writes a warning to the agent's log.
+// Warn writes a warning to the log. The arguments are key-value pairs, as for slog.
 func (e *Engine) Warn(text string, args ...any) { e.log.Warn(text, args...) }

@@ -1,6 +1,6 @@
 // Package moby holds the code that the Docker and Compose drivers share: a client with time limits, image
-// pulls, inspection, event hints and logs. It reads the labels of package driver, but it does not decide
-// about workloads.
+// pulls, inspection, events and logs. It reads the labels of package driver, but it does not decide about
+// workloads.
 package moby
 
 import (
@@ -37,8 +37,8 @@ type Options struct {
 	CallTimeout time.Duration
 	// PullTimeout bounds the time in which a pull makes no progress. Default 10 min.
 	PullTimeout time.Duration
-	// RefreshTimeout is the same limit for the renewal of an image that exists locally, such as one with the
-	// tag latest. Default 30 s.
+	// RefreshTimeout bounds the time without progress in the renewal of an image that exists locally, such as
+	// one with the tag latest. Default 30 s.
 	RefreshTimeout time.Duration
 	// DaemonConfig is the configuration file of an engine on this machine. Default /etc/docker/daemon.json.
 	DaemonConfig string
@@ -91,7 +91,7 @@ func Open(opt Options) (*Engine, error) {
 // Close closes idle connections. Containers keep running.
 func (e *Engine) Close() error { return e.Client.Close() }
 
-// CallTimeout returns the time limit of one call.
+// CallTimeout returns the time limit of one call to the engine.
 func (e *Engine) CallTimeout() time.Duration { return e.opt.CallTimeout }
 
 // PullTimeout returns how long a pull may make no progress.
@@ -122,9 +122,9 @@ func (e *Engine) Probe(ctx context.Context) (driver.Capacity, error) {
 }
 
 // APIVersion returns the version of the API that the client and the engine agreed on, for example 1.41. It asks
-// the engine once; while the engine does not answer, it returns the newest version that the client knows and the
-// error. The client's own ClientVersion is not used alone, because another goroutine's first call may change it at
-// the same time.
+// the engine once; while the engine does not answer, it returns the newest version that the client knows and
+// the error. The client's method ClientVersion must not be used instead: until the engine has answered once,
+// another goroutine may be changing the version at the same time.
 func (e *Engine) APIVersion(ctx context.Context) (string, error) {
 	if v := e.api.Load(); v != nil {
 		return *v, nil
@@ -161,9 +161,10 @@ func (e *Engine) Signal(ctx context.Context, id, signal string) error {
 	return nil
 }
 
-// StopGrace returns how long a container may take to stop. A container with its own grace period gets that
-// one, but at most the duration most and at most policy.MaxStopGrace, because another program may have chosen
-// it. A container without one gets the duration most or, if most is driver.OwnGrace, the duration otherwise.
+// StopGrace returns how long a container may take to stop. If the container has its own grace period, StopGrace
+// returns that period, but at most the value of most. It also limits the period to policy.MaxStopGrace, because
+// another program may have made the container with a longer period. If the container has none, StopGrace
+// returns most or, if most is driver.OwnGrace, the value of otherwise.
 func StopGrace(in container.InspectResponse, most, otherwise time.Duration) time.Duration {
 	switch {
 	case in.Config != nil && in.Config.StopTimeout != nil:
@@ -182,11 +183,12 @@ func (e *Engine) Call(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, e.opt.CallTimeout)
 }
 
-// lastWord is how long a create request may continue after its caller has given up.
+// lastWord is how long a create request may continue after the context of its caller has ended.
 const lastWord = 10 * time.Second
 
-// SeeThrough returns the context of a request that continues when ctx ends. The engine would execute the
-// request anyway, and a Remove right after it would not find the object that the engine is still creating.
+// SeeThrough returns the context for a create request. When ctx ends, the request may continue for the time
+// lastWord. Without this, the engine would still execute the request, and a Remove right afterwards would not
+// find the object that the engine is creating.
 func (e *Engine) SeeThrough(ctx context.Context) (context.Context, context.CancelFunc) {
 	if ctx.Err() != nil {
 		return ctx, func() {}

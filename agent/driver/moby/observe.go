@@ -25,8 +25,8 @@ const inspections = 8
 // InspectAll inspects the listed containers, because a list contains neither exit codes nor times. It passes
 // each result to the function took, which must allow concurrent calls. Containers that were removed after the
 // list are left out. If the engine cannot inspect a container, because the container is damaged or the call
-// hangs, its state is unknown. All inspections together may take half of the time that is left until ctx
-// ends.
+// hangs, its state is unknown. InspectAll stops inspecting when half of the time that is left until ctx ends
+// has passed; the state of the remaining containers is then unknown.
 func (e *Engine) InspectAll(ctx context.Context, items []container.Summary, took func(i int, full container.InspectResponse, o driver.Observed)) error {
 	limit := e.opt.CallTimeout
 	if end, ok := ctx.Deadline(); ok {
@@ -61,8 +61,8 @@ func (e *Engine) InspectAll(ctx context.Context, items []container.Summary, took
 	return group.Wait()
 }
 
-// untold returns the observed state of a listed container that cannot be inspected: unknown, with cause as
-// the message.
+// untold returns the observation for a listed container that cannot be inspected. Its state is unknown, and its
+// message is the error cause.
 func untold(item container.Summary, cause error) driver.Observed {
 	o := driver.FromLabels(item.Labels)
 	o.RuntimeID, o.State = item.ID, driver.Unknown
@@ -135,7 +135,8 @@ func healthOf(s *container.State) driver.Health {
 	return driver.Unhealthy
 }
 
-// memoryLimit describes the memory limit of a container, as in "its memory limit of 64 MiB".
+// memoryLimit returns a text about the memory limit of a container, such as "its memory limit of 64
+// MiB".
 func memoryLimit(c *container.HostConfig) string {
 	switch {
 	case c == nil || c.Memory == 0:
@@ -200,7 +201,7 @@ func parseTime(s string) time.Time {
 }
 
 // addresses returns the sorted IP addresses and published ports of a container. The engine lists a port once
-// for IPv4 and once for IPv6; if it binds all addresses, the two are returned as one port.
+// for IPv4 and once for IPv6; if the port is bound on all addresses, the two entries become one.
 func addresses(settings *container.NetworkSettings) ([]string, []driver.Port) {
 	if settings == nil {
 		return nil, nil
@@ -258,7 +259,7 @@ func addresses(settings *container.NetworkSettings) ([]string, []driver.Port) {
 func isJob(o *driver.Observed) bool { return o.Labels[driver.LabelJob] == "true" }
 
 // addTail adds the last lines of a container to o: its output if it is a job, its stderr as metadata
-// otherwise. It reads them only once for each exit of a container.
+// otherwise. It reads the lines only once after each exit of the container.
 func (e *Engine) addTail(ctx context.Context, o *driver.Observed) {
 	if o.FinishedAt.IsZero() {
 		return
@@ -289,7 +290,7 @@ const (
 	tailLimit = 2 << 20
 )
 
-// theEnd is a Writer that keeps only the last bytes written to it.
+// theEnd is a Writer that keeps only the last MaxMetadata bytes written to it.
 type theEnd struct{ text []byte }
 
 func (e *theEnd) Write(p []byte) (int, error) {
@@ -300,7 +301,7 @@ func (e *theEnd) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// readTail returns the last lines of stderr or, with all, of stderr and stdout together.
+// readTail returns the last lines of stderr or, if all is set, of stderr and stdout together.
 func (e *Engine) readTail(ctx context.Context, id string, all bool) (string, error) {
 	ctx, cancel := e.Call(ctx)
 	defer cancel()
@@ -321,7 +322,8 @@ type tailKey struct {
 	finished time.Time
 }
 
-// tailCache holds the last lines of stderr of each container that the last List found.
+// tailCache caches the last lines of output of ended containers, so that they are read only once after each
+// exit. It keeps them as long as List finds the container.
 type tailCache struct {
 	mu   sync.Mutex
 	tail map[string]cachedTail
@@ -348,7 +350,7 @@ func (c *tailCache) put(key tailKey, text string) {
 	c.tail[key.id] = cachedTail{key, text}
 }
 
-// KeepTails drops the cached lines of stderr of all containers that are not in ids.
+// KeepTails drops the cached stderr lines of all containers whose ids are not in ids.
 func (e *Engine) KeepTails(ids map[string]bool) { e.tails.retain(ids) }
 
 func (c *tailCache) retain(ids map[string]bool) {

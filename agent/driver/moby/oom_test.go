@@ -9,9 +9,9 @@ import (
 	"github.com/moby/moby/api/types/events"
 )
 
-// If the kernel killed a process of a container for lack of memory, the message names the memory limit: after
-// the container has ended, between two restarts, and while it runs on because only a child process was
-// killed.
+// If the kernel killed a process of a container for lack of memory, the reported message names the memory
+// limit. The test covers three cases: the container has ended, it is between two restarts, and it still runs
+// because only a child process was killed.
 func TestKilledForMemory(t *testing.T) {
 	limit := memoryLimit(&container.HostConfig{Resources: container.Resources{Memory: 24 << 20}})
 	for _, c := range []struct {
@@ -29,12 +29,12 @@ func TestKilledForMemory(t *testing.T) {
 		t.Run(c.fact, func(t *testing.T) {
 			_, _, message := StateOf(&c.state, 3, limit)
 			if !strings.Contains(message, c.want) || c.want == "" && strings.Contains(message, "memory") {
-				t.Errorf("%q, want %q", message, c.want)
+				t.Errorf("the message is %q, want %q in it", message, c.want)
 			}
 		})
 	}
 	if got := memoryLimit(&container.HostConfig{}); got != "its memory limit" {
-		t.Errorf("without a limit: %q", got)
+		t.Errorf("the message of a killed container without a memory limit is %q", got)
 	}
 }
 
@@ -49,7 +49,7 @@ func TestOOMEventsOfChildren(t *testing.T) {
 	}
 	o.note(events.ActionStart, "a")
 	if killed("a", container.StateRunning) {
-		t.Error("killed before the event")
+		t.Error("a container is reported as OOMKilled before the event")
 	}
 	o.note(events.ActionOOM, "a")
 	for status, want := range map[container.ContainerState]bool{container.StateRunning: true, container.StateExited: false} {
@@ -60,7 +60,7 @@ func TestOOMEventsOfChildren(t *testing.T) {
 	for _, end := range []events.Action{events.ActionStart, events.ActionDestroy} {
 		o.note(events.ActionOOM, "a")
 		if o.note(end, "a"); killed("a", container.StateRunning) {
-			t.Errorf("still killed after %s", end)
+			t.Errorf("the container is still reported as OOMKilled after %s", end)
 		}
 	}
 	o.complete(&container.InspectResponse{}) // complete must accept an answer of the engine without the state of the container
@@ -68,6 +68,6 @@ func TestOOMEventsOfChildren(t *testing.T) {
 		o.note(events.ActionOOM, strconv.Itoa(i))
 	}
 	if len(o.ids) > maxOOMs {
-		t.Errorf("%d ids are kept", len(o.ids))
+		t.Errorf("%d ids are stored, want at most maxOOMs", len(o.ids))
 	}
 }

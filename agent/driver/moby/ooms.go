@@ -7,18 +7,19 @@ import (
 	"github.com/moby/moby/api/types/events"
 )
 
-// ooms holds the ids of running containers in which the kernel has killed a process for lack of memory.
-// Engines send an event for each such kill. Some engines set OOMKilled in the container's state only if its
-// first process was killed.
+// ooms holds the ids of running containers in which the kernel has killed a process for lack of memory. The ids
+// come from events, which engines send for each such kill. The container's state is not enough: some engines
+// set OOMKilled in it only if the container's first process was killed.
 type ooms struct {
 	mu  sync.Mutex
 	ids map[string]bool
 }
 
-// maxOOMs bounds the number of ids, in case events about the end of containers are lost.
+// maxOOMs bounds the number of ids. An id is dropped by an event about the end of its container, and such
+// events may be lost.
 const maxOOMs = 4096
 
-// note takes an event of a container.
+// note updates the ids after an event of a container.
 func (o *ooms) note(action events.Action, id string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -33,7 +34,7 @@ func (o *ooms) note(action events.Action, id string) {
 	}
 }
 
-// complete sets OOMKilled in the inspection of a running container.
+// complete sets OOMKilled in the inspection result of a running container whose id is stored.
 func (o *ooms) complete(in *container.InspectResponse) {
 	if in.State == nil || in.State.Status != container.StateRunning {
 		return

@@ -11,7 +11,7 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// Log rotation of a container, used if neither its spec nor the engine's configuration has log settings.
+// The log rotation that a container gets if neither its spec nor the engine's configuration has log settings.
 // Without it the engine writes one file of unlimited size.
 const (
 	rotatedDriver = "json-file"
@@ -29,16 +29,16 @@ type facts struct {
 	devices map[string][]string // see cdiDevices
 }
 
-// remember stores the facts about the engine from its answer info. The facts change only when the engine
-// restarts.
+// remember stores the facts about the engine that its answer to an info request (parameter info) contains, and
+// returns them. The facts change only when the engine restarts.
 func (e *Engine) remember(info client.SystemInfoResult) facts {
 	f := facts{folder: info.Info.DockerRootDir, logging: info.Info.LoggingDriver, devices: cdiDevices(info.Info.DiscoveredDevices)}
 	e.known.Store(&f)
 	return f
 }
 
-// facts returns the stored facts, or asks the engine if there are none. They are empty while the engine does
-// not answer.
+// facts returns the stored facts, or asks the engine if there are none. If there are none and the engine
+// does not answer, it returns empty facts.
 func (e *Engine) facts(ctx context.Context) facts {
 	if f := e.known.Load(); f != nil {
 		return *f
@@ -52,8 +52,8 @@ func (e *Engine) facts(ctx context.Context) facts {
 	return e.remember(res)
 }
 
-// Paths returns the paths of the engine's socket, if it is local, and of its data folder. The data folder is
-// missing until the engine has reported it.
+// Paths returns the paths of the engine's socket, if it is local, and of its data folder. The result lacks the
+// data folder until the engine has answered once and reported it.
 func (e *Engine) Paths(ctx context.Context) (out []string) {
 	if socket, local := e.socket(); local {
 		out = append(out, socket)
@@ -68,8 +68,8 @@ func (e *Engine) socket() (path string, local bool) {
 	return strings.CutPrefix(e.Client.DaemonHost(), "unix://")
 }
 
-// Rotation returns the log configuration of a container whose spec has none. The zero value leaves the choice
-// to the engine.
+// Rotation returns the log configuration of a container whose spec has none. The zero value means that the
+// engine's own configuration applies.
 func (e *Engine) Rotation(ctx context.Context) container.LogConfig {
 	var config []byte
 	if _, local := e.socket(); local {

@@ -2,8 +2,8 @@ package moby
 
 import "testing"
 
-// TestOutputIsRotatedOnlyWithoutOwnSettings: the driver sets log rotation only if the engine's default log
-// driver is json-file and its configuration file has no log settings.
+// TestOutputIsRotatedOnlyWithoutOwnSettings: the driver sets log rotation for a container only if the engine's
+// default log driver is json-file and the engine's configuration file has no log settings.
 func TestOutputIsRotatedOnlyWithoutOwnSettings(t *testing.T) {
 	for _, tt := range []struct {
 		name, logging, config string

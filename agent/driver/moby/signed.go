@@ -26,8 +26,8 @@ const signatureTimeout = 30 * time.Second
 // registry is down.
 const maxSigned = 4096
 
-// signedImages remembers which images have a signature by which keys. An image is identified by its digest,
-// so its signatures stay valid for ever.
+// signedImages remembers which images have a signature by which keys. An entry never becomes outdated, because
+// it is for the digest of an image.
 type signedImages struct {
 	mu    sync.Mutex
 	known map[string]bool

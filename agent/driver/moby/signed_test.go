@@ -109,7 +109,7 @@ func TestPoliciesWithKeysNeedSignedImages(t *testing.T) {
 	good, bad := image(true), image(false)
 	e := engine("shop")
 	if err := e.Signed(t.Context(), spec, ask(good)); err != nil {
-		t.Errorf("a signed image: %v", err)
+		t.Errorf("Signed of a signed image returned %v, want success", err)
 	}
 	err = e.Signed(t.Context(), spec, ask(bad))
 	for _, word := range []string{"container.image", bad, `policy "signed"`, "rule image_keys", key, "sign it"} {
@@ -118,7 +118,7 @@ func TestPoliciesWithKeysNeedSignedImages(t *testing.T) {
 		}
 	}
 	if err := engine("bank").Signed(t.Context(), spec, ask(good)); driver.ClassOf(err) != driver.ImagePullAuthFailed {
-		t.Errorf("without credentials: %v", err)
+		t.Errorf("Signed without credentials returned %v, want class IMAGE_PULL_AUTH_FAILED", err)
 	}
 	down.Store(true)
 	if err := e.Signed(t.Context(), spec, ask(good)); err != nil {

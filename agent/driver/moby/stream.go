@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// The shortest and longest time that Events waits before it reconnects to an engine that does not answer.
+// Minimum and maximum delay before Events reconnects to an engine that does not answer.
 const (
 	minBackoff = 200 * time.Millisecond
 	maxBackoff = 5 * time.Second
@@ -57,8 +57,8 @@ func (e *Engine) watch(ctx context.Context, hints *driver.Hints, pick func(map[s
 }
 
 // watchOnce reads one event stream to its end. Events of the engine that occurred before the stream was open
-// are lost. So watchOnce first sends the hint that any workload may have changed. It does so for the first
-// stream too, because Events returns before the engine has answered.
+// are lost. So watchOnce first sends the empty id, which means that any workload may have changed. It does so
+// for the first stream too, because Events returns before the stream is open.
 func (e *Engine) watchOnce(ctx context.Context, hints *driver.Hints, pick func(map[string]string) bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -118,16 +118,17 @@ func (e *Engine) Logs(ctx context.Context, id string, options driver.LogOptions)
 		return nil, Classify("logs", err)
 	}
 	if tty {
-		// A container that the agent adopted may have a terminal. The engine sends a terminal's output
-		// without frames.
+		// A container that the agent took over from a legacy v1 agent may have a terminal. The engine sends a
+		// terminal's output without frames.
 		return &logReader{Reader: rc, stop: func() { cancel(); rc.Close() }}, nil
 	}
 	return demultiplex(rc, cancel, options), nil
 }
 
-// stamped reports the time of each frame, and removes the time from the output unless timestamps are wanted.
-// stdcopy.StdCopy passes one frame to each Write call. The engine begins each frame with its time, also the
-// later parts of a long line.
+// stamped is a Writer for one stream of a container's log. It reports the time of each frame to
+// LogOptions.Seen, and removes the time from the output unless the caller wants timestamps. stdcopy.StdCopy
+// passes one frame to each Write call. The engine begins each frame with its time, also the later parts of a
+// long line.
 type stamped struct {
 	io.Writer
 	options driver.LogOptions
@@ -147,7 +148,8 @@ func (s stamped) Write(frame []byte) (int, error) {
 	return n + len(frame) - len(rest), err
 }
 
-// demultiplex returns the output without frame headers. Close waits until the copying goroutine has ended.
+// demultiplex returns the output without frame headers. Close of the returned reader waits until the goroutine
+// that copies the output has ended.
 func demultiplex(rc io.ReadCloser, cancel context.CancelFunc, options driver.LogOptions) io.ReadCloser {
 	pr, pw := io.Pipe()
 	done := make(chan struct{})

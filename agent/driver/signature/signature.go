@@ -1,6 +1,7 @@
-// Package signature checks signatures of images in the format of cosign ("simple signing"): the signature of the image
-// NAME@sha256:HEX is the image NAME:sha256-HEX.sig in the same repository. Each of its layers is a JSON text that
-// names the digest, and has a signature of that text in an annotation.
+// Package signature checks signatures of images in the format of cosign ("simple signing"): the signature of
+// the image NAME@sha256:HEX is the image NAME:sha256-HEX.sig in the same repository. Each layer of this
+// signature image is a JSON text that names the digest HEX. An annotation of the layer contains the signature
+// of that text.
 //
 // Only signatures by a given key are checked. Certificates and transparency logs of Sigstore are not
 // checked, because a node may have no Internet access. See ADR 49.
@@ -35,7 +36,7 @@ const (
 	maxLayers   = 64       // maximum number of signatures of one image that are tried
 )
 
-// ErrNone means that the registry answered, and no signature of the image is by one of the keys.
+// ErrNone means that the registry answered, but that no signature of the image was made with one of the keys.
 var ErrNone = errors.New("no signature by one of the keys")
 
 // Check returns nil if an image with a digest has a signature by one of the keys.

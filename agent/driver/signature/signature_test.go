@@ -27,7 +27,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// payloadOf returns the text that cosign signs for an image digest, as its SIGNATURE_SPEC defines it.
+// payloadOf returns the text that cosign signs for an image digest, as cosign's document SIGNATURE_SPEC defines
+// it.
 func payloadOf(digest, kind string) string {
 	return fmt.Sprintf(`{"critical":{"identity":{"docker-reference":""},"image":{"docker-manifest-digest":%q},"type":%q},"optional":null}`, digest, kind)
 }
@@ -48,8 +49,8 @@ func signWith(t *testing.T, key crypto.Signer, payload string) string {
 
 type signed struct{ payload, signature string }
 
-// pushed pushes a new image to a registry, with the signatures that sign returns for its digest. It returns
-// the image's reference.
+// pushed pushes a new image to the registry at host, with the signatures that the function sign returns for the
+// image's digest. It returns the image's reference.
 func pushed(t *testing.T, host string, sign func(digest string) []signed) string {
 	t.Helper()
 	image, err := random.Image(256, 1)
@@ -107,14 +108,14 @@ func TestSignaturesOfImages(t *testing.T) {
 		sign func(digest string) []signed
 		want string // part of the expected error; "" if the image must be accepted
 	}{
-		{"signed with an ECDSA key", func(d string) []signed { return []signed{by(ec, payloadOf(d, payloadType))} }, ""},
-		{"signed with an Ed25519 key", func(d string) []signed { return []signed{by(ed, payloadOf(d, payloadType))} }, ""},
-		{"the second signature is by a key", func(d string) []signed {
+		{"an image that is signed with an ECDSA key", func(d string) []signed { return []signed{by(ec, payloadOf(d, payloadType))} }, ""},
+		{"an image that is signed with an Ed25519 key", func(d string) []signed { return []signed{by(ed, payloadOf(d, payloadType))} }, ""},
+		{"only the second signature is by a given key", func(d string) []signed {
 			return []signed{by(stranger, payloadOf(d, payloadType)), by(ec, payloadOf(d, payloadType))}
 		}, ""},
-		{"not signed", func(string) []signed { return nil }, "the registry has no"},
-		{"no signature in the manifest", func(string) []signed { return []signed{} }, "has no signature"},
-		{"signed by a stranger", func(d string) []signed { return []signed{by(stranger, payloadOf(d, payloadType))} }, "by another key"},
+		{"an image that is not signed", func(string) []signed { return nil }, "the registry has no"},
+		{"a signature image without signatures", func(string) []signed { return []signed{} }, "has no signature"},
+		{"an image that is signed with another key", func(d string) []signed { return []signed{by(stranger, payloadOf(d, payloadType))} }, "by another key"},
 		{"the signature of another image", func(string) []signed { return []signed{by(ec, payloadOf(other, payloadType))} }, "the signature is of " + `"` + other},
 		{"a signed text of another kind", func(d string) []signed { return []signed{by(ec, payloadOf(d, "attestation"))} }, "attestation"},
 		{"a changed text", func(d string) []signed {
@@ -139,8 +140,8 @@ func TestSignaturesOfImages(t *testing.T) {
 	}
 }
 
-// FuzzVerify: whatever text and signature a registry sends, verify accepts none that was not made with the
-// key.
+// FuzzVerify: whatever text and signature a registry sends, verify accepts only a signature that was made
+// with the key.
 func FuzzVerify(f *testing.F) {
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -152,7 +153,7 @@ func FuzzVerify(f *testing.F) {
 	f.Add([]byte(payloadOf(digest, payloadType)), "")
 	f.Fuzz(func(t *testing.T, payload []byte, signature string) {
 		if verify(payload, signature, digest, []crypto.PublicKey{public}) == nil {
-			t.Errorf("accepted %q with %q", payload, signature)
+			t.Errorf("verify accepted the text %q with the signature %q", payload, signature)
 		}
 	})
 }

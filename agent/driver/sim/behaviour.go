@@ -186,8 +186,8 @@ type phase struct {
 	next time.Duration
 }
 
-// at returns the phase of the record at the time now. It has no side effects: the fields of the record
-// determine all its phases.
+// at returns the phase (the state of the simulated instance) at the time now. It has no side effects:
+// the fields of the record determine all its phases.
 func (r record) at(now time.Duration) phase {
 	if r.Refused != "" {
 		return phase{state: driver.Failed}
@@ -202,7 +202,8 @@ func (r record) at(now time.Duration) phase {
 	return r.running(now)
 }
 
-// running returns the phase at the time now, as if no call had stopped or killed the record.
+// running returns the phase at the time now that follows from the simulated behaviour alone. It ignores calls
+// that stopped or killed the instance.
 func (r record) running(now time.Duration) phase {
 	b := r.Behaviour
 	if b.CrashAfter <= 0 {
@@ -230,7 +231,8 @@ func (r record) running(now time.Duration) phase {
 	return p
 }
 
-// up returns the phase (state and time of the next change) that a container started at p.started has at now.
+// up returns the phase (state and time of the next change) that a container which started at p.started has
+// at the time now.
 func (r record) up(p phase, now time.Duration) phase {
 	b := r.Behaviour
 	ready := p.started + b.StartDelay
@@ -258,7 +260,8 @@ func (b behaviour) restarts() bool {
 	return false
 }
 
-// until returns the time at which the record ends by itself, without a further restart; 0 if never.
+// until returns the time at which the simulated instance ends by itself for good; 0 if it never
+// does.
 func (r record) until() time.Duration {
 	b := r.Behaviour
 	life := b.StartDelay + b.CrashAfter
@@ -280,6 +283,6 @@ func ended(code int) driver.State {
 	return driver.Failed
 }
 
-// active reports whether the instance was started and has not ended for good. Between two restarts by the
-// engine it is active too.
+// active reports whether the instance was started and has not ended for good. It also returns true while the
+// instance waits for its next restart by the engine.
 func (p phase) active() bool { return p.state == driver.Running || p.state == driver.Pending }

@@ -1,6 +1,6 @@
-// Package sim is a driver with a simulated engine. A workload is only a record; its state follows from the
-// name of its image and the time. The package serves tests, demonstrations without Docker, and tests of
-// scale: a workload costs one record, no goroutine and no timer, so one process can hold thousands.
+// Package sim is a driver with a simulated engine. A workload is only a record; its state is computed from the
+// name of its image and the time. The package serves tests, demonstrations without Docker, and tests of scale:
+// a workload costs only one record, and no goroutine or timer, so one process can simulate thousands.
 //
 // Images and their behaviour (tags are optional unless noted; all other images run until stopped):
 //
@@ -21,8 +21,8 @@
 // SECONDS, exit CODE, size (of the terminal), and sh, which reads lines of these commands. Every kind of
 // workload has a console, which is that shell.
 //
-// An Engine is stored in memory or in a folder. In a folder it outlives its process, as a real engine
-// outlives an agent, and several processes may use it at the same time under its lock file. Both keep a log
-// of every start and stop, on the machine's monotonic clock. Runs returns the intervals in which instances
-// ran. Overlaps returns the intervals in which one workload ran twice.
+// An Engine is stored in memory or in a folder. In a folder it outlives its process, as a real engine outlives
+// an agent, and several processes may use it at the same time under its lock file. Both kinds of engine keep a
+// log of every start and stop, with times of the machine's monotonic clock. Runs returns the intervals in which
+// instances ran. Overlaps returns the intervals in which one workload ran twice.
 package sim

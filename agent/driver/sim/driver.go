@@ -65,7 +65,8 @@ func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
 	return out, nil
 }
 
-// names returns the possible names of a workload's instance, in order of preference.
+// names returns the possible names of a workload's instance, the preferred one first: its id, and its id with
+// the node's name.
 func (d *Driver) names(id driver.ID) []string {
 	return []string{string(id), string(id) + "--" + d.identity.NodeID}
 }
@@ -123,8 +124,8 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	})
 }
 
-// adopted returns the content of an instance without a content label: the spec's content if the revisions are
-// equal, else "".
+// adopted returns the content (hash of the specification) of an instance that has no content label. It is the
+// content of spec if the instance has the revision of spec, and "" otherwise.
 func (d *Driver) adopted(r record, spec driver.Spec) string {
 	if revision := r.Labels[driver.LabelRevision]; revision != "" && revision == spec.Revision {
 		return spec.Content
@@ -132,8 +133,8 @@ func (d *Driver) adopted(r record, spec driver.Spec) string {
 	return ""
 }
 
-// judge returns an error if the policies forbid what a workload asks for, as the real drivers do. It does not
-// judge Compose stacks, because the simulated driver does not load them.
+// judge returns an error if the policies forbid a resource of the machine that a workload needs, as the real
+// drivers do. It does not check Compose stacks, because the simulated driver does not load them.
 func judge(spec driver.Spec) error {
 	if c := spec.Body.GetContainer(); c != nil {
 		return spec.Judge(driver.Container, asks.Container(c, asks.Image(c.GetImage())), nil)
@@ -144,8 +145,8 @@ func judge(spec driver.Spec) error {
 	return nil
 }
 
-// make replaces the record old by a new record. Without an old record, make stores the new record under a
-// free name.
+// make stores a new record (simulated instance) for spec. The new record replaces old and keeps its name. If
+// there is no old record, the new one gets a free name.
 func (d *Driver) make(spec driver.Spec, b body, want behaviour, old record) (record, error) {
 	if want.fail != "" {
 		return record{}, driver.Errorf(want.fail, "ensure", "image %s: simulated failure", b.image)
@@ -194,11 +195,11 @@ func (d *Driver) freeName(id driver.ID) (string, error) {
 				"name %q of workload %q is taken by instance %s (image %s), which is not ours", name, id, holder.RuntimeID, holder.Image)
 		}
 	}
-	return "", driver.Errorf(driver.NameConflict, "ensure", "every name of workload %q is held by another agent of the cluster: %q", id, d.names(id))
+	return "", driver.Errorf(driver.NameConflict, "ensure", "every possible name of workload %q is used by another agent of the cluster: %q", id, d.names(id))
 }
 
-// failsAgain counts the failed Ensure calls of a workload with the image sim/flaky. It reports whether this
-// call must fail too, because fewer than times have failed.
+// failsAgain reports whether this call of Ensure for a workload with the image sim/flaky must fail, because
+// fewer than times calls have failed so far. It counts the calls that fail.
 func (e *Engine) failsAgain(id driver.ID, times int) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -369,7 +370,8 @@ func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptio
 	}}, nil
 }
 
-// output returns the record of an instance, with its output up to now.
+// output returns the record of an instance. The record contains the lines that the instance has printed up to
+// now.
 func (d *Driver) output(ctx context.Context, id driver.ID) (record, error) {
 	var out record
 	err := d.call(ctx, "logs", func() error {
@@ -385,8 +387,8 @@ func (d *Driver) output(ctx context.Context, id driver.ID) (record, error) {
 
 const followInterval = 50 * time.Millisecond
 
-// copyOutput writes an instance's output to w and follows it. It ends when the instance ends, is replaced or
-// removed, or when the reader closes the stream.
+// copyOutput writes an instance's output to w and follows it. It returns when the instance ends, is replaced
+// or is removed, or when the reader closes the stream.
 func (d *Driver) copyOutput(ctx context.Context, w io.Writer, id driver.ID, r record, options driver.LogOptions) {
 	lines := r.Output
 	if options.Tail > 0 {

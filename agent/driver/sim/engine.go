@@ -157,7 +157,7 @@ func (e *Engine) Runs() ([]Run, error) {
 	return runsOf(entries, e.opt.Mono()), err
 }
 
-// with runs f under the engine's lock, also while the engine is down.
+// with runs f under the engine's lock, even while SetDown has made the engine unreachable for drivers.
 func (e *Engine) with(op string, f func() error) error {
 	unlock, err := e.store.lock()
 	if err != nil {
@@ -182,7 +182,7 @@ func (e *Engine) say(r *record, at time.Duration, text string) {
 	r.Output = out[max(0, len(out)-maxOutput):]
 }
 
-// start starts the instance r and stores its record.
+// start starts the simulated instance r, stores its record and adds the start to the run log.
 func (e *Engine) start(r record) error {
 	if err := e.checkPorts(&r); err != nil {
 		r.Refused, r.Class = err.Error(), driver.ClassOf(err)
@@ -264,7 +264,7 @@ func (e *Engine) checkPorts(r *record) error {
 			}
 		}
 		if holder, ok := taken[hostPort{p.HostPort, p.Protocol}]; ok {
-			return driver.Errorf(driver.PortBindConflict, "start", "port %d/%s is held by %q", p.HostPort, p.Protocol, holder)
+			return driver.Errorf(driver.PortBindConflict, "start", "port %d/%s is used by %q", p.HostPort, p.Protocol, holder)
 		}
 		taken[hostPort{p.HostPort, p.Protocol}] = r.Name
 	}

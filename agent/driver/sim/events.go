@@ -9,9 +9,10 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// watcher is one call of Events. For a change that a call in its own process makes, it sends a hint at once.
-// For a change that the simulated behaviour makes, it sends a hint when the change is due. It does not see
-// changes by other processes that share the engine's folder.
+// watcher serves one call of Events. If a call in the same process changes an instance, the watcher sends a
+// hint at once. If the simulated behaviour changes an instance (such as a crash after a delay), the watcher
+// sends a hint at that time. The watcher does not see changes by other processes that share the engine's
+// folder.
 type watcher struct {
 	driver *Driver
 	hints  *driver.Hints
@@ -73,7 +74,7 @@ func (e *Engine) forget(w *watcher) {
 	delete(e.watchers, w)
 }
 
-// hintRecord sends a hint about the instance r to the watchers of the node that owns it.
+// hintRecord tells the watchers of the node that owns the instance r that the instance may have changed.
 func (e *Engine) hintRecord(r record) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -93,7 +94,7 @@ func (e *Engine) hint(id driver.ID) {
 	}
 }
 
-// plan schedules a hint for the next change of the instance r that its simulated behaviour makes.
+// plan schedules an event for the time at which the simulated behaviour changes the instance r next.
 func (w *watcher) plan(r record) {
 	next := r.at(w.driver.engine.opt.Mono()).next
 	if next == 0 {
@@ -108,7 +109,7 @@ func (w *watcher) plan(r record) {
 	}
 }
 
-// run sends the scheduled hints. It uses one timer for all of them.
+// run sends the scheduled events when they are due. It uses one timer for all of them.
 func (w *watcher) run(ctx context.Context) {
 	engine := w.driver.engine
 	timer := time.NewTimer(time.Hour)
@@ -128,8 +129,8 @@ func (w *watcher) run(ctx context.Context) {
 		w.mu.Unlock()
 		for _, id := range due {
 			w.hints.Add(id)
-			// Plan the next hint only if the engine is up. After an outage, one hint says that any workload may have
-			// changed.
+			// Plan the next hint only if the engine is up. After an outage no planned hints are needed,
+			// because the watcher then sends the hint that any workload may have changed.
 			if r, err := w.driver.output(ctx, id); err == nil {
 				w.plan(r)
 			}

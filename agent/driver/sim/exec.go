@@ -129,7 +129,8 @@ func (s *session) run(program func(*process) int) {
 	})
 }
 
-// outlet is the writer for stdout or stderr of a simulated program.
+// outlet is an io.Writer for the stdout or stderr of a simulated program. It passes what is written to the
+// session.
 type outlet struct {
 	s      *session
 	stderr bool
@@ -213,7 +214,7 @@ func (s *session) Resize(_ context.Context, z driver.TerminalSize) error {
 	return nil
 }
 
-// Signal implements driver.Session. Every signal ends the command, whichever it is.
+// Signal implements driver.Session. Every signal ends the simulated command.
 func (s *session) Signal(_ context.Context, name string) error {
 	number := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG"))
 	if number == 0 || s.console {

@@ -9,8 +9,8 @@ import (
 
 var _ driver.Meter = (*Driver)(nil)
 
-// Simulated usage. In each second a workload uses a hundredth of a processor, or more if its image is sim/busy. It
-// reads, writes, receives and sends one page each. It uses 8 MiB of memory.
+// The simulated usage of a workload in each second: a hundredth of the time of a processor (more if its image
+// is sim/busy), and one page each that it reads, writes, receives and sends. It always uses 8 MiB of memory.
 const (
 	simShare  = 100
 	simMemory = 8 << 20

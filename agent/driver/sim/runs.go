@@ -26,8 +26,8 @@ type entry struct {
 	ExitCode int `json:"exit_code,omitempty"`
 }
 
-// Run is one interval in which an instance ran. A restart by the engine, under the restart policy, does not
-// end it.
+// Run is one interval in which an instance ran. If the engine restarts the instance under its restart
+// policy, the interval continues.
 type Run struct {
 	Workload   driver.ID
 	ClusterID  string
@@ -82,8 +82,8 @@ func runsOf(entries []entry, now time.Duration) []Run {
 	return out
 }
 
-// Overlaps returns every pair of runs of one workload of one cluster that overlap in time, the earlier run
-// first. A caller may pass the runs of several engines on one machine together.
+// Overlaps returns every pair of runs that overlap in time and belong to the same workload of the same cluster;
+// the earlier run is the first of the pair. The list may contain the runs of several engines of one machine.
 func Overlaps(runs []Run) [][2]Run {
 	type key struct {
 		cluster  string

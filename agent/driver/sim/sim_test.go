@@ -46,8 +46,8 @@ func full(t *testing.T, node string) (driver.Driver, func(), func()) {
 }
 
 func TestConformance(t *testing.T) {
-	// If the engine is in a folder, every driver opens the folder as a separate Engine, as a restarted agent
-	// does. In memory all drivers share one Engine.
+	// If the engine is stored in a folder, every driver opens that folder as a new Engine, as a restarted
+	// agent does. If it is in memory, all drivers share one Engine.
 	memory, dir := engine(t, sim.Options{}), t.TempDir()
 	for name, open := range map[string]func(*testing.T) *sim.Engine{
 		"memory": func(*testing.T) *sim.Engine { return memory },
@@ -81,7 +81,7 @@ func TestConformance(t *testing.T) {
 					}
 					return func() {
 						if ok, err := e.Vacate(string(id)); !ok || err != nil {
-							t.Errorf("the stranger was touched (%v)", err)
+							t.Errorf("the driver changed or removed the stranger's instance (%v)", err)
 						}
 					}
 				},
@@ -103,7 +103,7 @@ func TestConformance(t *testing.T) {
 			if pairs := overlaps(t, open(t)); len(pairs) > 0 {
 				for _, p := range pairs {
 					if p[0].NodeID == p[1].NodeID {
-						t.Errorf("ran twice on one node: %+v", p)
+						t.Errorf("a workload ran twice at the same time on one node: %+v", p)
 					}
 				}
 			}
@@ -123,7 +123,7 @@ func overlaps(t *testing.T, e *sim.Engine) [][2]sim.Run {
 	return sim.Overlaps(runs)
 }
 
-// clock is a clock that the test moves by hand.
+// clock is a clock that advances only when the test tells it to.
 type clock struct {
 	mu  sync.Mutex
 	now time.Duration
@@ -141,7 +141,7 @@ func (c *clock) set(d time.Duration) {
 	c.now = d
 }
 
-// rig is a driver on an engine whose clock the test moves by hand.
+// rig is a driver on a simulated engine whose clock advances only when the test tells it to.
 type rig struct {
 	*testing.T
 	*clock
@@ -240,7 +240,8 @@ func TestImagesOfTheSimulatorBehaveAsNamed(t *testing.T) {
 	}
 }
 
-// TestABusyWorkloadUsesMore: the image sim/busy reports the CPU use of its tag, other images a hundredth of it.
+// TestABusyWorkloadUsesMore: a workload with the image sim/busy reports the CPU use in the image's tag; other
+// workloads report one percent of a core.
 func TestABusyWorkloadUsesMore(t *testing.T) {
 	r := newRig(t)
 	r.ensure(spec("calm", container("sim/any")))
@@ -283,7 +284,7 @@ func TestInvalidSpecificationsAreRefused(t *testing.T) {
 		r := newRig(t)
 		err := r.d.Ensure(context.Background(), spec("w", c.body))
 		if driver.ClassOf(err) != c.class || !strings.Contains(err.Error(), c.names) {
-			t.Errorf("%s: class %s: %v; want %s", c.names, driver.ClassOf(err), err, c.class)
+			t.Errorf("an invalid %s returned class %s: %v; want %s", c.names, driver.ClassOf(err), err, c.class)
 		}
 	}
 }
@@ -293,7 +294,7 @@ func TestAFlakyImageFailsThenStarts(t *testing.T) {
 	s := spec("w", container("sim/flaky:2"))
 	for i, want := range []driver.Class{driver.RuntimeError, driver.RuntimeError, ""} {
 		if got := driver.ClassOf(r.d.Ensure(context.Background(), s)); got != want {
-			t.Errorf("try %d: class %q, want %q", i+1, got, want)
+			t.Errorf("attempt %d returned class %q, want %q", i+1, got, want)
 		}
 	}
 }
@@ -309,7 +310,7 @@ func TestHostPortsAreExclusive(t *testing.T) {
 	b := spec("b", body(8080))
 	err := r.d.Ensure(context.Background(), b)
 	if driver.ClassOf(err) != driver.PortBindConflict || !strings.Contains(err.Error(), `"a"`) {
-		t.Errorf("class %s: %v", driver.ClassOf(err), err)
+		t.Errorf("a second workload with the same host port returned class %s: %v; want PORT_BIND_CONFLICT", driver.ClassOf(err), err)
 	}
 	if o := r.state("b"); o.State != driver.Failed || o.Class != driver.PortBindConflict {
 		t.Errorf("a workload whose host port is in use is %s, class %s; want Failed with PortBindConflict", o.State, o.Class)
@@ -322,7 +323,7 @@ func TestHostPortsAreExclusive(t *testing.T) {
 	r.ensure(spec("d", body(0)))
 	c, d := r.state("c").Ports, r.state("d").Ports
 	if len(c) != 1 || len(d) != 1 || c[0].HostPort == 0 || c[0].HostPort == d[0].HostPort {
-		t.Errorf("ephemeral ports %+v and %+v", c, d)
+		t.Errorf("two workloads got the ephemeral host ports %+v and %+v, want different ones", c, d)
 	}
 }
 
@@ -333,10 +334,10 @@ func TestCallsFailDuringAnOutage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := r.d.List(context.Background()); driver.ClassOf(err) != driver.RuntimeUnhealthy {
-		t.Errorf("List: %v, %v", got, err)
+		t.Errorf("List during an outage returned %v, error %v; want RUNTIME_UNHEALTHY", got, err)
 	}
 	if c, err := r.d.Probe(context.Background()); c.Healthy || c.Reason == "" || err == nil {
-		t.Errorf("Probe: %+v, %v", c, err)
+		t.Errorf("Probe during an outage returned %+v, error %v; want an unhealthy engine", c, err)
 	}
 	if err := r.e.SetDown(""); err != nil {
 		t.Fatal(err)
@@ -354,13 +355,13 @@ func TestKillAndPowerOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	if a, b := r.state("a"), r.state("b"); a.State != driver.Failed || a.ExitCode != 9 || b.State != driver.Running {
-		t.Errorf("a: %s %d, b: %s", a.State, a.ExitCode, b.State)
+		t.Errorf("after Kill of a, a is %s with code %d and b is %s; want Failed, the code, and Running", a.State, a.ExitCode, b.State)
 	}
 	if err := r.e.PowerOff(); err != nil {
 		t.Fatal(err)
 	}
 	if b := r.state("b"); b.ExitCode != 137 || !strings.Contains(b.Message, "powered off") {
-		t.Errorf("b: %d %s", b.ExitCode, b.Message)
+		t.Errorf("after PowerOff, b has exit code %d and message %q; want 137", b.ExitCode, b.Message)
 	}
 }
 
@@ -380,7 +381,7 @@ func TestAStubbornWorkloadIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	if took := time.Since(start); took < 100*time.Millisecond || all[0].ExitCode != 137 {
-		t.Errorf("took %s, exit code %d", took, all[0].ExitCode)
+		t.Errorf("Halt took %s and the exit code is %d; want the grace period and 137", took, all[0].ExitCode)
 	}
 }
 
@@ -394,7 +395,7 @@ func TestFolderIsShared(t *testing.T) {
 	a, _ := one.Probe(ctx)
 	b, _ := two.Probe(ctx)
 	if a.EngineID == "" || a.EngineID != b.EngineID {
-		t.Errorf("engine ids %q and %q", a.EngineID, b.EngineID)
+		t.Errorf("two engines on one folder have the ids %q and %q, want the same", a.EngineID, b.EngineID)
 	}
 	s := spec("w", container("x"))
 	if err := one.Ensure(ctx, s); err != nil {
@@ -406,7 +407,7 @@ func TestFolderIsShared(t *testing.T) {
 	}
 	runs, err := sim.ReadRuns(dir)
 	if err != nil || len(runs) != 2 {
-		t.Fatalf("runs %+v, %v", runs, err)
+		t.Fatalf("the run log has %+v, error %v; want one run on each node", runs, err)
 	}
 	pairs := sim.Overlaps(runs)
 	if len(pairs) != 1 || pairs[0][0].NodeID != "n1" || pairs[0][1].NodeID != "n2" {
@@ -431,7 +432,7 @@ func TestOverlapsFindsConcurrentRuns(t *testing.T) {
 		"overlapping runs of different workloads": {[]sim.Run{run("a", 0, 10), other}, 0},
 	} {
 		if got := sim.Overlaps(c.runs); len(got) != c.want {
-			t.Errorf("%s: %d overlaps %+v, want %d", name, len(got), got, c.want)
+			t.Errorf("%s: Overlaps returned %d pairs %+v, want %d", name, len(got), got, c.want)
 		}
 	}
 }
@@ -442,7 +443,7 @@ func TestRunEndsByItself(t *testing.T) {
 	r.set(r.mono() + time.Minute)
 	runs, err := r.e.Runs()
 	if err != nil || len(runs) != 1 || runs[0].To-runs[0].From != 50*time.Millisecond {
-		t.Errorf("runs %+v, %v; want one of 50ms", runs, err)
+		t.Errorf("the run log has %+v, error %v; want one run of 50ms", runs, err)
 	}
 	r.ensure(spec("w", container("sim/crash:1")))
 	if runs, _ = r.e.Runs(); len(runs) != 2 || runs[1].To != 0 {
@@ -463,7 +464,7 @@ func TestThousandsAreCheap(t *testing.T) {
 	}
 	all, err := d.List(ctx)
 	if err != nil || len(all) != count {
-		t.Fatalf("%d listed, %v", len(all), err)
+		t.Fatalf("List returned %d workloads, error %v; want all", len(all), err)
 	}
 	t.Logf("time for making and listing %d workloads: %s", count, time.Since(start))
 }

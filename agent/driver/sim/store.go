@@ -19,7 +19,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// record is one simulated instance. Its maps and slices are immutable once it is stored.
+// record is one simulated instance. Its Go maps and slices are not changed after the record is stored.
 type record struct {
 	Name      string            `json:"name"`
 	RuntimeID string            `json:"runtime_id"`
@@ -40,7 +40,8 @@ type record struct {
 	Output   []line        `json:"output,omitempty"`
 }
 
-// shown converts the monotonic time at, which is after the latest start, to wall clock time.
+// shown converts a monotonic time, given as at, to wall clock time. The time at must be after the latest start
+// of the instance.
 func (r record) shown(at time.Duration) time.Time { return r.Wall.Add(at - r.StartedAt) }
 
 type line struct {
@@ -60,7 +61,7 @@ type store interface {
 	// down returns the reason why the engine is down, or "" if it is up.
 	down() (string, error)
 	setDown(reason string) error
-	// sequence returns a number that is higher than at all earlier calls.
+	// sequence returns a number that is higher than the results of all earlier calls.
 	sequence() (uint64, error)
 	id() (string, error)
 }
@@ -116,7 +117,7 @@ func (m *memory) all() ([]record, error) {
 //
 //	engine          the engine's id
 //	lock            flock: one process at a time
-//	sequence        the last number given
+//	sequence        the last number that sequence returned
 //	down            present while the engine does not answer, with the reason
 //	runs.log        one JSON line for each start and stop, only appended to
 //	records/*.json  one file for each instance
@@ -168,7 +169,8 @@ func (f *folder) lock() (func() error, error) {
 	}, nil
 }
 
-// replace writes a file atomically: a killed process leaves the old or the new file.
+// replace writes a file atomically: if the process is killed, either the old or the new file
+// exists.
 func (f *folder) replace(path string, data []byte) error {
 	temporary := path + ".new"
 	if err := os.WriteFile(temporary, data, 0o600); err != nil {

@@ -18,7 +18,7 @@ func (w Workload) compare(o Workload) int {
 	return strings.Compare(string(w.Kind)+"/"+string(w.ID), string(o.Kind)+"/"+string(o.ID))
 }
 
-// Sorted returns the list sorted and without duplicates. It reuses the memory of list.
+// Sorted returns the list sorted and without duplicates. It changes list itself.
 func Sorted(list []Workload) []Workload {
 	slices.SortFunc(list, Workload.compare)
 	return slices.Compact(list)
@@ -37,17 +37,18 @@ type Lease struct {
 	Cluster string  `json:"cluster"` // cluster id on the labels of instances
 	Agent   Process `json:"agent"`
 	// Instance is the id of the agent's state file. An agent with another state file does not know which
-	// workloads are leased.
+	// workloads have to be stopped when the lease ends.
 	Instance string `json:"instance,omitempty"`
-	// Deadline is the end of the lease. Lapses counts the leases that ended while workloads were leased.
-	// Confirmed is how many of these lapses the agent has confirmed.
+	// Deadline is the end of the lease. Lapses counts the lapses: leases that ended while there were leased
+	// workloads. Confirmed is how many lapses the agent has confirmed, which means that it no longer starts
+	// workloads that were leased before them.
 	Deadline  time.Duration `json:"deadline"`
 	Lapses    uint64        `json:"lapses"`
 	Confirmed uint64        `json:"confirmed"`
 	// Lapsed: the deadline has passed, and no new lease has begun.
 	Lapsed bool `json:"lapsed"`
-	// Leased are the workloads that must be stopped at the deadline. ToStop are the workloads whose deadline
-	// has passed.
+	// Leased are the workloads that must be stopped when the deadline passes. ToStop are the workloads that
+	// must be stopped now, because their lease has ended.
 	Leased []Workload `json:"leased,omitempty"`
 	ToStop []Workload `json:"condemned,omitempty"`
 }
@@ -55,10 +56,11 @@ type Lease struct {
 // Idle reports whether nothing has to be stopped, now or later.
 func (l Lease) Idle() bool { return len(l.Leased) == 0 && len(l.ToStop) == 0 }
 
-// confirmed reports whether the agent has confirmed every lapse.
+// confirmed reports whether the agent has confirmed every lapse (end of a lease with leased workloads).
 func (l Lease) confirmed() bool { return l.Confirmed == l.Lapses }
 
-// lapse ends the lease if its deadline has passed. It returns true if it ended the lease.
+// lapse marks the lease as ended if its deadline has passed, so that its workloads are stopped. It returns true
+// if it did so.
 func (l *Lease) lapse(now time.Duration) bool {
 	if l.Lapsed || len(l.Leased) == 0 || now < l.Deadline {
 		return false
@@ -74,14 +76,15 @@ func (l *Lease) end() {
 	l.Leased = nil
 }
 
-// renew applies a renewal by the agent. While a lapse is not confirmed, a renewal changes neither the
-// deadline nor the leased workloads.
+// renew applies a renewal of the lease by the agent. While the agent has not confirmed a lapse (the end of an
+// earlier lease), a renewal changes neither the deadline nor the list of leased workloads.
 func (l *Lease) renew(in Renewal, now time.Duration) {
 	l.lapse(now)
 	l.Agent = in.Agent
-	// An agent that lost its state file does not know the leased workloads and would drop them from the list.
-	// The schedulers place these workloads on other nodes once the lease of the agent's previous state file
-	// has ended. So end that lease now, which stops the workloads.
+	// An agent that lost its state file does not know the leased workloads (those that must be stopped when
+	// the lease ends), and would drop them from the list. The schedulers place these workloads on other nodes
+	// once the lease of the agent's previous state file has ended. So end that lease now, which stops the
+	// workloads.
 	if l.Instance != "" && l.Instance != in.Instance && !l.Lapsed && len(l.Leased) > 0 {
 		l.end()
 	}
@@ -100,7 +103,8 @@ func (l *Lease) renew(in Renewal, now time.Duration) {
 	l.lapse(now) // the new deadline may have passed already
 }
 
-// Renewal is a message of an agent to its fencer. It extends the lease and lists the leased workloads.
+// Renewal is a message of an agent to its fencer. It extends the lease, and lists the workloads that must be
+// stopped when the lease ends.
 type Renewal struct {
 	Agent   Process `json:"agent"`
 	Boot    string  `json:"boot"`
@@ -113,7 +117,7 @@ type Renewal struct {
 	// Lapses is the number of lapses (ends of a lease) that the agent knows of. By sending it the agent
 	// confirms these lapses: no start of a workload that was leased before them is in progress.
 	Lapses uint64 `json:"lapses"`
-	// Leased are all workloads that the agent may run under this lease.
+	// Leased are all workloads that the agent may run under this lease and that must be stopped when it ends.
 	Leased []Workload `json:"leased,omitempty"`
 	// Ask marks a message that changes nothing and only asks for the Status. An agent that has just started
 	// sends it, because it has no lease yet.

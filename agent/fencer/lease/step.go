@@ -9,7 +9,8 @@ import (
 // never changed in place: Step returns the next one.
 type State struct {
 	Settings
-	// First: this fencer serves the agent. The second fencer only reads the lease file and waits.
+	// First is set if this fencer serves the agent. The second fencer only reads the lease file, and takes over if the
+	// first one ends.
 	First bool
 	Lease Lease
 
@@ -21,14 +22,15 @@ type State struct {
 
 // Settings of a fencer.
 type Settings struct {
-	// Grace is how long a workload may take to stop by itself.
+	// Grace is how long a workload may take to stop before it is killed.
 	Grace time.Duration
-	// UntilIdle: the fencer ends IdleFor after its agent is dead and there is nothing left to stop.
+	// UntilIdle: the fencer ends when its agent is dead and no workload has to be stopped, now or later, and
+	// both have been so for the time IdleFor.
 	UntilIdle bool
 	IdleFor   time.Duration
 }
 
-// lapse is the end of a lease that an agent has to confirm, and the time at which this fencer learned of it.
+// lapse is one end of a lease that an agent has to confirm, and the time at which this fencer learned of it.
 type lapse struct {
 	agent  Process
 	number uint64
@@ -46,7 +48,7 @@ type Tick struct {
 }
 
 // Looked is the answer to Look, the action that asks the engines which workloads run. Running are the workloads
-// that are not known to be stopped. Failed: an engine did not answer.
+// that run, or whose state is unknown. Failed: an engine did not answer.
 type Looked struct {
 	Look
 	Running    []Workload
@@ -54,7 +56,7 @@ type Looked struct {
 	AgentAlive bool
 }
 
-// Halted: the effect Halt for a workload was carried out, with or without success.
+// Halted: the effect Halt for a workload has ended, with or without success.
 type Halted struct{ Workload Workload }
 
 func (Renewal) input() {}
@@ -62,12 +64,12 @@ func (Tick) input()    {}
 func (Looked) input()  {}
 func (Halted) input()  {}
 
-// Effect is an action that the caller of Step (package fencer or the simulator) carries out. The caller keeps
-// the order of the effects.
+// Effect is an action that the caller of Step (package fencer or the simulator) carries out. It carries the
+// effects out in the order in which Step returned them.
 type Effect interface{ effect() }
 
 // Save replaces the lease file. If it fails and Required is set, the caller of Step drops the new State, so
-// that the first fencer never relies on something that the second fencer cannot read.
+// that the first fencer never relies on a lease that the second fencer cannot read.
 type Save struct{ Required bool }
 
 // Answer is the reply to the agent that sent a Renewal.
@@ -79,7 +81,7 @@ type Lapse struct{}
 // Kill kills the agent: it did not confirm the end of its lease in time.
 type Kill struct{ Agent Process }
 
-// Look asks the engines which workloads in Of are not known to be stopped.
+// Look asks the engines which workloads in Of run, or may run because their state is unknown.
 type Look struct {
 	Cluster string
 	Of      []Workload
@@ -95,7 +97,7 @@ type Halt struct {
 	Grace    time.Duration
 }
 
-// Stopped: all workloads that had to be stopped are known to be stopped.
+// Stopped reports that all workloads of the ended lease are stopped, as the engines have confirmed.
 type Stopped struct{ Workloads int }
 
 // Exit ends the fencer: it is not needed any more.
@@ -147,7 +149,8 @@ func (s State) tick(now time.Duration, agentAlive bool) (State, []Effect) {
 	}
 	l := s.Lease
 	if l.Lapsed && !l.confirmed() {
-		// An agent that has just started gets the full time to confirm.
+		// This is a lapse (the end of a lease) or an agent process that this fencer has not seen before. So
+		// the time within which the agent must confirm starts now.
 		if s.unconfirmed.agent != l.Agent || s.unconfirmed.number != l.Lapses {
 			s.unconfirmed = lapse{l.Agent, l.Lapses, now}
 		}
@@ -157,7 +160,7 @@ func (s State) tick(now time.Duration, agentAlive bool) (State, []Effect) {
 	}
 	if len(l.ToStop) > 0 && !s.looking {
 		s.looking = true
-		// Wait only briefly for a slow engine until Bound has passed, so that workloads are stopped in time.
+		// Until Bound has passed since the deadline, wait only briefly for a slow engine, so that the workloads of other engines are stopped in time.
 		patience := 10 * time.Second
 		if now < l.Deadline+Bound(s.Grace) {
 			patience = time.Second
@@ -177,8 +180,8 @@ func (s State) tick(now time.Duration, agentAlive bool) (State, []Effect) {
 	return s, out
 }
 
-// looked halts the workloads that still run. It forgets a stopped workload once the agent cannot start it any
-// more: the agent has confirmed the lapse, or the agent is dead.
+// looked halts the workloads that still run. It drops a stopped workload from the list once the agent cannot
+// start it any more, because the agent has confirmed the end of the lease or is dead.
 func (s State) looked(now time.Duration, in Looked) (State, []Effect) {
 	s.looking = false
 	l := s.Lease
@@ -191,8 +194,8 @@ func (s State) looked(now time.Duration, in Looked) (State, []Effect) {
 			continue
 		}
 		s.halting = append(slices.Clone(s.halting), w)
-		// The grace is counted from the deadline. A fencer that starts after the deadline gives a workload only
-		// the rest of the grace.
+		// The grace is counted from the deadline. If a fencer starts after the deadline, it gives a workload
+		// only the remaining time.
 		grace := min(max(l.Deadline+s.Grace-now, 0), s.Grace)
 		out = append(out, Halt{in.Cluster, w, grace})
 	}

@@ -9,12 +9,14 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Quarantine is how long a freed address is given to no other workload. Clients may still hold it.
+// Quarantine is how long a freed address is not given to another workload, because clients may still use
+// it.
 const Quarantine = 5 * time.Minute
 
-// Choose returns the address of a workload on a network: the one that it has or had, otherwise one that nobody ever
-// had, otherwise the one that was freed first. It never returns the address of the network, of its bridge, or one of
-// EnginePart. have holds the network's records in the slice.
+// Choose returns the address of a workload on a network: the address that the workload has or had, otherwise
+// one that was never used, otherwise the one that was freed first. It never returns the address of the network
+// or of its bridge, or an address of EnginePart. have holds the records of addresses that this node gave out.
+// slice is the part of the network's address range that the node uses.
 func Choose(slice netip.Prefix, have []workload.NetworkAddress, id string, now time.Time) (netip.Addr, error) {
 	records := map[netip.Addr]workload.NetworkAddress{}
 	for _, r := range have {
@@ -49,7 +51,8 @@ func Choose(slice netip.Prefix, have []workload.NetworkAddress, id string, now t
 	return best, nil
 }
 
-// Former returns the records of a network that are outside its slice.
+// Former returns those records whose addresses are outside of the slice, because the node had another part of
+// the network's addresses before.
 func Former(slice netip.Prefix, have []workload.NetworkAddress) []workload.NetworkAddress {
 	return slices.DeleteFunc(slices.Clone(have), func(r workload.NetworkAddress) bool { return slice.Contains(r.Address) })
 }

@@ -5,15 +5,16 @@ import (
 	"net/netip"
 )
 
-// Op is one operation. Its String is for logs and golden tests.
+// Op is one operation on the kernel or the container engine. Its String is the text for logs and golden tests.
 type Op interface {
 	fmt.Stringer
 	op()
 }
 
-// The operations. Those that put something replace an entry with the same key.
+// The operations. Those whose names begin with Put add an entry, or replace the entry with the same key.
 type (
-	// CreateDevice creates the VXLAN device and brings it up. A device with the name is removed first.
+	// CreateDevice creates the VXLAN device and brings it up. An existing device of the same name is
+	// removed first.
 	CreateDevice struct {
 		Device VXLAN
 		Reason string // why an existing device is replaced; "" if there is none
@@ -32,18 +33,20 @@ type (
 	DropNeighbour  struct{ Address netip.Addr }
 	PutRoute       struct{ Route }
 	DropRoute      struct{ Slice netip.Prefix }
-	// ReplaceTable replaces our nftables table.
+	// ReplaceTable replaces our nftables table (inet persys) by another one, in one transaction.
 	ReplaceTable struct{ Table *Table }
 	DropTable    struct{}
-	// AcceptInto puts a rule at the head of DOCKER-USER that accepts packets from the VXLAN device to a bridge.
-	AcceptInto struct{ Bridge string }
-	// DropAccept removes all such rules for a bridge.
-	DropAccept struct{ Bridge string }
-	// CreateNetwork creates a network of the container engine.
+	// AcceptInto puts a rule at the head of Docker's chain DOCKER-USER.
+	AcceptInto struct{ UserRule }
+	// DropAccept removes from DOCKER-USER a rule that AcceptInto added.
+	DropAccept struct{ UserRule }
+	// CreateNetwork creates a network in the container engine, which makes the bridge.
 	CreateNetwork struct{ EngineNetwork }
-	// SetProxyARP makes a bridge answer at once, with its own Ethernet address, for the addresses of members on other
-	// nodes.
-	SetProxyARP struct{ Bridge string }
+	// SetUpBridge makes a bridge answer ARP requests for the addresses of services and of containers on other nodes
+	// with its own Ethernet address, and without delay. It also turns on connection tracking for the packets between
+	// containers on the bridge, so that the answers of an instance to a client on its own node come from the address
+	// of the service.
+	SetUpBridge struct{ Bridge string }
 	// RemoveNetwork removes a network of the container engine, if no container is on it.
 	RemoveNetwork struct{ ID uint32 }
 )
@@ -63,7 +66,7 @@ func (DropTable) op()      {}
 func (AcceptInto) op()     {}
 func (DropAccept) op()     {}
 func (CreateNetwork) op()  {}
-func (SetProxyARP) op()    {}
+func (SetUpBridge) op()    {}
 func (RemoveNetwork) op()  {}
 
 func (m MAC) String() string {
@@ -89,6 +92,9 @@ func (o PutNeighbour) String() string  { return fmt.Sprintf("neighbour %s is %s"
 func (o DropNeighbour) String() string { return fmt.Sprintf("no neighbour %s", o.Address) }
 func (o PutRoute) String() string {
 	text := fmt.Sprintf("route %s via %s mtu %d", o.Slice, o.Via, o.MTU)
+	if !o.Via.IsValid() {
+		text = fmt.Sprintf("route %s mtu %d", o.Slice, o.MTU)
+	}
 	if o.Source.IsValid() {
 		text += " src " + o.Source.String()
 	}
@@ -98,15 +104,15 @@ func (o DropRoute) String() string    { return fmt.Sprintf("no route %s", o.Slic
 func (o ReplaceTable) String() string { return "replace " + o.Table.String() }
 func (DropTable) String() string      { return "drop table inet " + TableName }
 func (o AcceptInto) String() string {
-	return fmt.Sprintf("%s: accept %s to %s", UserChain, Device, o.Bridge)
+	return fmt.Sprintf("%s: accept %s", UserChain, o.UserRule.text())
 }
 func (o DropAccept) String() string {
-	return fmt.Sprintf("%s: do not accept %s to %s", UserChain, Device, o.Bridge)
+	return fmt.Sprintf("%s: do not accept %s", UserChain, o.UserRule.text())
 }
 func (o CreateNetwork) String() string {
 	return fmt.Sprintf("create network %s (%s): %s of %s mtu %d", Bridge(o.ID), o.Network, o.Slice, o.CIDR, o.MTU)
 }
-func (o SetProxyARP) String() string {
+func (o SetUpBridge) String() string {
 	return fmt.Sprintf("%s answers for members on other nodes", o.Bridge)
 }
 func (o RemoveNetwork) String() string { return "remove network " + Bridge(o.ID) }

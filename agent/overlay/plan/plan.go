@@ -9,29 +9,33 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// looseReversePath lets packets from the VXLAN device pass although the machine would answer them through another
-// interface. The chain "source" checks what the sysctl does not.
+// looseReversePath is the value of rp_filter with which the kernel accepts packets from the VXLAN device even
+// if it would send the answers through another interface. The chain "source" of our nftables table checks the
+// source addresses instead.
 const looseReversePath = 2
 
 // Result is what Plan returns.
 type Result struct {
-	// Ops are in the order in which they must be carried out. If one fails, the others are still worth trying.
+	// Ops are in the order in which they must be carried out. If one fails, the following ones are still
+	// carried out.
 	Ops []Op
-	// Problems says what no operation can mend.
+	// Problems are the faults that no operation can repair, as text.
 	Problems []string
-	// Ready holds the ids of the networks that work already, sorted: bridge, device and peers are as wanted.
+	// Ready holds the sorted ids of the networks whose bridge, VXLAN device, and entries for other nodes
+	// (peers) are already set up.
 	Ready []uint32
 }
 
-// planner collects the operations.
+// planner builds a Result.
 type planner struct {
 	Input
 	out Result
-	// broken holds networks with a problem of their own, sorted.
+	// broken holds the sorted ids of networks that no operation can repair; an operator must repair them.
 	broken []uint32
 }
 
-// Plan compares a machine with its view.
+// Plan compares the observed state of a machine with the schedulers' view of its networks, and returns the
+// operations that make the machine match the view.
 func Plan(in Input) Result {
 	p := planner{Input: in}
 	p.out.Problems = slices.Clone(in.View.Problems)
@@ -50,8 +54,10 @@ func Plan(in Input) Result {
 	case p.Seen.Device != nil:
 		p.do(DeleteDevice{})
 	}
-	// Rules come before the engine's rule that lets packets in, and go after it.
-	p.userChain(bridges, false)
+	// Rules in DOCKER-USER accept packets that our table has checked. Remove obsolete ones before our table
+	// changes, and add new ones after that, so that no packet passes unchecked.
+	accepts := p.userRules(bridges)
+	p.userChain(accepts, false)
 	switch {
 	case table.same(p.Seen.Table):
 	case table == nil:
@@ -59,7 +65,7 @@ func Plan(in Input) Result {
 	default:
 		p.do(ReplaceTable{table})
 	}
-	p.userChain(bridges, true)
+	p.userChain(accepts, true)
 	p.ready()
 	return p.out
 }
@@ -70,8 +76,8 @@ func (p *planner) problem(format string, args ...any) {
 	p.out.Problems = append(p.out.Problems, fmt.Sprintf(format, args...))
 }
 
-// ours reports whether the VXLAN device belongs to this agent or does not exist. Another agent's device, table and
-// rules are not touched.
+// ours reports whether the VXLAN device does not exist or belongs to this agent, so that the agent may change
+// it. Another agent's device, table and rules are not touched.
 func (p *planner) ours() bool {
 	switch d := p.Seen.Device; {
 	case p.Seen.Taken != "":
@@ -81,15 +87,16 @@ func (p *planner) ours() bool {
 			Device, d.Alias, p.Alias, Device)
 	case p.Seen.Table.ofAnother(p.Alias) != "":
 		p.problem("the nftables table inet %s has the set %s, so it belongs to another agent; this agent has %s: only one agent of a machine can have networks; if the other agent is gone, run: nft delete table inet %s",
-			TableName, p.Seen.Table.ofAnother(p.Alias), owner(p.Alias), TableName)
+			TableName, p.Seen.Table.ofAnother(p.Alias), Owner(p.Alias), TableName)
 	default:
 		return true
 	}
 	return false
 }
 
-// narrow takes out of the view what cannot work on this machine, and says why: networks whose bridges still have
-// containers of another network, and peers to which the VXLAN device cannot send.
+// narrow removes from the view the networks and peers (other nodes) that cannot work on this machine, and adds
+// a problem for each. These are networks whose bridges still have containers of a deleted network with the same
+// id, and peers of which the address is IPv4 while that of this node is IPv6, or the reverse.
 func (p *planner) narrow() {
 	v := p.View
 	v.Networks, v.Peers = nil, nil
@@ -117,7 +124,7 @@ func (p *planner) narrow() {
 	p.View = v
 }
 
-// engine plans the engine's networks.
+// engine plans the operations that make the container engine's networks equal the view.
 func (p *planner) engine() {
 	if !p.Seen.Answers {
 		return
@@ -129,8 +136,8 @@ func (p *planner) engine() {
 		case have == nil:
 			p.do(CreateNetwork{want})
 		case have.EngineNetwork == want && have.Link:
-			if !have.ProxyARP {
-				p.do(SetProxyARP{Bridge(n.ID)})
+			if !have.Set {
+				p.do(SetUpBridge{Bridge(n.ID)})
 			}
 		case have.Used && have.Slice != want.Slice:
 			p.problem("network %s/%s: containers on this node still have addresses of the former slice %s, now it is %s: restart or remove them", n.Namespace, n.Name, have.Slice, want.Slice)
@@ -138,7 +145,7 @@ func (p *planner) engine() {
 		case have.Used && !have.Link:
 			p.problem("network %s/%s: its bridge %s was deleted while containers use it: restart the container engine", n.Namespace, n.Name, Bridge(n.ID))
 			p.broken = append(p.broken, n.ID)
-		case have.Used: // only the MTU or the subnet in the containers differs: the next time that no container is on it
+		case have.Used: // only the MTU or the subnet in the containers differs; the network is replaced once no container uses it
 		default:
 			p.do(RemoveNetwork{n.ID})
 			p.do(CreateNetwork{want})
@@ -161,13 +168,14 @@ func (p *planner) network(id uint32) *ObservedNetwork {
 	return nil
 }
 
-// viewed reports whether the view has a network.
+// viewed reports whether the view, which the schedulers sent, contains a network.
 func (p *planner) viewed(id uint32) bool {
 	return slices.ContainsFunc(p.View.Networks, func(n workload.Network) bool { return n.ID == id })
 }
 
-// table returns the wanted table, and the names of the bridges of the view's networks, sorted. A bridge that the view
-// does not have is in the table too while a container is on it, so that nobody reaches that container.
+// table returns the nftables table that the machine must have, and the sorted names of the bridges of the
+// networks in the view. The table also contains bridges that left the view while containers are still connected
+// to them, so that these containers stay isolated.
 func (p *planner) table() (*Table, []string) {
 	var bridges []string
 	for _, n := range p.View.Networks {
@@ -175,7 +183,7 @@ func (p *planner) table() (*Table, []string) {
 	}
 	slices.Sort(bridges)
 	all := slices.Clone(bridges)
-	if !p.Seen.Answers { // an agent that has just started does not know yet on which bridges containers are
+	if !p.Seen.Answers { // while the engine does not answer, the bridges with containers are not known, so keep all
 		all = append(all, p.Seen.Table.set(bridgeSet)...)
 	}
 	for _, n := range p.Seen.Engine {
@@ -187,27 +195,49 @@ func (p *planner) table() (*Table, []string) {
 	return table(p.Alias, p.View, slices.Compact(all)), bridges
 }
 
-// userChain plans the rules in DOCKER-USER: those to add, or those to remove.
-func (p *planner) userChain(bridges []string, add bool) {
+// userChain plans operations on Docker's chain DOCKER-USER: if add is true, the addition of missing rules, and
+// otherwise the removal of obsolete ones.
+func (p *planner) userChain(accepts []UserRule, add bool) {
 	if !p.Seen.HasUserChain {
 		return
 	}
-	from, to := p.Seen.UserChain, bridges
+	from, to := p.Seen.UserChain, accepts
 	if add {
 		from, to = to, from
 	}
-	for _, b := range slices.Compact(slices.Clone(from)) {
+	for _, r := range slices.Compact(slices.Clone(from)) {
 		switch {
-		case slices.Contains(to, b):
+		case slices.Contains(to, r):
 		case add:
-			p.do(AcceptInto{b})
+			p.do(AcceptInto{r})
 		default:
-			p.do(DropAccept{b})
+			p.do(DropAccept{r})
 		}
 	}
 }
 
-// device plans the VXLAN device and its entries.
+// userRules returns the rules that DOCKER-USER must have, sorted. Packets of clients of ports in ingress mode
+// arrive at any interface of the machine, and leave it through the bridge of a local instance, or through the
+// VXLAN device to an instance on another node (a peer). Answers from peers arrive at the VXLAN device.
+func (p *planner) userRules(bridges []string) (out []UserRule) {
+	ingress := false
+	for _, b := range bridges {
+		out = append(out, FromPeersTo(b))
+	}
+	for _, n := range p.View.Networks {
+		if n.Ingress {
+			ingress = true
+			out = append(out, AllTo(Bridge(n.ID)))
+		}
+	}
+	if ingress {
+		out = append(out, AllTo(Device), AllFrom(Device))
+	}
+	slices.Sort(out)
+	return out
+}
+
+// device plans the operations that create or change the VXLAN device and its entries for the peers.
 func (p *planner) device() {
 	v, under := p.View, p.Seen.Underlay
 	want := VXLAN{Alias: p.Alias, VNI: v.VNI, Port: v.Port, Local: v.Address, Under: under.Index, MAC: MACOf(v.Address), MTU: under.MTU - Overhead(v.Address), Up: true}
@@ -233,7 +263,7 @@ func (p *planner) device() {
 	change(p, routes, r, func(a, b Route) bool { return a.Slice == b.Slice }, func(x Route) Op { return PutRoute{x} }, func(x Route) Op { return DropRoute{x.Slice} })
 }
 
-// differs returns why an existing device cannot be adjusted to be the wanted one; "" if it can.
+// differs returns the reason why an existing device must be replaced; "" if adjusting it is enough.
 func differs(have *VXLAN, want VXLAN) string {
 	if have == nil {
 		return ""
@@ -252,7 +282,8 @@ func differs(have *VXLAN, want VXLAN) string {
 	return ""
 }
 
-// entries returns what the device must hold. Peers without an address are skipped.
+// entries returns the forwarding entries, neighbour entries and routes that the VXLAN device must have for the
+// peers. Peers without an address are skipped.
 func (p *planner) entries() (forwards []Forward, neighbours []Neighbour, routes []Route) {
 	address := func(node string) (netip.Addr, bool) {
 		for _, peer := range p.View.Peers {
@@ -278,6 +309,9 @@ func (p *planner) entries() (forwards []Forward, neighbours []Neighbour, routes 
 			neighbours = append(neighbours, Neighbour{s.CIDR.Addr(), mac})
 			routes = append(routes, Route{Slice: s.CIDR, Via: s.CIDR.Addr(), Source: gateway, MTU: n.MTU})
 		}
+		for _, s := range n.Services {
+			routes = append(routes, Route{Slice: s, Source: gateway, MTU: n.MTU})
+		}
 	}
 	SortForwards(forwards)
 	SortNeighbours(neighbours)
@@ -285,7 +319,8 @@ func (p *planner) entries() (forwards []Forward, neighbours []Neighbour, routes 
 	return slices.Compact(forwards), slices.Compact(neighbours), slices.Compact(routes)
 }
 
-// change plans from what a device has to what it must have. Entries with the same key are replaced by one operation.
+// change plans the operations that turn the entries in have into those in want. One operation replaces
+// entries with the same key.
 func change[T comparable](p *planner, have, want []T, sameKey func(a, b T) bool, put, drop func(T) Op) {
 	for _, h := range have {
 		if !slices.ContainsFunc(want, func(w T) bool { return sameKey(h, w) }) {
@@ -299,7 +334,7 @@ func change[T comparable](p *planner, have, want []T, sameKey func(a, b T) bool,
 				n, exact = n+1, exact || h == w
 			}
 		}
-		if n > 1 { // for example a second peer for one Ethernet address
+		if n > 1 { // several entries have the same key, for example two peers for one Ethernet address
 			for _, h := range have {
 				if sameKey(h, w) && h != w {
 					p.do(drop(h))
@@ -312,7 +347,8 @@ func change[T comparable](p *planner, have, want []T, sameKey func(a, b T) bool,
 	}
 }
 
-// ready fills Ready. A network that the engine has not made yet does not hold up the others.
+// ready sets Result.Ready. A network is in the list as soon as its own bridge and entries are set up, even if
+// other networks are not.
 func (p *planner) ready() {
 	missing := slices.Clone(p.broken)
 	for _, op := range p.out.Ops {
@@ -335,17 +371,17 @@ func (p *planner) ready() {
 	slices.Sort(p.out.Ready)
 }
 
-// SortForwards sorts in the order that Observed needs.
+// SortForwards sorts forwarding entries as the fields of Observed require.
 func SortForwards(list []Forward) {
 	slices.SortFunc(list, func(a, b Forward) int { return cmp.Or(slices.Compare(a.MAC[:], b.MAC[:]), a.Peer.Compare(b.Peer)) })
 }
 
-// SortNeighbours sorts in the order that Observed needs.
+// SortNeighbours sorts neighbour entries as the fields of Observed require.
 func SortNeighbours(list []Neighbour) {
 	slices.SortFunc(list, func(a, b Neighbour) int { return a.Address.Compare(b.Address) })
 }
 
-// SortRoutes sorts in the order that Observed needs.
+// SortRoutes sorts routes as the fields of Observed require.
 func SortRoutes(list []Route) {
 	slices.SortFunc(list, func(a, b Route) int {
 		return cmp.Or(a.Slice.Addr().Compare(b.Slice.Addr()), a.Slice.Bits()-b.Slice.Bits())

@@ -23,25 +23,27 @@ func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }
 
 const alias = "persys c1 a"
 
-// view is that of a node with two peers and two networks; only network 7 has slices on the peers.
+// view returns the schedulers' view for a node with two peers and two networks; the peers (other nodes) have
+// slices (parts of the addresses) only in network 7.
 func view() workload.NetworkView {
 	return workload.NetworkView{
 		Cluster: "c1", Index: 9, Port: 4790, VNI: 7001, Address: addr("10.99.0.11"),
 		Peers: []workload.NetworkPeer{{Node: "b", Address: addr("10.99.0.12")}, {Node: "c", Address: addr("10.99.0.13")}},
 		Networks: []workload.Network{
 			{ID: 7, Namespace: "shop", Name: "back", CIDR: prefix("10.216.0.0/20"), MTU: 1450, Slice: prefix("10.216.0.0/26"),
-				Peers: []workload.NetworkSlice{{Node: "b", CIDR: prefix("10.216.0.64/26")}, {Node: "c", CIDR: prefix("10.216.0.128/26")}}},
+				Peers: []workload.NetworkSlice{{Node: "b", CIDR: prefix("10.216.0.64/26")}, {Node: "c", CIDR: prefix("10.216.0.128/26")}}, Services: []netip.Prefix{prefix("10.216.15.192/26")}},
 			{ID: 12, Namespace: "default", Name: "web", CIDR: prefix("10.216.16.0/20"), MTU: 1400, Slice: prefix("10.216.16.0/26")},
 		},
 	}
 }
 
-// machine is a machine without anything of ours, whose engine runs.
+// machine returns a machine whose engine runs and which has no device, table or network of ours.
 func machine() Observed {
 	return Observed{Underlay: &Link{Name: "eth0", Index: 2, MTU: 1500}, HasUserChain: true, Answers: true}
 }
 
-// carryOut is what the kernel and the engine do with operations. It fails for operations that the kernel would refuse.
+// carryOut returns the state of a machine after the kernel and the engine carried out ops. It fails the
+// test for an operation that the kernel would refuse.
 func carryOut(t interface{ Fatalf(string, ...any) }, seen Observed, ops []Op) Observed {
 	key := func(f Forward) string { return f.MAC.String() }
 	for _, op := range ops {
@@ -91,29 +93,29 @@ func carryOut(t interface{ Fatalf(string, ...any) }, seen Observed, ops []Op) Ob
 		case DropTable:
 			seen.Table = nil
 		case AcceptInto:
-			seen.UserChain = append(slices.Clone(seen.UserChain), op.Bridge)
+			seen.UserChain = append(slices.Clone(seen.UserChain), op.UserRule)
 		case DropAccept:
-			seen.UserChain = slices.DeleteFunc(slices.Clone(seen.UserChain), func(b string) bool { return b == op.Bridge })
+			seen.UserChain = slices.DeleteFunc(slices.Clone(seen.UserChain), func(r UserRule) bool { return r == op.UserRule })
 		case CreateNetwork:
 			if slices.ContainsFunc(seen.Engine, func(n ObservedNetwork) bool { return n.ID == op.ID }) {
-				t.Fatalf("%s: it exists", op)
+				t.Fatalf("%s: the network exists already", op)
 			}
 			seen.Engine = append(slices.Clone(seen.Engine), ObservedNetwork{EngineNetwork: op.EngineNetwork, Link: true})
 			seen.Addresses = append(slices.Clone(seen.Addresses), Gateway(op.Slice))
-		case SetProxyARP:
+		case SetUpBridge:
 			seen.Engine = slices.Clone(seen.Engine)
 			for i := range seen.Engine {
 				if n := &seen.Engine[i]; Bridge(n.ID) == op.Bridge {
 					if !n.Link {
 						t.Fatalf("%s: there is no bridge", op)
 					}
-					n.ProxyARP = true
+					n.Set = true
 				}
 			}
 		case RemoveNetwork:
 			seen.Engine = slices.DeleteFunc(slices.Clone(seen.Engine), func(n ObservedNetwork) bool {
 				if n.ID == op.ID && n.Used {
-					t.Fatalf("%s: a container is on it", op)
+					t.Fatalf("%s: a container uses the network", op)
 				}
 				return n.ID == op.ID
 			})
@@ -129,7 +131,8 @@ func carryOut(t interface{ Fatalf(string, ...any) }, seen Observed, ops []Op) Ob
 	return seen
 }
 
-// TestPlan compares the plans of some situations with testdata, pass by pass.
+// TestPlan compares, for several states of a machine, the operations that each call of Plan returns with the
+// golden files in testdata.
 func TestPlan(t *testing.T) {
 	settled := func(v workload.NetworkView, seen Observed) Observed {
 		for range 4 {
@@ -142,6 +145,16 @@ func TestPlan(t *testing.T) {
 		make func() (workload.NetworkView, Observed)
 	}{
 		{"first view", func() (workload.NetworkView, Observed) { return view(), machine() }},
+		{"a port in ingress mode", func() (workload.NetworkView, Observed) {
+			m, v := settled(view(), machine()), view()
+			v.Networks[0].Ingress = true
+			return v, m
+		}},
+		{"the last port in ingress mode goes", func() (workload.NetworkView, Observed) {
+			v := view()
+			v.Networks[0].Ingress = true
+			return view(), settled(v, machine())
+		}},
 		{"engine down", func() (workload.NetworkView, Observed) {
 			m := machine()
 			m.Answers, m.HasUserChain = false, false
@@ -257,7 +270,7 @@ func TestPlan(t *testing.T) {
 					break
 				}
 				if pass == 4 {
-					t.Fatalf("no end:\n%s", &b)
+					t.Fatalf("Plan still returns operations after 4 passes:\n%s", &b)
 				}
 				seen = carryOut(t, seen, res.Ops)
 			}
@@ -278,8 +291,9 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestAnyDamageIsRepaired: from any state of the machine a few passes lead to a machine that works, and Plan then has
-// nothing to do. Containers that are on a bridge keep it.
+// TestAnyDamageIsRepaired: the test starts with a random state of the machine, and carries out the operations
+// of Plan a few times. Then the networks work and Plan returns no operation. Networks with containers are never
+// removed.
 func TestAnyDamageIsRepaired(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v := drawView(t)
@@ -294,23 +308,23 @@ func TestAnyDamageIsRepaired(t *testing.T) {
 			seen = carryOut(t, seen, res.Ops)
 		}
 		if res = Plan(Input{v, alias, seen}); len(res.Ops) > 0 {
-			t.Fatalf("still to do: %v", res.Ops)
+			t.Fatalf("after four passes Plan still returns operations: %v", res.Ops)
 		}
 		for _, n := range v.Networks {
 			for _, p := range n.Peers {
 				if !slices.ContainsFunc(seen.Routes, func(r Route) bool { return r.Slice == p.CIDR && r.MTU == n.MTU }) && !foreign(seen, n) {
-					t.Fatalf("no route to %s", p.CIDR)
+					t.Fatalf("the route to the slice %s of a peer is missing", p.CIDR)
 				}
 			}
 			if !slices.Contains(res.Ready, n.ID) && len(res.Problems) == 0 {
 				t.Fatalf("network %d is not ready, and there is no problem", n.ID)
 			}
-			if !slices.Contains(seen.UserChain, Bridge(n.ID)) && seen.HasUserChain && !foreign(seen, n) {
+			if !slices.Contains(seen.UserChain, FromPeersTo(Bridge(n.ID))) && seen.HasUserChain && !foreign(seen, n) {
 				t.Fatalf("the engine drops packets to %s", Bridge(n.ID))
 			}
 		}
 		if len(v.Networks) == 0 && (seen.Device != nil || len(seen.UserChain) > 0) {
-			t.Fatalf("something is left: %v %v", seen.Device, seen.UserChain)
+			t.Fatalf("without networks, the device %v or the rules %v are left", seen.Device, seen.UserChain)
 		}
 		for _, n := range seen.Engine {
 			if used[n.ID] && !slices.Contains(seen.Table.Sets[0].Elements, Bridge(n.ID)) {
@@ -354,7 +368,8 @@ func drawView(t *rapid.T) workload.NetworkView {
 	return v
 }
 
-// drawMachine draws a machine with leftovers of other views, halves and foreign entries.
+// drawMachine returns a random state of a machine: networks of earlier views may be left, the setup may be
+// incomplete, and other programs may have made entries.
 func drawMachine(t *rapid.T, v workload.NetworkView) Observed {
 	seen := machine()
 	seen.HasUserChain = rapid.Bool().Draw(t, "user chain")
@@ -417,7 +432,7 @@ func drawMachine(t *rapid.T, v workload.NetworkView) Observed {
 		seen.Table = damaged
 	}
 	if seen.HasUserChain && some("accepts") {
-		seen.UserChain = []string{"ps1", "ps1", "ps9"}
+		seen.UserChain = []UserRule{FromPeersTo("ps1"), FromPeersTo("ps1"), FromPeersTo("ps9")}
 	}
 	if some("bridges removed") {
 		seen.Engine = nil
@@ -425,7 +440,7 @@ func drawMachine(t *rapid.T, v workload.NetworkView) Observed {
 	for i := range seen.Engine {
 		seen.Engine[i].Used = rapid.Bool().Draw(t, "used")
 		seen.Engine[i].Link = rapid.Bool().Draw(t, "link")
-		seen.Engine[i].ProxyARP = seen.Engine[i].Link && rapid.Bool().Draw(t, "proxy_arp")
+		seen.Engine[i].Set = seen.Engine[i].Link && rapid.Bool().Draw(t, "proxy_arp")
 		if some("another name") {
 			seen.Engine[i].Network = "default/former"
 		}
@@ -436,7 +451,8 @@ func drawMachine(t *rapid.T, v workload.NetworkView) Observed {
 	return seen
 }
 
-// TestEachDifferenceIsSeen: a table that differs from the wanted one in anything is replaced.
+// TestEachDifferenceIsSeen: Plan replaces the nftables table if it differs in any detail from the one that the
+// machine must have.
 func TestEachDifferenceIsSeen(t *testing.T) {
 	want := table(alias, view(), []string{"ps12", "ps7"})
 	for _, c := range []struct {
@@ -466,7 +482,8 @@ func TestEachDifferenceIsSeen(t *testing.T) {
 	}
 }
 
-// TestChoose: which address a workload gets.
+// TestChoose checks which address Choose gives to a workload, depending on the addresses that are in use or
+// were freed.
 func TestChoose(t *testing.T) {
 	slice, now := prefix("10.216.0.64/28"), time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	held := func(last int, id string, freed time.Duration) workload.NetworkAddress {
@@ -497,23 +514,23 @@ func TestChoose(t *testing.T) {
 		{"its own", slice, full, "w70", "10.216.0.70", ""},
 		{"its own, freed a moment ago", slice, young, "x", "10.216.0.69", ""},
 		{"the one freed first", slice, freed, "a", "10.216.0.73", ""},
-		{"none, because one was freed too recently", slice, young, "a", "", "the slice 10.216.0.64/28 has no free address: 9 are in use, 1 were freed less than 5m0s ago"},
+		{"none, because an address was freed too recently", slice, young, "a", "", "the slice 10.216.0.64/28 has no free address: 9 are in use, 1 were freed less than 5m0s ago"},
 		{"a slice without a quarter", prefix("10.216.0.64/29"), nil, "a", "", "the slice 10.216.0.64/29 is too small: at least 16 addresses are needed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := Choose(c.slice, c.have, c.id, now)
 			if c.err != "" {
 				if err == nil || err.Error() != c.err {
-					t.Fatalf("error %v, want %s", err, c.err)
+					t.Fatalf("Choose returned the error %v, want %s", err, c.err)
 				}
 				return
 			}
 			if err != nil || got != addr(c.want) {
-				t.Errorf("got %s (%v), want %s", got, err, c.want)
+				t.Errorf("the address is %s (error %v), want %s", got, err, c.want)
 			}
 		})
 	}
 	if part, ok := EnginePart(slice); !ok || part != prefix("10.216.0.76/30") {
-		t.Errorf("the engine chooses from %s", part)
+		t.Errorf("the engine chooses addresses from %s, want 10.216.0.76/30", part)
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Table is our nftables table. It is always replaced as a whole, in one transaction, so that no packet meets half of
-// it.
+// Table is our nftables table. A change replaces the whole table in one transaction, so that no packet is
+// checked by an incomplete table.
 type Table struct {
 	Sets   []Set
 	Chains []Chain
@@ -21,7 +21,7 @@ type Table struct {
 type Set struct {
 	Name string
 	Kind SetKind
-	// Elements are addresses or names of interfaces, sorted.
+	// Elements are the sorted elements of the set: addresses, or names of interfaces.
 	Elements []string
 }
 
@@ -44,16 +44,17 @@ type Chain struct {
 	Rules    []Rule
 }
 
-// Rule is one rule. Its matches must all hold.
+// Rule is one rule. It applies to packets for which all Matches hold.
 type Rule struct {
 	Matches []Match
 	Verdict Verdict
-	// Comment says what the rule is for. Together with a hash of the rule's text it is stored in the kernel, and
-	// recognises the rule.
+	To      netip.Addr // new source address of the verdict SNAT
+	// Comment is the purpose of the rule. The kernel stores the comment together with a hash of the rule's
+	// text (Mark). The agent recognises its own rules by that hash when it reads the table from the kernel.
 	Comment string
 }
 
-// Verdict is what a rule does with a packet.
+// Verdict is the action of a rule on a packet.
 type Verdict string
 
 // The verdicts, as nft writes them.
@@ -61,37 +62,43 @@ const (
 	Accept     Verdict = "accept"
 	Drop       Verdict = "drop"
 	Masquerade Verdict = "masquerade"
+	SNAT       Verdict = "snat ip to"
 	ClampMSS   Verdict = "tcp option maxseg size set rt mtu"
+	Reset      Verdict = "reject with tcp reset"
+	Reject     Verdict = "reject with icmpx port-unreachable"
 )
 
 // Match is one condition of a rule.
 type Match struct {
 	Kind MatchKind
 	Not  bool
-	// Name is the interface of InInterface and OutInterface, and the set of the kinds that end with Set.
+	// Name is the interface for InInterface and OutInterface, and the name of an nftables set for the
+	// kinds whose names end with Set.
 	Name   string
-	Prefix netip.Prefix // Source
+	Prefix netip.Prefix // Source, Destination
 	Port   uint16       // UDPPort
 }
 
-// MatchKind selects what a Match looks at.
+// MatchKind is the property of a packet that a Match compares.
 type MatchKind int
 
-// The kinds of matches. NoWayBack holds for an IPv4 packet whose source the machine would not answer through the
-// interface on which the packet came.
+// The kinds of matches. NoWayBack matches an IPv4 packet if the machine would send a reply to its source
+// through another interface than the one that received the packet.
 const (
 	InInterface MatchKind = iota
 	OutInterface
 	InInterfaceSet
 	OutInterfaceSet
-	Source        // IPv4 source in Prefix
-	Source4Set    // IPv4 source in the set Name
-	Source6Set    // IPv6 source in the set Name
-	UDPPort       // destination port
-	Established   // connection tracking: established or related
-	Translated    // connection tracking: the destination was translated, as for a published port
-	NoWayBack     // IPv4 only
-	ICMP          // IPv4 only
+	Source      // IPv4 source in Prefix
+	Destination // IPv4 destination in Prefix
+	Source4Set  // IPv4 source in the set Name
+	Source6Set  // IPv6 source in the set Name
+	UDPPort     // destination port
+	Established // connection tracking: established or related
+	Translated  // connection tracking: the destination was translated, as for a published port
+	NoWayBack   // IPv4 only
+	ICMP        // IPv4 only
+	TCP
 	OpeningPacket // TCP SYN without RST
 )
 
@@ -112,6 +119,10 @@ func (m Match) String() string {
 		return "oifname " + op + "@" + m.Name
 	case Source:
 		return "ip saddr " + op + m.Prefix.String()
+	case Destination:
+		return "ip daddr " + op + m.Prefix.String()
+	case TCP:
+		return "meta l4proto tcp"
 	case Source4Set:
 		return "ip saddr " + op + "@" + m.Name
 	case Source6Set:
@@ -121,6 +132,9 @@ func (m Match) String() string {
 	case Established:
 		return "ct state established,related"
 	case Translated:
+		if m.Not {
+			return "ct status & dnat == 0"
+		}
 		return "ct status dnat"
 	case NoWayBack:
 		return "meta nfproto ipv4 fib saddr . iif oif missing"
@@ -138,10 +152,15 @@ func (r Rule) String() string {
 	for _, m := range r.Matches {
 		words = append(words, m.String())
 	}
-	return strings.Join(append(words, string(r.Verdict)), " ")
+	words = append(words, string(r.Verdict))
+	if r.Verdict == SNAT {
+		words = append(words, r.To.String())
+	}
+	return strings.Join(words, " ")
 }
 
-// Mark returns the comment that is stored in the kernel: at most 127 bytes.
+// Mark returns the comment with which the rule is stored in the kernel: its purpose and a hash, together at
+// most 127 bytes.
 func (r Rule) Mark() string {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(r.String())) // writing to a hash never fails
@@ -166,7 +185,8 @@ func (t *Table) String() string {
 	return b.String()
 }
 
-// Stored returns the table as the kernel gives it back: rules are known by their marks only.
+// Stored returns the table in the form in which it is read from the kernel: each rule has only the comment that
+// Mark returns, and no matches or verdict.
 func (t *Table) Stored() *Table {
 	if t == nil {
 		return nil
@@ -183,7 +203,8 @@ func (t *Table) Stored() *Table {
 	return out
 }
 
-// same compares a wanted table with an observed one, see Stored.
+// same reports whether t, the table that the machine must have, equals seen, a table that was read from the
+// kernel in the form of Stored.
 func (t *Table) same(seen *Table) bool {
 	if t == nil || seen == nil {
 		return t == nil && seen == nil
@@ -201,24 +222,25 @@ func (t *Table) same(seen *Table) bool {
 
 const bridgeSet, peerSet4, peerSet6 = "bridges", "peers4", "peers6"
 
-// ownerPrefix begins the name of an empty set that says to which agent the table belongs.
-const ownerPrefix = "owner_"
+// OwnerPrefix is the prefix of the name of an empty nftables set in the table. The rest of the name says to
+// which agent the table belongs.
+const OwnerPrefix = "owner_"
 
-// owner returns the name of that set for the agent with an alias, see Input.
-func owner(alias string) string {
+// Owner returns the name of the set that marks a table of the agent with the alias (Input.Alias).
+func Owner(alias string) string {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(alias)) // writing to a hash never fails
-	return fmt.Sprintf("%s%08x", ownerPrefix, h.Sum32())
+	return fmt.Sprintf("%s%08x", OwnerPrefix, h.Sum32())
 }
 
-// ofAnother returns the owner's set of a table that belongs to another agent than the one with an alias; "" if the
-// table belongs to this one or names no owner.
+// ofAnother returns the name of the table's owner set (see Owner) if the table belongs to another agent
+// than the one with the alias. It returns "" if the table belongs to that agent or names no owner.
 func (t *Table) ofAnother(alias string) string {
 	if t == nil {
 		return ""
 	}
 	for _, s := range t.Sets {
-		if strings.HasPrefix(s.Name, ownerPrefix) && s.Name != owner(alias) {
+		if strings.HasPrefix(s.Name, OwnerPrefix) && s.Name != Owner(alias) {
 			return s.Name
 		}
 	}
@@ -238,17 +260,21 @@ func (t *Table) set(name string) []string {
 	return nil
 }
 
-// Priorities of our chains. The forward and input chains come before those of the engine (0). A drop in them is
-// final; an accept leaves the decision to the chains of other programs.
+// Priorities of our chains. Our forward and input chains run before those of the engine, which have
+// priority 0. A packet that they drop is dropped; a packet that they accept is still checked by the chains
+// of other programs.
 const (
 	rawPriority    = -300
 	manglePriority = -150
 	filterPriority = -5
 	natPriority    = 100
+	// ingressPriority is lower than the priority of the container engine's chains, so that our chains run
+	// first. Otherwise the engine's chains would set another source address.
+	ingressPriority = 90
 )
 
-// table returns the table of the agent with an alias for a view and the bridges that the machine has or is about to
-// get, sorted. It returns nil if there is no bridge.
+// table returns the table for a view. alias names the agent; bridges are the sorted names of the bridges
+// that the machine has or will get. table returns nil if there is no bridge.
 func table(alias string, v workload.NetworkView, bridges []string) *Table {
 	if len(bridges) == 0 {
 		return nil
@@ -262,7 +288,7 @@ func table(alias string, v workload.NetworkView, bridges []string) *Table {
 	}
 	established, noWayBack := Match{Kind: Established}, Match{Kind: NoWayBack}
 
-	t := &Table{Sets: []Set{{Name: bridgeSet, Kind: InterfaceSet, Elements: bridges}, {Name: owner(alias), Kind: InterfaceSet},
+	t := &Table{Sets: []Set{{Name: bridgeSet, Kind: InterfaceSet, Elements: bridges}, {Name: Owner(alias), Kind: InterfaceSet},
 		{Name: peerSet4, Kind: IPv4Set}, {Name: peerSet6, Kind: IPv6Set}}}
 	peers := make([]netip.Addr, 0, len(v.Peers))
 	for _, p := range v.Peers {
@@ -287,7 +313,9 @@ func table(alias string, v workload.NetworkView, bridges []string) *Table {
 	members := Chain{Name: "members", Type: "filter", Hook: "forward", Priority: filterPriority, Rules: []Rule{
 		rule("open connections", Accept, established),
 	}}
+	host := Chain{Name: "host", Type: "filter", Hook: "output", Priority: filterPriority}
 	outside := Chain{Name: "outside", Type: "nat", Hook: "postrouting", Priority: natPriority}
+	ingress := Chain{Name: "ingress", Type: "nat", Hook: "postrouting", Priority: ingressPriority}
 	for _, n := range v.Networks {
 		name := Bridge(n.ID)
 		member := Match{Kind: Source, Prefix: n.CIDR}
@@ -296,8 +324,24 @@ func table(alias string, v workload.NetworkView, bridges []string) *Table {
 		members.Rules = append(members.Rules,
 			rule(fmt.Sprintf("network %d: its members on this node", n.ID), Accept, in(name), out(name), member),
 			rule(fmt.Sprintf("network %d: its members on other nodes", n.ID), Accept, in(Device), out(name), member))
+		for _, s := range n.Services {
+			comment, service := fmt.Sprintf("network %d: services without an instance", n.ID), Match{Kind: Destination, Prefix: s}
+			refuse := []Rule{rule(comment, Reset, out(Device), service, Match{Kind: TCP}), rule(comment, Reject, out(Device), service)}
+			members.Rules = append(members.Rules, refuse...)
+			host.Rules = append(host.Rules, refuse...)
+		}
+		if n.Ingress { // instances on other nodes must answer through this node
+			ingress.Rules = append(ingress.Rules, Rule{
+				Matches: []Match{out(Device), {Kind: Destination, Prefix: n.CIDR}, not(member), {Kind: Translated}},
+				Verdict: SNAT, To: Gateway(n.Slice), Comment: fmt.Sprintf("network %d: ports in ingress mode", n.ID),
+			})
+		}
 		outside.Rules = append(outside.Rules, rule(fmt.Sprintf("network %d: to other machines", n.ID), Masquerade,
 			Match{Kind: Source, Prefix: n.Slice}, not(intoBridges), not(out(Device))))
+	}
+	if len(ingress.Rules) > 0 { // DOCKER-USER accepts all packets to peers then, see userRules
+		members.Rules = append(members.Rules, rule("only members, and clients of published ports, send to peers", Drop,
+			out(Device), not(fromBridges), not(Match{Kind: Translated})))
 	}
 	members.Rules = append(members.Rules,
 		rule("published ports", Accept, intoBridges, not(in(Device)), Match{Kind: Translated}),
@@ -312,6 +356,9 @@ func table(alias string, v workload.NetworkView, bridges []string) *Table {
 		rule("pings of peers", Accept, in(Device), Match{Kind: ICMP}),
 		rule("containers of peers do not reach this machine", Drop, in(Device)),
 	}}
-	t.Chains = []Chain{clamp, members, outside, source, tunnel} // sorted by name, as observed tables are
+	t.Chains = []Chain{clamp, host, members, outside, source, tunnel} // sorted by name, as observed tables are
+	if len(ingress.Rules) > 0 {
+		t.Chains = slices.Insert(t.Chains, 2, ingress)
+	}
 	return t
 }

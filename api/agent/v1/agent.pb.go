@@ -1,8 +1,8 @@
-// The agent's API, which schedulers call on one machine.
+// The API that each agent serves and that schedulers call.
 //
 // Compatible on the wire with legacy v1 peers. Every number below 1000 belongs to that shared
 // contract and never changes. Our own additions start at 1000; older peers skip them as unknown
-// fields. api/testdata/agent.tsv lists the contract, and a test compares it with this file.
+// fields. api/testdata/agent.tsv lists all numbers of the contract, and a test compares this file with it.
 //
 // Units: CPU in millicores; memory in bytes or MiB and disk in GiB, as the field's name says; times
 // in Unix seconds.
@@ -31,7 +31,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Unspecified means container.
+// Type of a workload. Unspecified means container.
 type WorkloadType int32
 
 const (
@@ -84,7 +84,7 @@ func (WorkloadType) EnumDescriptor() ([]byte, []int) {
 	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{0}
 }
 
-// Unspecified means running.
+// State that a workload should have. Unspecified means running.
 type DesiredState int32
 
 const (
@@ -134,7 +134,7 @@ func (DesiredState) EnumDescriptor() ([]byte, []int) {
 	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{1}
 }
 
-// State as the runtime reports it.
+// State of a workload as the runtime reports it.
 type ActualState int32
 
 const (
@@ -193,11 +193,473 @@ func (ActualState) EnumDescriptor() ([]byte, []int) {
 	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{2}
 }
 
+type TraceConnectionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// DNS name to which the traced client connects; empty if the field addresses is set.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Numbers of the networks on which the name is looked up, at most 64.
+	Networks []uint32 `protobuf:"varint,2,rep,packed,name=networks,proto3" json:"networks,omitempty"`
+	// IPv4 addresses to which the traced client connects, at most 16; each may end in :PORT.
+	Addresses []string `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// TCP port of the name and of the addresses that have none.
+	Port uint32 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
+	// Id of the workload in whose container the connections begin; empty means that they begin on the node.
+	WorkloadId    string `protobuf:"bytes,5,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceConnectionRequest) Reset() {
+	*x = TraceConnectionRequest{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceConnectionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceConnectionRequest) ProtoMessage() {}
+
+func (x *TraceConnectionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceConnectionRequest.ProtoReflect.Descriptor instead.
+func (*TraceConnectionRequest) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *TraceConnectionRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *TraceConnectionRequest) GetNetworks() []uint32 {
+	if x != nil {
+		return x.Networks
+	}
+	return nil
+}
+
+func (x *TraceConnectionRequest) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *TraceConnectionRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *TraceConnectionRequest) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+type TraceConnectionResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The addresses to which the name resolves, or the addresses in the request.
+	Addresses []*TracedAddress `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Reason why the name resolves to no address; empty if it resolves.
+	Problem string `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`
+	// Number of connections that were not opened because the limit was reached.
+	LeftOut       uint32 `protobuf:"varint,3,opt,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceConnectionResponse) Reset() {
+	*x = TraceConnectionResponse{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceConnectionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceConnectionResponse) ProtoMessage() {}
+
+func (x *TraceConnectionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceConnectionResponse.ProtoReflect.Descriptor instead.
+func (*TraceConnectionResponse) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *TraceConnectionResponse) GetAddresses() []*TracedAddress {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *TraceConnectionResponse) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *TraceConnectionResponse) GetLeftOut() uint32 {
+	if x != nil {
+		return x.LeftOut
+	}
+	return 0
+}
+
+// TracedAddress is an address to which a client connects.
+type TracedAddress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Result of opening a connection to this address.
+	Connection *TracedConnection `protobuf:"bytes,1,opt,name=connection,proto3" json:"connection,omitempty"`
+	// Set if this is the address of a service. This node balances connections to such an address over the
+	// service's instances.
+	Service bool `protobuf:"varint,2,opt,name=service,proto3" json:"service,omitempty"`
+	// Results of opening a connection to each instance of the service.
+	Instances     []*TracedConnection `protobuf:"bytes,3,rep,name=instances,proto3" json:"instances,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TracedAddress) Reset() {
+	*x = TracedAddress{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracedAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracedAddress) ProtoMessage() {}
+
+func (x *TracedAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracedAddress.ProtoReflect.Descriptor instead.
+func (*TracedAddress) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *TracedAddress) GetConnection() *TracedConnection {
+	if x != nil {
+		return x.Connection
+	}
+	return nil
+}
+
+func (x *TracedAddress) GetService() bool {
+	if x != nil {
+		return x.Service
+	}
+	return false
+}
+
+func (x *TracedAddress) GetInstances() []*TracedConnection {
+	if x != nil {
+		return x.Instances
+	}
+	return nil
+}
+
+// TracedConnection is the result of opening a TCP connection.
+type TracedConnection struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Address and port, such as 10.216.0.2:80.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Time until the connection was open.
+	LatencyMicroseconds uint32 `protobuf:"varint,2,opt,name=latency_microseconds,json=latencyMicroseconds,proto3" json:"latency_microseconds,omitempty"`
+	// Why it was not opened; empty if it was.
+	Problem string `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
+	// Set if no answer came, not even a refusal, so that packets to the address may be lost.
+	Silent        bool `protobuf:"varint,4,opt,name=silent,proto3" json:"silent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TracedConnection) Reset() {
+	*x = TracedConnection{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracedConnection) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracedConnection) ProtoMessage() {}
+
+func (x *TracedConnection) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracedConnection.ProtoReflect.Descriptor instead.
+func (*TracedConnection) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *TracedConnection) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *TracedConnection) GetLatencyMicroseconds() uint32 {
+	if x != nil {
+		return x.LatencyMicroseconds
+	}
+	return 0
+}
+
+func (x *TracedConnection) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *TracedConnection) GetSilent() bool {
+	if x != nil {
+		return x.Silent
+	}
+	return false
+}
+
+type ProbeNetworkRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the network.
+	Network uint32 `protobuf:"varint,1,opt,name=network,proto3" json:"network,omitempty"`
+	// Nodes to which packets are sent, at most 64.
+	Nodes         []string `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeNetworkRequest) Reset() {
+	*x = ProbeNetworkRequest{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeNetworkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeNetworkRequest) ProtoMessage() {}
+
+func (x *ProbeNetworkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeNetworkRequest.ProtoReflect.Descriptor instead.
+func (*ProbeNetworkRequest) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ProbeNetworkRequest) GetNetwork() uint32 {
+	if x != nil {
+		return x.Network
+	}
+	return 0
+}
+
+func (x *ProbeNetworkRequest) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+type ProbeNetworkResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Probes        []*NetworkProbe        `protobuf:"bytes,1,rep,name=probes,proto3" json:"probes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeNetworkResponse) Reset() {
+	*x = ProbeNetworkResponse{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeNetworkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeNetworkResponse) ProtoMessage() {}
+
+func (x *ProbeNetworkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeNetworkResponse.ProtoReflect.Descriptor instead.
+func (*ProbeNetworkResponse) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ProbeNetworkResponse) GetProbes() []*NetworkProbe {
+	if x != nil {
+		return x.Probes
+	}
+	return nil
+}
+
+// NetworkProbe is the result of sending packets to one node and waiting for their return.
+type NetworkProbe struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The node answers over the network.
+	Reached bool `protobuf:"varint,2,opt,name=reached,proto3" json:"reached,omitempty"`
+	// Shortest time until an answer came.
+	LatencyMicroseconds uint32 `protobuf:"varint,3,opt,name=latency_microseconds,json=latencyMicroseconds,proto3" json:"latency_microseconds,omitempty"`
+	// Size in bytes of the largest packet that came back from the node; at most the MTU of the network.
+	Mtu uint32 `protobuf:"varint,4,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	// What is wrong on the path to the node (for example, large packets are lost), and what to do about it;
+	// empty if nothing is wrong.
+	Problem       string `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkProbe) Reset() {
+	*x = NetworkProbe{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkProbe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkProbe) ProtoMessage() {}
+
+func (x *NetworkProbe) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkProbe.ProtoReflect.Descriptor instead.
+func (*NetworkProbe) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *NetworkProbe) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *NetworkProbe) GetReached() bool {
+	if x != nil {
+		return x.Reached
+	}
+	return false
+}
+
+func (x *NetworkProbe) GetLatencyMicroseconds() uint32 {
+	if x != nil {
+		return x.LatencyMicroseconds
+	}
+	return 0
+}
+
+func (x *NetworkProbe) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+func (x *NetworkProbe) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 type ListUsageRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty means the machine.
+	// Id of the workload to measure; empty means the machine.
 	WorkloadId string `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// False: the last hour in steps of a minute. True: the last day in steps of 15 minutes.
+	// If set, return the last day in steps of 15 minutes; otherwise the last hour in steps of a minute.
 	Day           bool `protobuf:"varint,2,opt,name=day,proto3" json:"day,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -205,7 +667,7 @@ type ListUsageRequest struct {
 
 func (x *ListUsageRequest) Reset() {
 	*x = ListUsageRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[0]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -217,7 +679,7 @@ func (x *ListUsageRequest) String() string {
 func (*ListUsageRequest) ProtoMessage() {}
 
 func (x *ListUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[0]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -230,7 +692,7 @@ func (x *ListUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsageRequest.ProtoReflect.Descriptor instead.
 func (*ListUsageRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{0}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListUsageRequest) GetWorkloadId() string {
@@ -249,7 +711,7 @@ func (x *ListUsageRequest) GetDay() bool {
 
 type ListUsageResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Oldest first; steps without a measurement are missing.
+	// The samples, oldest first; time steps without a measurement are left out.
 	Samples       []*UsageSample `protobuf:"bytes,1,rep,name=samples,proto3" json:"samples,omitempty"`
 	StepSeconds   uint32         `protobuf:"varint,2,opt,name=step_seconds,json=stepSeconds,proto3" json:"step_seconds,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -258,7 +720,7 @@ type ListUsageResponse struct {
 
 func (x *ListUsageResponse) Reset() {
 	*x = ListUsageResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[1]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -270,7 +732,7 @@ func (x *ListUsageResponse) String() string {
 func (*ListUsageResponse) ProtoMessage() {}
 
 func (x *ListUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[1]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -283,7 +745,7 @@ func (x *ListUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsageResponse.ProtoReflect.Descriptor instead.
 func (*ListUsageResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{1}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListUsageResponse) GetSamples() []*UsageSample {
@@ -300,7 +762,7 @@ func (x *ListUsageResponse) GetStepSeconds() uint32 {
 	return 0
 }
 
-// UsageSample is the average use during one step.
+// UsageSample is the average use of resources during one time step.
 type UsageSample struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Start of the step, Unix seconds.
@@ -315,7 +777,7 @@ type UsageSample struct {
 
 func (x *UsageSample) Reset() {
 	*x = UsageSample{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[2]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -327,7 +789,7 @@ func (x *UsageSample) String() string {
 func (*UsageSample) ProtoMessage() {}
 
 func (x *UsageSample) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[2]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -340,7 +802,7 @@ func (x *UsageSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSample.ProtoReflect.Descriptor instead.
 func (*UsageSample) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *UsageSample) GetStart() int64 {
@@ -380,48 +842,55 @@ func (x *UsageSample) GetNetTxBytesPerSecond() int64 {
 
 type ApplyWorkloadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The name of the container, Compose project or libvirt domain.
+	// Id of the workload, which is also the name of its container, Compose project or libvirt domain.
 	Id   string       `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Type WorkloadType `protobuf:"varint,2,opt,name=type,proto3,enum=persys.agent.v1.WorkloadType" json:"type,omitempty"`
-	// Legacy v1 agents skip an order whose id and revision_id they have; our agents compare content (1003).
+	// Revision of the order. Legacy v1 agents skip an order if the workload already has this revision_id. Our
+	// agents compare the field content (1003) instead.
 	RevisionId   string       `protobuf:"bytes,3,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
 	DesiredState DesiredState `protobuf:"varint,4,opt,name=desired_state,json=desiredState,proto3,enum=persys.agent.v1.DesiredState" json:"desired_state,omitempty"`
-	// Required.
+	// Specification of the workload; required.
 	Spec *WorkloadSpec `protobuf:"bytes,5,opt,name=spec,proto3" json:"spec,omitempty"`
-	// Epoch of the calling leader. Absent from legacy v1 schedulers.
+	// Epoch of the leader that sends the order: its fencing token (see Epoch). Absent in orders of legacy v1
+	// schedulers.
 	Epoch *Epoch `protobuf:"bytes,1000,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Generation of the assignment. The agent refuses one that is lower than that of its order or tombstone.
+	// Generation of the order. The agent refuses an order with a lower generation than the order or tombstone
+	// that it has for the workload.
 	Generation *Generation `protobuf:"bytes,1001,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Node id that the order is for; an agent of another node refuses it.
 	NodeId string `protobuf:"bytes,1002,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// Content of the spec, which decides whether the workload has changed.
+	// Content hash of the specification, by which the agent decides whether the workload has changed.
 	Content string `protobuf:"bytes,1003,opt,name=content,proto3" json:"content,omitempty"`
-	// The workload must never run on two nodes at once.
+	// Set if the workload must never run on two nodes at once.
 	Exclusive bool `protobuf:"varint,1004,opt,name=exclusive,proto3" json:"exclusive,omitempty"`
-	// What happens when the node's lease ends: keep (default) or stop.
+	// What happens when the node's lease ends: with keep (default) the workload runs on, with stop the node's
+	// fencer stops it.
 	OnLostLease string `protobuf:"bytes,1005,opt,name=on_lost_lease,json=onLostLease,proto3" json:"on_lost_lease,omitempty"`
 	// The workload's own labels.
 	Labels map[string]string `protobuf:"bytes,1006,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Instance that registered as node_id. Another instance with this name, for instance a
-	// reinstalled machine, refuses. Empty if unknown.
+	// Id of the agent instance that registered as node_id. Another instance with this node id, for instance a
+	// reinstalled machine, refuses the order. Empty if unknown.
 	InstanceId string `protobuf:"bytes,1015,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	// The workload was imported from legacy v1 schedulers and nobody has changed it since. An
-	// instance under a legacy revision, or one in the record of a legacy v1 agent, counts as running
-	// this spec.
+	// Set if the workload was imported from legacy v1 schedulers and nobody has changed it since. The agent
+	// then does not recreate an instance that legacy v1 programs made, even if its revision differs from that
+	// of this order. Such an instance has a revision of legacy v1 schedulers, or is listed in the state file of
+	// a legacy v1 agent.
 	Adopts bool `protobuf:"varint,1300,opt,name=adopts,proto3" json:"adopts,omitempty"`
-	// Document of the policy under which the workload was admitted. The agent judges by this policy
-	// what it is about to start. Empty from legacy v1 schedulers, and if the workload was admitted
-	// without a policy.
+	// YAML document of the policy under which the schedulers admitted the workload. The agent checks each
+	// container, stack or virtual machine against it before the start. Empty from legacy v1 schedulers, and
+	// if the workload was admitted without a policy.
 	Policy string `protobuf:"bytes,1220,opt,name=policy,proto3" json:"policy,omitempty"`
-	// Documents of the policies that are bound to this node.
+	// YAML documents of the policies that are bound to this node; the workload must satisfy them too.
 	NodePolicies []string `protobuf:"bytes,1221,rep,name=node_policies,json=nodePolicies,proto3" json:"node_policies,omitempty"`
-	// No user confined to namespaces may act in the workload's namespace, and the workload was
-	// admitted without a policy. If not set, an agent without a policy of its own allows only what
-	// the policy baseline allows.
+	// Set if the workload was admitted without a policy, and its namespace lists no users, so that only users
+	// who may act in every namespace have applied it. If not set, an agent without a policy of its own
+	// (PERSYS_POLICY) allows only what the built-in policy baseline allows.
 	AdminsOnly bool `protobuf:"varint,1222,opt,name=admins_only,json=adminsOnly,proto3" json:"admins_only,omitempty"`
-	// keep (default) or restart: what the agent does when the workload becomes unhealthy.
+	// What the agent does when the workload becomes unhealthy: keep (default) leaves it running, restart
+	// restarts it.
 	OnUnhealthy string `protobuf:"bytes,1380,opt,name=on_unhealthy,json=onUnhealthy,proto3" json:"on_unhealthy,omitempty"`
-	// Networks of the node when the order was given, with those of the workload. Absent if the node has none.
+	// All networks that the node needs at the time of the order, including those of this workload. Absent if
+	// the node needs none.
 	Networks      *NetworkView `protobuf:"bytes,1520,opt,name=networks,proto3" json:"networks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -429,7 +898,7 @@ type ApplyWorkloadRequest struct {
 
 func (x *ApplyWorkloadRequest) Reset() {
 	*x = ApplyWorkloadRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[3]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -441,7 +910,7 @@ func (x *ApplyWorkloadRequest) String() string {
 func (*ApplyWorkloadRequest) ProtoMessage() {}
 
 func (x *ApplyWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[3]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -454,7 +923,7 @@ func (x *ApplyWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ApplyWorkloadRequest) GetId() string {
@@ -590,12 +1059,13 @@ func (x *ApplyWorkloadRequest) GetNetworks() *NetworkView {
 	return nil
 }
 
-// The networks that a node has to set up. A view replaces all earlier ones: the node removes networks, peers and
-// slices that it does not list. A view of a lower epoch, or of a lower index in the same incarnation, is refused.
+// The networks that a node has to set up. A newer view replaces all older ones: the node removes the
+// networks, peers and address ranges that the newer view does not list. The agent refuses a view with a
+// lower epoch than the one it has, or with a lower index in the same incarnation.
 type NetworkView struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Epoch *Epoch                 `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Log index of the newest change in the view of any node.
+	// Raft log index of the newest change that affected the network view of any node.
 	Index uint64 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
 	// UDP port of VXLAN.
 	Port uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
@@ -603,9 +1073,9 @@ type NetworkView struct {
 	Vni uint32 `protobuf:"varint,4,opt,name=vni,proto3" json:"vni,omitempty"`
 	// The node's own address, from which it sends VXLAN packets.
 	Address string `protobuf:"bytes,5,opt,name=address,proto3" json:"address,omitempty"`
-	// The other nodes that have a slice of one of networks, sorted by node.
+	// The other nodes that have a slice (a part of the addresses) of a listed network, sorted by node.
 	Peers []*NetworkPeer `protobuf:"bytes,6,rep,name=peers,proto3" json:"peers,omitempty"`
-	// Networks of which the node has a slice, sorted by id.
+	// Networks of whose addresses the node has a part (slice), sorted by id.
 	Networks      []*Network `protobuf:"bytes,7,rep,name=networks,proto3" json:"networks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -613,7 +1083,7 @@ type NetworkView struct {
 
 func (x *NetworkView) Reset() {
 	*x = NetworkView{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[4]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -625,7 +1095,7 @@ func (x *NetworkView) String() string {
 func (*NetworkView) ProtoMessage() {}
 
 func (x *NetworkView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[4]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -638,7 +1108,7 @@ func (x *NetworkView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkView.ProtoReflect.Descriptor instead.
 func (*NetworkView) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *NetworkView) GetEpoch() *Epoch {
@@ -690,27 +1160,36 @@ func (x *NetworkView) GetNetworks() []*Network {
 	return nil
 }
 
-// NetworkNames holds the names of the members of networks, for the resolver of one node. Newer names replace all older
-// ones.
+// NetworkNames holds the DNS names of the members of networks, for the resolver of one node. A newer
+// message replaces all names of older ones.
 type NetworkNames struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Cluster and incarnation; there is no term, because any replica makes the names.
+	// Cluster and incarnation. The term is not set, because any replica, not only the leader, computes the
+	// names.
 	Epoch *Epoch `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Raft log index of the state from which the scheduler computed these names.
 	Index uint64 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	// Hash of namespaces and members.
+	// Hash of all fields but epoch and index.
 	Digest uint64 `protobuf:"varint,3,opt,name=digest,proto3" json:"digest,omitempty"`
 	// DNS labels of the namespaces that have networks, sorted.
 	Namespaces []string `protobuf:"bytes,4,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
-	// Members of the networks of which the node has a slice, sorted by network and name.
-	Members       []*NetworkMember `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
+	// Members of all networks of whose addresses the node has a part (slice), sorted by network and name.
+	Members []*NetworkMember `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
+	// Services of these networks that have an address of their own, sorted by network and name.
+	Services []*NetworkService `protobuf:"bytes,6,rep,name=services,proto3" json:"services,omitempty"`
+	// Parts (slices) of the address ranges of these networks that belong to lost nodes, sorted. No instance
+	// answers at these addresses.
+	Lost []string `protobuf:"bytes,7,rep,name=lost,proto3" json:"lost,omitempty"`
+	// Published ports in ingress mode (they answer on every node) that lead into these networks, sorted by port
+	// and protocol.
+	Ingress       []*NetworkIngress `protobuf:"bytes,8,rep,name=ingress,proto3" json:"ingress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NetworkNames) Reset() {
 	*x = NetworkNames{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[5]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -722,7 +1201,7 @@ func (x *NetworkNames) String() string {
 func (*NetworkNames) ProtoMessage() {}
 
 func (x *NetworkNames) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[5]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -735,7 +1214,7 @@ func (x *NetworkNames) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkNames.ProtoReflect.Descriptor instead.
 func (*NetworkNames) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NetworkNames) GetEpoch() *Epoch {
@@ -773,14 +1252,200 @@ func (x *NetworkNames) GetMembers() []*NetworkMember {
 	return nil
 }
 
+func (x *NetworkNames) GetServices() []*NetworkService {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+func (x *NetworkNames) GetLost() []string {
+	if x != nil {
+		return x.Lost
+	}
+	return nil
+}
+
+func (x *NetworkNames) GetIngress() []*NetworkIngress {
+	if x != nil {
+		return x.Ingress
+	}
+	return nil
+}
+
+// A published port in ingress mode, and the instances to which connections to it are sent. Every node that
+// has a part (slice) of the network's addresses answers at the port.
+type NetworkIngress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the network.
+	Network uint32 `protobuf:"varint,1,opt,name=network,proto3" json:"network,omitempty"`
+	// 1 to 65535.
+	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// tcp or udp.
+	Protocol string `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// Namespace and name of the service.
+	Namespace string `protobuf:"bytes,4,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Service   string `protobuf:"bytes,5,opt,name=service,proto3" json:"service,omitempty"`
+	// Ready instances as address:port, sorted.
+	Endpoints     []string `protobuf:"bytes,6,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkIngress) Reset() {
+	*x = NetworkIngress{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkIngress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkIngress) ProtoMessage() {}
+
+func (x *NetworkIngress) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkIngress.ProtoReflect.Descriptor instead.
+func (*NetworkIngress) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *NetworkIngress) GetNetwork() uint32 {
+	if x != nil {
+		return x.Network
+	}
+	return 0
+}
+
+func (x *NetworkIngress) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *NetworkIngress) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *NetworkIngress) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *NetworkIngress) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *NetworkIngress) GetEndpoints() []string {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+// A service of a network: a group or a workload that has an address of its own. Its instances are the
+// NetworkMembers whose group is its name, or, without a group, the member with its name.
+type NetworkService struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the network.
+	Network uint32 `protobuf:"varint,1,opt,name=network,proto3" json:"network,omitempty"`
+	// DNS labels.
+	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Address       string `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkService) Reset() {
+	*x = NetworkService{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkService) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkService) ProtoMessage() {}
+
+func (x *NetworkService) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkService.ProtoReflect.Descriptor instead.
+func (*NetworkService) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *NetworkService) GetNetwork() uint32 {
+	if x != nil {
+		return x.Network
+	}
+	return 0
+}
+
+func (x *NetworkService) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *NetworkService) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NetworkService) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
 type NetworkMember struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of the network.
 	Network uint32 `protobuf:"varint,1,opt,name=network,proto3" json:"network,omitempty"`
-	// DNS labels of the namespace, of the workload, and of its group; group is empty if it has none.
+	// DNS label of the namespace.
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Name      string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	Group     string `protobuf:"bytes,4,opt,name=group,proto3" json:"group,omitempty"`
+	// DNS label of the workload.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// DNS label of the workload's group; empty if it has none.
+	Group string `protobuf:"bytes,4,opt,name=group,proto3" json:"group,omitempty"`
 	// Address on the network. Empty while the workload does not run, or does not pass its health check.
 	Address       string        `protobuf:"bytes,5,opt,name=address,proto3" json:"address,omitempty"`
 	Ports         []*MemberPort `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
@@ -790,7 +1455,7 @@ type NetworkMember struct {
 
 func (x *NetworkMember) Reset() {
 	*x = NetworkMember{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -802,7 +1467,7 @@ func (x *NetworkMember) String() string {
 func (*NetworkMember) ProtoMessage() {}
 
 func (x *NetworkMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -815,7 +1480,7 @@ func (x *NetworkMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkMember.ProtoReflect.Descriptor instead.
 func (*NetworkMember) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NetworkMember) GetNetwork() uint32 {
@@ -874,7 +1539,7 @@ type MemberPort struct {
 
 func (x *MemberPort) Reset() {
 	*x = MemberPort{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -886,7 +1551,7 @@ func (x *MemberPort) String() string {
 func (*MemberPort) ProtoMessage() {}
 
 func (x *MemberPort) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -899,7 +1564,7 @@ func (x *MemberPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberPort.ProtoReflect.Descriptor instead.
 func (*MemberPort) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *MemberPort) GetName() string {
@@ -923,7 +1588,7 @@ func (x *MemberPort) GetPort() uint32 {
 	return 0
 }
 
-// Another node that takes part in a network.
+// NetworkPeer is another node that has a part of the addresses of one of the listed networks.
 type NetworkPeer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -935,7 +1600,7 @@ type NetworkPeer struct {
 
 func (x *NetworkPeer) Reset() {
 	*x = NetworkPeer{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -947,7 +1612,7 @@ func (x *NetworkPeer) String() string {
 func (*NetworkPeer) ProtoMessage() {}
 
 func (x *NetworkPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -960,7 +1625,7 @@ func (x *NetworkPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkPeer.ProtoReflect.Descriptor instead.
 func (*NetworkPeer) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *NetworkPeer) GetNode() string {
@@ -977,28 +1642,32 @@ func (x *NetworkPeer) GetAddress() string {
 	return ""
 }
 
-// A network of containers on several nodes.
+// A network through which containers on several nodes reach each other.
 type Network struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of the network, 1 or more, never given to another network of the cluster.
 	Id uint32 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Empty means the namespace "default".
+	// Namespace of the network; empty means "default".
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name      string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	Cidr      string `protobuf:"bytes,4,opt,name=cidr,proto3" json:"cidr,omitempty"`
-	// Bytes.
+	// MTU of the network in bytes.
 	Mtu uint32 `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`
-	// The part of cidr that belongs to this node.
+	// The slice of this node: the part of cidr from which it gives addresses to its containers.
 	Slice string `protobuf:"bytes,6,opt,name=slice,proto3" json:"slice,omitempty"`
-	// The slices of other nodes, sorted by node.
-	Peers         []*NetworkSlice `protobuf:"bytes,7,rep,name=peers,proto3" json:"peers,omitempty"`
+	// The parts of cidr that belong to other nodes, sorted by node.
+	Peers []*NetworkSlice `protobuf:"bytes,7,rep,name=peers,proto3" json:"peers,omitempty"`
+	// Parts of cidr that hold the addresses of services, sorted.
+	Services []string `protobuf:"bytes,8,rep,name=services,proto3" json:"services,omitempty"`
+	// Set if at least one published port in ingress mode, which answers on every node, leads into this network.
+	Ingress       bool `protobuf:"varint,9,opt,name=ingress,proto3" json:"ingress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1010,7 +1679,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1023,7 +1692,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Network) GetId() uint32 {
@@ -1075,7 +1744,21 @@ func (x *Network) GetPeers() []*NetworkSlice {
 	return nil
 }
 
-// The part of a network that belongs to a node.
+func (x *Network) GetServices() []string {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+func (x *Network) GetIngress() bool {
+	if x != nil {
+		return x.Ingress
+	}
+	return false
+}
+
+// The part of a network's address range that belongs to one node.
 type NetworkSlice struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -1086,7 +1769,7 @@ type NetworkSlice struct {
 
 func (x *NetworkSlice) Reset() {
 	*x = NetworkSlice{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1098,7 +1781,7 @@ func (x *NetworkSlice) String() string {
 func (*NetworkSlice) ProtoMessage() {}
 
 func (x *NetworkSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1111,7 +1794,7 @@ func (x *NetworkSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkSlice.ProtoReflect.Descriptor instead.
 func (*NetworkSlice) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *NetworkSlice) GetNode() string {
@@ -1131,10 +1814,10 @@ func (x *NetworkSlice) GetCidr() string {
 // A network that a container joins.
 type NetworkAttachment struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Number of the network in the view that comes with the order.
+	// Number of the network. The field networks of the order (NetworkView) has a network with this id.
 	Id   uint32 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Further names of the container in the network.
+	// Additional DNS names of the container in the network.
 	Aliases       []string `protobuf:"bytes,3,rep,name=aliases,proto3" json:"aliases,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1142,7 +1825,7 @@ type NetworkAttachment struct {
 
 func (x *NetworkAttachment) Reset() {
 	*x = NetworkAttachment{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1154,7 +1837,7 @@ func (x *NetworkAttachment) String() string {
 func (*NetworkAttachment) ProtoMessage() {}
 
 func (x *NetworkAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1850,7 @@ func (x *NetworkAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkAttachment.ProtoReflect.Descriptor instead.
 func (*NetworkAttachment) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *NetworkAttachment) GetId() uint32 {
@@ -1193,16 +1876,17 @@ func (x *NetworkAttachment) GetAliases() []string {
 
 type ApplyWorkloadResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The order is stored and queued.
+	// Set if the order is stored and queued.
 	Applied bool `protobuf:"varint,1,opt,name=applied,proto3" json:"applied,omitempty"`
-	// Nothing was queued, because this revision is already applied.
+	// Set if the agent did nothing, because it has this specification of the workload already.
 	Skipped bool   `protobuf:"varint,2,opt,name=skipped,proto3" json:"skipped,omitempty"`
 	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
-	// Status with state PENDING, and with task_id and task_status in its metadata.
+	// Status with the state PENDING. The entries task_id and task_status of its metadata describe the queued
+	// task.
 	Status *WorkloadStatus `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
-	// If fenced is set: the highest epoch that the agent has seen.
+	// Only if fenced is set: the highest epoch (fencing token of a leader) that the agent has seen.
 	HighestEpoch *Epoch `protobuf:"bytes,1000,opt,name=highest_epoch,json=highestEpoch,proto3" json:"highest_epoch,omitempty"`
-	// The order was refused because of its epoch, generation or node id.
+	// Set if the order was refused because of its epoch, generation or node id.
 	Fenced        bool `protobuf:"varint,1001,opt,name=fenced,proto3" json:"fenced,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1210,7 +1894,7 @@ type ApplyWorkloadResponse struct {
 
 func (x *ApplyWorkloadResponse) Reset() {
 	*x = ApplyWorkloadResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1222,7 +1906,7 @@ func (x *ApplyWorkloadResponse) String() string {
 func (*ApplyWorkloadResponse) ProtoMessage() {}
 
 func (x *ApplyWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1235,7 +1919,7 @@ func (x *ApplyWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ApplyWorkloadResponse) GetApplied() bool {
@@ -1283,25 +1967,31 @@ func (x *ApplyWorkloadResponse) GetFenced() bool {
 type DeleteWorkloadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Epoch of the calling leader. Absent from legacy v1 schedulers.
+	// Epoch of the leader that sends the order: its fencing token (see Epoch). Absent in orders of legacy v1
+	// schedulers.
 	Epoch *Epoch `protobuf:"bytes,1000,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Generation of the delete, which the agent keeps in a tombstone.
+	// Generation of the order to delete. The agent keeps it in a tombstone (the record of the deleted
+	// workload), to refuse older orders.
 	Generation *Generation `protobuf:"bytes,1001,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Node id that the order is for.
 	NodeId string `protobuf:"bytes,1002,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// Also remove managed volumes with the policy Retain.
+	// Also remove the managed volumes whose retain_policy is Retain.
 	Purge bool `protobuf:"varint,1003,opt,name=purge,proto3" json:"purge,omitempty"`
-	// The workload was moved to another node: no volume is deleted, whatever its policy.
+	// Set if the workload was moved to another node. No volume is deleted then, whatever its policy.
 	KeepVolumes bool `protobuf:"varint,1004,opt,name=keep_volumes,json=keepVolumes,proto3" json:"keep_volumes,omitempty"`
 	// The instance that registered as node_id, as in ApplyWorkloadRequest.
-	InstanceId    string `protobuf:"bytes,1015,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	InstanceId string `protobuf:"bytes,1015,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	// The workload was deleted, and its volumes that have a name are kept for good: managed volumes, and
+	// the volumes that a Compose file names. Disks of virtual machines and volumes without a name are
+	// deleted. keep_volumes is set too, for agents that do not know this field.
+	RetainVolumes bool `protobuf:"varint,1720,opt,name=retain_volumes,json=retainVolumes,proto3" json:"retain_volumes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeleteWorkloadRequest) Reset() {
 	*x = DeleteWorkloadRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +2003,7 @@ func (x *DeleteWorkloadRequest) String() string {
 func (*DeleteWorkloadRequest) ProtoMessage() {}
 
 func (x *DeleteWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +2016,7 @@ func (x *DeleteWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeleteWorkloadRequest) GetId() string {
@@ -1378,16 +2068,24 @@ func (x *DeleteWorkloadRequest) GetInstanceId() string {
 	return ""
 }
 
+func (x *DeleteWorkloadRequest) GetRetainVolumes() bool {
+	if x != nil {
+		return x.RetainVolumes
+	}
+	return false
+}
+
 type DeleteWorkloadResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The order is stored and queued, also for an unknown id.
+	// Set if the order is stored and queued. It is also set if the agent does not know the workload.
 	Success bool   `protobuf:"varint,1,opt,name=success,proto3" json:"success,omitempty"`
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	// If fenced is set: the highest epoch that the agent has seen.
+	// Only if fenced is set: the highest epoch (fencing token of a leader) that the agent has seen.
 	HighestEpoch *Epoch `protobuf:"bytes,1000,opt,name=highest_epoch,json=highestEpoch,proto3" json:"highest_epoch,omitempty"`
-	// The order was refused because of its epoch, generation or node id.
+	// Set if the order was refused because of its epoch, generation or node id.
 	Fenced bool `protobuf:"varint,1001,opt,name=fenced,proto3" json:"fenced,omitempty"`
-	// The agent has no container, stack or virtual machine of the workload, so the delete is complete.
+	// Set if the agent has no container, stack or virtual machine of the workload, so that the delete is
+	// complete.
 	Absent        bool `protobuf:"varint,1002,opt,name=absent,proto3" json:"absent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1395,7 +2093,7 @@ type DeleteWorkloadResponse struct {
 
 func (x *DeleteWorkloadResponse) Reset() {
 	*x = DeleteWorkloadResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1407,7 +2105,7 @@ func (x *DeleteWorkloadResponse) String() string {
 func (*DeleteWorkloadResponse) ProtoMessage() {}
 
 func (x *DeleteWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1420,7 +2118,7 @@ func (x *DeleteWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeleteWorkloadResponse) GetSuccess() bool {
@@ -1461,7 +2159,7 @@ func (x *DeleteWorkloadResponse) GetAbsent() bool {
 type GetWorkloadStatusRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Epoch of the calling leader. Absent from legacy v1 schedulers.
+	// Epoch of the leader that calls: its fencing token (see Epoch). Absent in calls of legacy v1 schedulers.
 	Epoch         *Epoch `protobuf:"bytes,1000,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1469,7 +2167,7 @@ type GetWorkloadStatusRequest struct {
 
 func (x *GetWorkloadStatusRequest) Reset() {
 	*x = GetWorkloadStatusRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1481,7 +2179,7 @@ func (x *GetWorkloadStatusRequest) String() string {
 func (*GetWorkloadStatusRequest) ProtoMessage() {}
 
 func (x *GetWorkloadStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1494,7 +2192,7 @@ func (x *GetWorkloadStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadStatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GetWorkloadStatusRequest) GetId() string {
@@ -1520,7 +2218,7 @@ type GetWorkloadStatusResponse struct {
 
 func (x *GetWorkloadStatusResponse) Reset() {
 	*x = GetWorkloadStatusResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1532,7 +2230,7 @@ func (x *GetWorkloadStatusResponse) String() string {
 func (*GetWorkloadStatusResponse) ProtoMessage() {}
 
 func (x *GetWorkloadStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1545,7 +2243,7 @@ func (x *GetWorkloadStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadStatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetWorkloadStatusResponse) GetStatus() *WorkloadStatus {
@@ -1557,9 +2255,9 @@ func (x *GetWorkloadStatusResponse) GetStatus() *WorkloadStatus {
 
 type ListWorkloadsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Unspecified means all.
+	// Type of the workloads to list. Unspecified means all types.
 	Type WorkloadType `protobuf:"varint,1,opt,name=type,proto3,enum=persys.agent.v1.WorkloadType" json:"type,omitempty"`
-	// Epoch of the calling leader. Absent from legacy v1 schedulers.
+	// Epoch of the leader that calls: its fencing token (see Epoch). Absent in calls of legacy v1 schedulers.
 	Epoch         *Epoch `protobuf:"bytes,1000,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1567,7 +2265,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1579,7 +2277,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1592,7 +2290,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListWorkloadsRequest) GetType() WorkloadType {
@@ -1618,7 +2316,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1630,7 +2328,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1643,7 +2341,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*WorkloadStatus {
@@ -1661,7 +2359,7 @@ type HealthCheckRequest struct {
 
 func (x *HealthCheckRequest) Reset() {
 	*x = HealthCheckRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1673,7 +2371,7 @@ func (x *HealthCheckRequest) String() string {
 func (*HealthCheckRequest) ProtoMessage() {}
 
 func (x *HealthCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1686,7 +2384,7 @@ func (x *HealthCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheckRequest.ProtoReflect.Descriptor instead.
 func (*HealthCheckRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 type HealthCheckResponse struct {
@@ -1695,11 +2393,11 @@ type HealthCheckResponse struct {
 	Version string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	// For each runtime (container, compose, vm): "healthy" or "unhealthy: <cause>".
 	RuntimeStatus map[string]string `protobuf:"bytes,3,rep,name=runtime_status,json=runtimeStatus,proto3" json:"runtime_status,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Utilization in percent, 0 to 100.
+	// Memory utilization in percent, 0 to 100.
 	MemoryUtilization float64 `protobuf:"fixed64,4,opt,name=memory_utilization,json=memoryUtilization,proto3" json:"memory_utilization,omitempty"`
-	// Utilization in percent, 0 to 100.
+	// CPU utilization in percent, 0 to 100.
 	CpuUtilization float64 `protobuf:"fixed64,5,opt,name=cpu_utilization,json=cpuUtilization,proto3" json:"cpu_utilization,omitempty"`
-	// Percent of the root file system, 0 to 100.
+	// Used space of the root file system in percent, 0 to 100.
 	DiskUtilization float64 `protobuf:"fixed64,6,opt,name=disk_utilization,json=diskUtilization,proto3" json:"disk_utilization,omitempty"`
 	NodeId          string  `protobuf:"bytes,1000,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	ClusterId       string  `protobuf:"bytes,1001,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -1711,7 +2409,7 @@ type HealthCheckResponse struct {
 
 func (x *HealthCheckResponse) Reset() {
 	*x = HealthCheckResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1723,7 +2421,7 @@ func (x *HealthCheckResponse) String() string {
 func (*HealthCheckResponse) ProtoMessage() {}
 
 func (x *HealthCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1736,7 +2434,7 @@ func (x *HealthCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheckResponse.ProtoReflect.Descriptor instead.
 func (*HealthCheckResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *HealthCheckResponse) GetHealthy() bool {
@@ -1802,7 +2500,7 @@ func (x *HealthCheckResponse) GetEngineId() string {
 	return ""
 }
 
-// Every filter must match exactly; an empty filter matches everything.
+// Filters of the task list. Each filter that is not empty must match exactly.
 type ListActionsRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
@@ -1812,7 +2510,7 @@ type ListActionsRequest struct {
 	Status string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
 	// Maximum number of entries in the answer; 0 means all.
 	Limit int32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
-	// Order by creation time, newest first; otherwise oldest first.
+	// Return the newest tasks first, by creation time; otherwise the oldest first.
 	NewestFirst   bool `protobuf:"varint,5,opt,name=newest_first,json=newestFirst,proto3" json:"newest_first,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1820,7 +2518,7 @@ type ListActionsRequest struct {
 
 func (x *ListActionsRequest) Reset() {
 	*x = ListActionsRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1832,7 +2530,7 @@ func (x *ListActionsRequest) String() string {
 func (*ListActionsRequest) ProtoMessage() {}
 
 func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1845,7 +2543,7 @@ func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsRequest.ProtoReflect.Descriptor instead.
 func (*ListActionsRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListActionsRequest) GetWorkloadId() string {
@@ -1883,7 +2581,8 @@ func (x *ListActionsRequest) GetNewestFirst() bool {
 	return false
 }
 
-// One task of the agent's queue. Times are Unix seconds; 0 or less means not yet.
+// One task of the agent's queue. Times are Unix seconds; 0 or less means that the task has not reached this
+// point.
 type AgentAction struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Id of the task: apply-<id>-<Unix nanoseconds> or delete-<id>-<Unix nanoseconds>.
@@ -1901,7 +2600,7 @@ type AgentAction struct {
 
 func (x *AgentAction) Reset() {
 	*x = AgentAction{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1913,7 +2612,7 @@ func (x *AgentAction) String() string {
 func (*AgentAction) ProtoMessage() {}
 
 func (x *AgentAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1926,7 +2625,7 @@ func (x *AgentAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentAction.ProtoReflect.Descriptor instead.
 func (*AgentAction) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AgentAction) GetTaskId() string {
@@ -1994,7 +2693,7 @@ type ListActionsResponse struct {
 
 func (x *ListActionsResponse) Reset() {
 	*x = ListActionsResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2006,7 +2705,7 @@ func (x *ListActionsResponse) String() string {
 func (*ListActionsResponse) ProtoMessage() {}
 
 func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2019,7 +2718,7 @@ func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsResponse.ProtoReflect.Descriptor instead.
 func (*ListActionsResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListActionsResponse) GetActions() []*AgentAction {
@@ -2029,7 +2728,7 @@ func (x *ListActionsResponse) GetActions() []*AgentAction {
 	return nil
 }
 
-// Exactly one arm must be set.
+// Specification of a workload. Exactly one of container, compose and vm must be set.
 type WorkloadSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Spec:
@@ -2038,12 +2737,14 @@ type WorkloadSpec struct {
 	//	*WorkloadSpec_Compose
 	//	*WorkloadSpec_Vm
 	Spec isWorkloadSpec_Spec `protobuf_oneof:"spec"`
-	// Health check; if absent, a running workload counts as healthy.
+	// Health check; if absent, a running workload is regarded as healthy.
 	HealthCheck *HealthCheck `protobuf:"bytes,1017,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
-	// Namespace of the workload; empty from legacy v1 schedulers, which know only "default". Storage,
-	// credentials and instances of another namespace are refused.
+	// Namespace of the workload; empty from legacy v1 schedulers, which know only "default". The agent
+	// refuses the workload if it would use storage, credentials or instances that belong to another
+	// namespace.
 	Namespace string `protobuf:"bytes,1030,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// The workload runs to completion: its status contains the last lines of its output.
+	// Set if the workload is a job, which runs to completion. After its end, its status contains the last part
+	// of its output.
 	Job           bool `protobuf:"varint,1320,opt,name=job,proto3" json:"job,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2051,7 +2752,7 @@ type WorkloadSpec struct {
 
 func (x *WorkloadSpec) Reset() {
 	*x = WorkloadSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2063,7 +2764,7 @@ func (x *WorkloadSpec) String() string {
 func (*WorkloadSpec) ProtoMessage() {}
 
 func (x *WorkloadSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2076,7 +2777,7 @@ func (x *WorkloadSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadSpec.ProtoReflect.Descriptor instead.
 func (*WorkloadSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WorkloadSpec) GetSpec() isWorkloadSpec_Spec {
@@ -2156,13 +2857,14 @@ func (*WorkloadSpec_Compose) isWorkloadSpec_Spec() {}
 
 func (*WorkloadSpec_Vm) isWorkloadSpec_Spec() {}
 
-// How an instance ended.
+// Exit says how an instance ended.
 type Exit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Code  int32                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
-	// Unix nanoseconds; 0 = unknown.
+	// Start of the instance, Unix nanoseconds; 0 = unknown.
 	StartedAt int64 `protobuf:"varint,2,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	EndedAt   int64 `protobuf:"varint,3,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// End of the instance, Unix nanoseconds; 0 = unknown.
+	EndedAt int64 `protobuf:"varint,3,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
 	// Only for containers of jobs: the end of the output, at most 4096 bytes.
 	Output        string `protobuf:"bytes,4,opt,name=output,proto3" json:"output,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2171,7 +2873,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2183,7 +2885,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2196,7 +2898,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Exit) GetCode() int32 {
@@ -2228,7 +2930,7 @@ func (x *Exit) GetOutput() string {
 }
 
 // Health check of a running workload, made by the agent. An unhealthy workload is removed from DNS;
-// ApplyWorkloadRequest.on_unhealthy says whether it is restarted. Exactly one of http, tcp and command.
+// ApplyWorkloadRequest.on_unhealthy says whether it is restarted. Exactly one of http, tcp and command is set.
 type HealthCheck struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Path of a GET request to port; a status from 200 to 399 is healthy.
@@ -2255,7 +2957,7 @@ type HealthCheck struct {
 
 func (x *HealthCheck) Reset() {
 	*x = HealthCheck{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2267,7 +2969,7 @@ func (x *HealthCheck) String() string {
 func (*HealthCheck) ProtoMessage() {}
 
 func (x *HealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2280,7 +2982,7 @@ func (x *HealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
 func (*HealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *HealthCheck) GetHttp() string {
@@ -2348,8 +3050,9 @@ func (x *HealthCheck) GetStartPeriodSeconds() int32 {
 
 type ContainerSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Numbers of devices by their CDI kind, such as nvidia.com/gpu. The agent chooses free ones. Kinds without a '/'
-	// are not listed: nothing is given to the container for them.
+	// Number of devices for each CDI kind, such as nvidia.com/gpu. The agent chooses free devices. A name
+	// without a '/', such as license, is not listed here: schedulers only count its reservations, and the
+	// container gets no device for it.
 	CountedDevices map[string]int64 `protobuf:"bytes,1550,rep,name=counted_devices,json=countedDevices,proto3" json:"counted_devices,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	Image          string           `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
 	Command        []string         `protobuf:"bytes,2,rep,name=command,proto3" json:"command,omitempty"`
@@ -2364,33 +3067,34 @@ type ContainerSpec struct {
 	Labels         map[string]string    `protobuf:"bytes,9,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	ManagedVolumes []*ManagedVolumeSpec `protobuf:"bytes,10,rep,name=managed_volumes,json=managedVolumes,proto3" json:"managed_volumes,omitempty"`
 	Privileged     bool                 `protobuf:"varint,1000,opt,name=privileged,proto3" json:"privileged,omitempty"`
-	// Hard quota in millicores, used when resources.cpu_millicores is 0; 0 means none.
+	// Hard CPU quota in millicores, used if resources.cpu_millicores is 0; 0 means no quota.
 	CpuMillicores int64 `protobuf:"varint,1001,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
 	// GiB reserved by placement.
 	DiskGb int64 `protobuf:"varint,1002,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
 	// User that runs the container: a name, or UID[:GID]; empty means the user of the image.
 	User string `protobuf:"bytes,1220,opt,name=user,proto3" json:"user,omitempty"`
-	// Capabilities added to, and dropped from, those that the engine gives; ALL means all.
-	CapAdd  []string `protobuf:"bytes,1221,rep,name=cap_add,json=capAdd,proto3" json:"cap_add,omitempty"`
+	// Capabilities that the container gets besides those that the engine gives; ALL means all.
+	CapAdd []string `protobuf:"bytes,1221,rep,name=cap_add,json=capAdd,proto3" json:"cap_add,omitempty"`
+	// Capabilities that the container loses of those that the engine gives by default; ALL means all.
 	CapDrop []string `protobuf:"bytes,1222,rep,name=cap_drop,json=capDrop,proto3" json:"cap_drop,omitempty"`
 	// Security options of the engine, KEY=VALUE.
 	SecurityOpt []string `protobuf:"bytes,1223,rep,name=security_opt,json=securityOpt,proto3" json:"security_opt,omitempty"`
 	// Maximum number of processes and threads; 0 means the agent's default, -1 no limit.
 	PidsLimit int64 `protobuf:"varint,1224,opt,name=pids_limit,json=pidsLimit,proto3" json:"pids_limit,omitempty"`
-	// Time between the stop signal and the kill; 0 means 30 s. More than 600 counts as 600.
+	// Seconds between the stop signal and the kill; 0 means 30. The agent uses 600 instead of a larger value.
 	StopGracePeriodSeconds int32 `protobuf:"varint,1240,opt,name=stop_grace_period_seconds,json=stopGracePeriodSeconds,proto3" json:"stop_grace_period_seconds,omitempty"`
 	// Signal that asks the workload to stop: a name or a number; empty means the signal of the image, or SIGTERM.
 	StopSignal string `protobuf:"bytes,1241,opt,name=stop_signal,json=stopSignal,proto3" json:"stop_signal,omitempty"`
-	// What the container runs, in the words of Compose. entrypoint replaces the image's entry point; one empty
-	// word means that there is none.
+	// The next fields say what the container runs, with the names and meaning of Compose. entrypoint replaces
+	// the image's entry point. A list of one empty string removes it.
 	Entrypoint []string `protobuf:"bytes,1340,rep,name=entrypoint,proto3" json:"entrypoint,omitempty"`
-	// Absolute path; empty means that of the image.
+	// Absolute path of the working directory; empty means that of the image.
 	WorkingDir string `protobuf:"bytes,1341,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
 	Hostname   string `protobuf:"bytes,1342,opt,name=hostname,proto3" json:"hostname,omitempty"`
 	Domainname string `protobuf:"bytes,1343,opt,name=domainname,proto3" json:"domainname,omitempty"`
-	// The file system of the image is read-only.
+	// Make the file system of the image read-only.
 	ReadOnly bool `protobuf:"varint,1344,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
-	// Mounts in memory: PATH[:OPTIONS].
+	// File systems in memory to mount, each PATH[:OPTIONS].
 	Tmpfs   []string           `protobuf:"bytes,1345,rep,name=tmpfs,proto3" json:"tmpfs,omitempty"`
 	Ulimits map[string]*Ulimit `protobuf:"bytes,1346,rep,name=ulimits,proto3" json:"ulimits,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Sysctls map[string]string  `protobuf:"bytes,1347,rep,name=sysctls,proto3" json:"sysctls,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -2399,46 +3103,47 @@ type ContainerSpec struct {
 	// Runs an init process that reaps zombies; absent means the engine's default.
 	Init    *bool     `protobuf:"varint,1349,opt,name=init,proto3,oneof" json:"init,omitempty"`
 	Devices []*Device `protobuf:"bytes,1350,rep,name=devices,proto3" json:"devices,omitempty"`
-	// Entries such as "c 1:3 rwm".
+	// Rules for the device cgroup, such as "c 1:3 rwm".
 	DeviceCgroupRules []string         `protobuf:"bytes,1351,rep,name=device_cgroup_rules,json=deviceCgroupRules,proto3" json:"device_cgroup_rules,omitempty"`
 	Gpus              []*DeviceRequest `protobuf:"bytes,1352,rep,name=gpus,proto3" json:"gpus,omitempty"`
 	// Further groups of the process, by name or number.
 	GroupAdd []string `protobuf:"bytes,1353,rep,name=group_add,json=groupAdd,proto3" json:"group_add,omitempty"`
-	// NAME=ADDRESS; the address host-gateway stands for the node.
+	// Entries for /etc/hosts, each NAME=ADDRESS; the address host-gateway stands for the node.
 	ExtraHosts []string `protobuf:"bytes,1354,rep,name=extra_hosts,json=extraHosts,proto3" json:"extra_hosts,omitempty"`
 	Dns        []string `protobuf:"bytes,1355,rep,name=dns,proto3" json:"dns,omitempty"`
 	DnsSearch  []string `protobuf:"bytes,1356,rep,name=dns_search,json=dnsSearch,proto3" json:"dns_search,omitempty"`
 	DnsOpt     []string `protobuf:"bytes,1357,rep,name=dns_opt,json=dnsOpt,proto3" json:"dns_opt,omitempty"`
-	// bridge, host or none; empty means bridge.
+	// Network mode of the container: bridge, host or none; empty means bridge.
 	NetworkMode string `protobuf:"bytes,1358,opt,name=network_mode,json=networkMode,proto3" json:"network_mode,omitempty"`
-	// host, or empty.
+	// PID namespace: host, or empty for one of the container's own.
 	Pid string `protobuf:"bytes,1359,opt,name=pid,proto3" json:"pid,omitempty"`
-	// none, private, shareable or host.
+	// IPC namespace: none, private, shareable or host; empty means the engine's default.
 	Ipc string `protobuf:"bytes,1360,opt,name=ipc,proto3" json:"ipc,omitempty"`
-	// Absent means the engine's logs with rotation.
+	// Log driver; absent means the engine's own logs, with rotation.
 	Logging *Logging `protobuf:"bytes,1361,opt,name=logging,proto3" json:"logging,omitempty"`
-	// For the OCI runtime; needs Docker 24 (API 1.43).
+	// Annotations for the OCI runtime; they need Docker 24 (API 1.43).
 	Annotations map[string]string `protobuf:"bytes,1363,rep,name=annotations,proto3" json:"annotations,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// -1000 to 1000.
+	// Score adjustment of the kernel's OOM killer, -1000 to 1000. Containers with higher values are killed
+	// first.
 	OomScoreAdj int32 `protobuf:"varint,1364,opt,name=oom_score_adj,json=oomScoreAdj,proto3" json:"oom_score_adj,omitempty"`
-	// Check that the engine runs in the container, instead of that of the image.
+	// Health check that the engine runs in the container, in place of that of the image.
 	Healthcheck *EngineHealthCheck `protobuf:"bytes,1365,opt,name=healthcheck,proto3" json:"healthcheck,omitempty"`
 	Tty         bool               `protobuf:"varint,1366,opt,name=tty,proto3" json:"tty,omitempty"`
 	StdinOpen   bool               `protobuf:"varint,1367,opt,name=stdin_open,json=stdinOpen,proto3" json:"stdin_open,omitempty"`
-	// host, or empty.
+	// UTS namespace (host name): host, or empty for one of the container's own.
 	Uts string `protobuf:"bytes,1368,opt,name=uts,proto3" json:"uts,omitempty"`
-	// host, or empty.
+	// User namespace: host, or empty for the engine's default.
 	UsernsMode string `protobuf:"bytes,1369,opt,name=userns_mode,json=usernsMode,proto3" json:"userns_mode,omitempty"`
-	// host or private; empty means the engine's default.
+	// Cgroup namespace: host or private; empty means the engine's default.
 	Cgroup       string `protobuf:"bytes,1370,opt,name=cgroup,proto3" json:"cgroup,omitempty"`
 	CgroupParent string `protobuf:"bytes,1371,opt,name=cgroup_parent,json=cgroupParent,proto3" json:"cgroup_parent,omitempty"`
 	// OCI runtime of the engine.
 	Runtime string `protobuf:"bytes,1372,opt,name=runtime,proto3" json:"runtime,omitempty"`
 	// Processors that the container may use, such as 0-3,7.
 	Cpuset string `protobuf:"bytes,1373,opt,name=cpuset,proto3" json:"cpuset,omitempty"`
-	// Bytes.
+	// Memory in bytes below which the kernel prefers to keep the container (soft limit).
 	MemReservation int64 `protobuf:"varint,1374,opt,name=mem_reservation,json=memReservation,proto3" json:"mem_reservation,omitempty"`
-	// Ports and ranges that are not published: 8080, 53/udp.
+	// Ports and port ranges that are exposed but not published: 8080, 53/udp.
 	Expose []string `protobuf:"bytes,1376,rep,name=expose,proto3" json:"expose,omitempty"`
 	// Networks that the container joins, instead of the engine's default bridge.
 	Networks []*NetworkAttachment `protobuf:"bytes,1521,rep,name=networks,proto3" json:"networks,omitempty"`
@@ -2450,7 +3155,7 @@ type ContainerSpec struct {
 
 func (x *ContainerSpec) Reset() {
 	*x = ContainerSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2462,7 +3167,7 @@ func (x *ContainerSpec) String() string {
 func (*ContainerSpec) ProtoMessage() {}
 
 func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2475,7 +3180,7 @@ func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerSpec.ProtoReflect.Descriptor instead.
 func (*ContainerSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ContainerSpec) GetCountedDevices() map[string]int64 {
@@ -2889,16 +3594,17 @@ type MemoryFile struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Absolute path in the container.
 	Target string `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
-	// Permission bits.
+	// Permission bits of the file.
 	Mode uint32 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"`
 	Uid  uint32 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`
 	Gid  uint32 `protobuf:"varint,4,opt,name=gid,proto3" json:"gid,omitempty"`
-	// Contents; the agent stores them sealed.
+	// Contents of the file; the agent stores them sealed.
 	Data []byte `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
-	// In a stack: the service whose containers get the file.
+	// Service of a stack whose containers get the file.
 	Service string `protobuf:"bytes,1540,opt,name=service,proto3" json:"service,omitempty"`
-	// In a stack: name of the value, such as secret/db/3. While it stays the same, the file keeps its path on the
-	// node, so that an update of the stack does not recreate the services that use the file.
+	// Identifier of the value (kind, name, version) in a stack, such as secret/db/3. While the identifier
+	// stays the same, the file keeps its path on the node, so that an update of the stack does not recreate
+	// the services that use the file.
 	ValueId string `protobuf:"bytes,1541,opt,name=value_id,json=valueId,proto3" json:"value_id,omitempty"`
 	// Signal, such as SIGHUP, that the container gets after the agent has changed the contents in place; empty means that
 	// the contents of a running container do not change.
@@ -2909,7 +3615,7 @@ type MemoryFile struct {
 
 func (x *MemoryFile) Reset() {
 	*x = MemoryFile{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2921,7 +3627,7 @@ func (x *MemoryFile) String() string {
 func (*MemoryFile) ProtoMessage() {}
 
 func (x *MemoryFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2934,7 +3640,7 @@ func (x *MemoryFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryFile.ProtoReflect.Descriptor instead.
 func (*MemoryFile) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *MemoryFile) GetTarget() string {
@@ -2993,7 +3699,7 @@ func (x *MemoryFile) GetSignal() string {
 	return ""
 }
 
-// A limit of Linux on the processes of a container; -1 means no limit.
+// Ulimit is a resource limit of Linux on the processes of a container; -1 means no limit.
 type Ulimit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Soft          int64                  `protobuf:"varint,1,opt,name=soft,proto3" json:"soft,omitempty"`
@@ -3004,7 +3710,7 @@ type Ulimit struct {
 
 func (x *Ulimit) Reset() {
 	*x = Ulimit{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3016,7 +3722,7 @@ func (x *Ulimit) String() string {
 func (*Ulimit) ProtoMessage() {}
 
 func (x *Ulimit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3029,7 +3735,7 @@ func (x *Ulimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
 func (*Ulimit) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Ulimit) GetSoft() int64 {
@@ -3046,14 +3752,14 @@ func (x *Ulimit) GetHard() int64 {
 	return 0
 }
 
-// A device of the node in a container.
+// Device gives a device of the node to a container.
 type Device struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Absolute path on the node, or the CDI name of a device.
 	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
 	// Path in the container; empty means source.
 	Target string `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
-	// Of r, w and m; empty means rwm.
+	// Permissions of the container on the device, any of r, w and m; empty means rwm.
 	Permissions   string `protobuf:"bytes,3,opt,name=permissions,proto3" json:"permissions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3061,7 +3767,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3073,7 +3779,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3086,7 +3792,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Device) GetSource() string {
@@ -3110,11 +3816,11 @@ func (x *Device) GetPermissions() string {
 	return ""
 }
 
-// Devices that a driver of the engine gives to a container.
+// DeviceRequest asks a driver of the engine for devices, as `docker run --gpus` does.
 type DeviceRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Driver string                 `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
-	// -1 means all.
+	// Number of devices; -1 means all.
 	Count         int64             `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
 	DeviceIds     []string          `protobuf:"bytes,3,rep,name=device_ids,json=deviceIds,proto3" json:"device_ids,omitempty"`
 	Capabilities  []string          `protobuf:"bytes,4,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
@@ -3125,7 +3831,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3137,7 +3843,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3150,7 +3856,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeviceRequest) GetDriver() string {
@@ -3199,7 +3905,7 @@ type Logging struct {
 
 func (x *Logging) Reset() {
 	*x = Logging{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3211,7 +3917,7 @@ func (x *Logging) String() string {
 func (*Logging) ProtoMessage() {}
 
 func (x *Logging) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3224,7 +3930,7 @@ func (x *Logging) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Logging.ProtoReflect.Descriptor instead.
 func (*Logging) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Logging) GetDriver() string {
@@ -3244,12 +3950,12 @@ func (x *Logging) GetOptions() map[string]string {
 // A health check that the engine runs, as in Compose. Zero values mean the engine's defaults.
 type EngineHealthCheck struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// CMD, CMD-SHELL or NONE, and words.
+	// CMD, CMD-SHELL or NONE, followed by the words of the command.
 	Test        []string             `protobuf:"bytes,1,rep,name=test,proto3" json:"test,omitempty"`
 	Interval    *durationpb.Duration `protobuf:"bytes,2,opt,name=interval,proto3" json:"interval,omitempty"`
 	Timeout     *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	StartPeriod *durationpb.Duration `protobuf:"bytes,4,opt,name=start_period,json=startPeriod,proto3" json:"start_period,omitempty"`
-	// Needs Docker 25 (API 1.44).
+	// Time between checks during the start period; needs Docker 25 (API 1.44).
 	StartInterval *durationpb.Duration `protobuf:"bytes,5,opt,name=start_interval,json=startInterval,proto3" json:"start_interval,omitempty"`
 	Retries       int32                `protobuf:"varint,6,opt,name=retries,proto3" json:"retries,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3258,7 +3964,7 @@ type EngineHealthCheck struct {
 
 func (x *EngineHealthCheck) Reset() {
 	*x = EngineHealthCheck{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3270,7 +3976,7 @@ func (x *EngineHealthCheck) String() string {
 func (*EngineHealthCheck) ProtoMessage() {}
 
 func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3283,7 +3989,7 @@ func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineHealthCheck.ProtoReflect.Descriptor instead.
 func (*EngineHealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *EngineHealthCheck) GetTest() []string {
@@ -3344,18 +4050,20 @@ type ComposeSpec struct {
 	// Name of an entry in the agent's credentials file; empty means the entry for the repository's
 	// host, if there is one.
 	GitCredentials string `protobuf:"bytes,1003,opt,name=git_credentials,json=gitCredentials,proto3" json:"git_credentials,omitempty"`
-	// Resources that the schedulers reserved for the stack: millicores, MiB and GiB.
+	// CPU that the schedulers reserved for the stack.
 	CpuMillicores int64 `protobuf:"varint,1004,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
-	MemoryMb      int64 `protobuf:"varint,1005,opt,name=memory_mb,json=memoryMb,proto3" json:"memory_mb,omitempty"`
-	DiskGb        int64 `protobuf:"varint,1006,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
+	// Memory in MiB that the schedulers reserved for the stack.
+	MemoryMb int64 `protobuf:"varint,1005,opt,name=memory_mb,json=memoryMb,proto3" json:"memory_mb,omitempty"`
+	// Disk space in GiB that the schedulers reserved for the stack.
+	DiskGb int64 `protobuf:"varint,1006,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
 	// Managed volumes, which the Compose file declares as external; mount_path is not used.
 	ManagedVolumes []*ManagedVolumeSpec `protobuf:"bytes,1007,rep,name=managed_volumes,json=managedVolumes,proto3" json:"managed_volumes,omitempty"`
 	// Files that lie beside the Compose file of an inline stack: a gzip stream of a tar file.
 	Files []byte `protobuf:"bytes,1240,opt,name=files,proto3" json:"files,omitempty"`
 	// Name of the Compose file among the files; empty means compose.yaml.
 	MainFile string `protobuf:"bytes,1242,opt,name=main_file,json=mainFile,proto3" json:"main_file,omitempty"`
-	// Secrets and configs as files in memory of the node. They take the place of the secrets and configs with
-	// external: true of the Compose file.
+	// Secrets and configs as files in memory of the node. They replace the secrets and configs that the
+	// Compose file declares with external: true.
 	MemoryFiles   []*MemoryFile `protobuf:"bytes,1542,rep,name=memory_files,json=memoryFiles,proto3" json:"memory_files,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3363,7 +4071,7 @@ type ComposeSpec struct {
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3375,7 +4083,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3388,7 +4096,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ComposeSpec) GetProjectName() string {
@@ -3494,11 +4202,11 @@ type VMSpec struct {
 	// Name of the VM, used as the default host name in cloud-init.
 	Name  string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Vcpus int32  `protobuf:"varint,2,opt,name=vcpus,proto3" json:"vcpus,omitempty"`
-	// MiB.
+	// Memory in MiB.
 	MemoryMb int64            `protobuf:"varint,3,opt,name=memory_mb,json=memoryMb,proto3" json:"memory_mb,omitempty"`
 	Disks    []*DiskConfig    `protobuf:"bytes,4,rep,name=disks,proto3" json:"disks,omitempty"`
 	Networks []*NetworkConfig `protobuf:"bytes,5,rep,name=networks,proto3" json:"networks,omitempty"`
-	// User data as plain text.
+	// Cloud-init user data as plain text.
 	CloudInit string            `protobuf:"bytes,6,opt,name=cloud_init,json=cloudInit,proto3" json:"cloud_init,omitempty"`
 	Metadata  map[string]string `protobuf:"bytes,7,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Cloud-init documents; user_data here takes precedence over cloud_init.
@@ -3508,7 +4216,8 @@ type VMSpec struct {
 	OsImage string `protobuf:"bytes,1000,opt,name=os_image,json=osImage,proto3" json:"os_image,omitempty"`
 	// Account for users, which cloud-init creates in the guest.
 	Login *VMLogin `protobuf:"bytes,1001,opt,name=login,proto3" json:"login,omitempty"`
-	// Hard quota in millicores of all processors together; 0 means no limit but vcpus.
+	// Hard CPU quota in millicores for all virtual processors together; 0 means that only vcpus limits the
+	// CPU use.
 	CpuMillicores int64 `protobuf:"varint,1002,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3516,7 +4225,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3528,7 +4237,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3541,7 +4250,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *VMSpec) GetName() string {
@@ -3641,7 +4350,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3653,7 +4362,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3666,7 +4375,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -3696,7 +4405,7 @@ type CloudInitConfig struct {
 	UserData string                 `protobuf:"bytes,1,opt,name=user_data,json=userData,proto3" json:"user_data,omitempty"`
 	// Meta data in JSON or YAML.
 	MetaData string `protobuf:"bytes,2,opt,name=meta_data,json=metaData,proto3" json:"meta_data,omitempty"`
-	// YAML.
+	// Network configuration in YAML.
 	NetworkConfig string `protobuf:"bytes,3,opt,name=network_config,json=networkConfig,proto3" json:"network_config,omitempty"`
 	VendorData    string `protobuf:"bytes,4,opt,name=vendor_data,json=vendorData,proto3" json:"vendor_data,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3705,7 +4414,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3717,7 +4426,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3730,7 +4439,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -3764,29 +4473,32 @@ func (x *CloudInitConfig) GetVendorData() string {
 // Volume that the agent creates and removes.
 type ManagedVolumeSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required.
+	// Name of the volume; required.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Storage driver: local, nfs or ceph-rbd; empty means local.
 	Driver string `protobuf:"bytes,2,opt,name=driver,proto3" json:"driver,omitempty"`
-	// GiB.
+	// Size in GiB.
 	SizeGb     int64  `protobuf:"varint,3,opt,name=size_gb,json=sizeGb,proto3" json:"size_gb,omitempty"`
 	AccessMode string `protobuf:"bytes,4,opt,name=access_mode,json=accessMode,proto3" json:"access_mode,omitempty"`
 	FsType     string `protobuf:"bytes,5,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`
-	// Required.
+	// Path in the container at which the volume is mounted; required.
 	MountPath string `protobuf:"bytes,6,opt,name=mount_path,json=mountPath,proto3" json:"mount_path,omitempty"`
 	ReadOnly  bool   `protobuf:"varint,7,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	// What happens to the volume when its workload is deleted: Delete (default) or Retain.
 	RetainPolicy string `protobuf:"bytes,8,opt,name=retain_policy,json=retainPolicy,proto3" json:"retain_policy,omitempty"`
 	// Storage pool of the node for a new local volume; empty means the default pool. An existing
 	// volume is not moved.
-	Pool          string `protobuf:"bytes,1000,opt,name=pool,proto3" json:"pool,omitempty"`
+	Pool string `protobuf:"bytes,1000,opt,name=pool,proto3" json:"pool,omitempty"`
+	// Set if a user created the volume, not a workload. It is then kept until a user deletes it, even if
+	// retain_policy is Delete.
+	ByHand        bool `protobuf:"varint,1001,opt,name=by_hand,json=byHand,proto3" json:"by_hand,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3798,7 +4510,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3811,7 +4523,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -3877,7 +4589,14 @@ func (x *ManagedVolumeSpec) GetPool() string {
 	return ""
 }
 
-// A bind mount.
+func (x *ManagedVolumeSpec) GetByHand() bool {
+	if x != nil {
+		return x.ByHand
+	}
+	return false
+}
+
+// VolumeMount is a bind mount.
 type VolumeMount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Absolute path on the node.
@@ -3890,7 +4609,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3902,7 +4621,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3915,7 +4634,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -3956,7 +4675,7 @@ type PortMapping struct {
 
 func (x *PortMapping) Reset() {
 	*x = PortMapping{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3968,7 +4687,7 @@ func (x *PortMapping) String() string {
 func (*PortMapping) ProtoMessage() {}
 
 func (x *PortMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3981,7 +4700,7 @@ func (x *PortMapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortMapping.ProtoReflect.Descriptor instead.
 func (*PortMapping) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PortMapping) GetHostPort() int32 {
@@ -4015,11 +4734,11 @@ func (x *PortMapping) GetAddress() string {
 // Limits that the runtime enforces; 0 means no limit.
 type ResourceLimits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Relative CPU weight in the engine. Schedulers set it to the workload's millicores.
+	// Relative CPU weight in the engine. Schedulers set it to the CPU millicores that the workload reserves.
 	CpuShares int64 `protobuf:"varint,1,opt,name=cpu_shares,json=cpuShares,proto3" json:"cpu_shares,omitempty"`
-	// Bytes.
+	// Memory limit in bytes.
 	MemoryBytes int64 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
-	// Limit in bytes of memory and swap together, as engines count it.
+	// Limit in bytes for memory and swap together, like Docker's --memory-swap.
 	MemorySwapBytes int64 `protobuf:"varint,3,opt,name=memory_swap_bytes,json=memorySwapBytes,proto3" json:"memory_swap_bytes,omitempty"`
 	// Hard CPU quota in millicores. cpu_shares is kept for legacy v1 agents.
 	CpuMillicores int64 `protobuf:"varint,1000,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
@@ -4029,7 +4748,7 @@ type ResourceLimits struct {
 
 func (x *ResourceLimits) Reset() {
 	*x = ResourceLimits{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4041,7 +4760,7 @@ func (x *ResourceLimits) String() string {
 func (*ResourceLimits) ProtoMessage() {}
 
 func (x *ResourceLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4054,7 +4773,7 @@ func (x *ResourceLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceLimits.ProtoReflect.Descriptor instead.
 func (*ResourceLimits) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ResourceLimits) GetCpuShares() int64 {
@@ -4089,7 +4808,7 @@ type RestartPolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Restart policy: no, always, on-failure or unless-stopped.
 	Policy string `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
-	// For on-failure: maximum number of restarts; 0 means no limit.
+	// Maximum number of restarts with on-failure; 0 means no limit.
 	MaxRetryCount int32 `protobuf:"varint,2,opt,name=max_retry_count,json=maxRetryCount,proto3" json:"max_retry_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4097,7 +4816,7 @@ type RestartPolicy struct {
 
 func (x *RestartPolicy) Reset() {
 	*x = RestartPolicy{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4109,7 +4828,7 @@ func (x *RestartPolicy) String() string {
 func (*RestartPolicy) ProtoMessage() {}
 
 func (x *RestartPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4122,7 +4841,7 @@ func (x *RestartPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPolicy.ProtoReflect.Descriptor instead.
 func (*RestartPolicy) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RestartPolicy) GetPolicy() string {
@@ -4147,11 +4866,11 @@ type DiskConfig struct {
 	Device string `protobuf:"bytes,2,opt,name=device,proto3" json:"device,omitempty"`
 	// Image format: qcow2, raw or iso; empty means qcow2.
 	Format string `protobuf:"bytes,3,opt,name=format,proto3" json:"format,omitempty"`
-	// GiB.
+	// Size in GiB.
 	SizeGb int64 `protobuf:"varint,4,opt,name=size_gb,json=sizeGb,proto3" json:"size_gb,omitempty"`
 	// Kind of drive: disk or cdrom.
 	Type string `protobuf:"bytes,5,opt,name=type,proto3" json:"type,omitempty"`
-	// The guest may boot from this disk. Such disks are tried in the order of the list.
+	// Set if the guest may boot from this disk. Such disks are tried in the order of the list.
 	Boot bool `protobuf:"varint,6,opt,name=boot,proto3" json:"boot,omitempty"`
 	// Storage pool of the node for the disk; the agent chooses its name and ignores path.
 	Pool          string `protobuf:"bytes,1000,opt,name=pool,proto3" json:"pool,omitempty"`
@@ -4161,7 +4880,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4173,7 +4892,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4186,7 +4905,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DiskConfig) GetPath() string {
@@ -4250,7 +4969,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4262,7 +4981,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4275,7 +4994,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *NetworkConfig) GetNetwork() string {
@@ -4307,9 +5026,9 @@ type WorkloadStatus struct {
 	DesiredState DesiredState           `protobuf:"varint,4,opt,name=desired_state,json=desiredState,proto3,enum=persys.agent.v1.DesiredState" json:"desired_state,omitempty"`
 	ActualState  ActualState            `protobuf:"varint,5,opt,name=actual_state,json=actualState,proto3,enum=persys.agent.v1.ActualState" json:"actual_state,omitempty"`
 	Message      string                 `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
-	// Unix seconds.
+	// Creation time in Unix seconds.
 	CreatedAt int64 `protobuf:"varint,7,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	// Unix seconds.
+	// Time of the last change in Unix seconds.
 	UpdatedAt int64                  `protobuf:"varint,8,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
 	Metadata  map[string]string      `protobuf:"bytes,9,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Usage     *WorkloadUsageSnapshot `protobuf:"bytes,10,opt,name=usage,proto3" json:"usage,omitempty"`
@@ -4318,7 +5037,7 @@ type WorkloadStatus struct {
 	// Content hash of the specification that the agent runs.
 	Content      string `protobuf:"bytes,1001,opt,name=content,proto3" json:"content,omitempty"`
 	RestartCount int32  `protobuf:"varint,1002,opt,name=restart_count,json=restartCount,proto3" json:"restart_count,omitempty"`
-	// IP addresses, without ports.
+	// IP addresses of the workload, without ports.
 	Addresses []string `protobuf:"bytes,1003,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	// Ports that the host forwards to the workload. host_port is the port in use, even if the order says 0.
 	Ports []*PortMapping `protobuf:"bytes,1004,rep,name=ports,proto3" json:"ports,omitempty"`
@@ -4333,7 +5052,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4345,7 +5064,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4358,7 +5077,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *WorkloadStatus) GetId() string {
@@ -4491,7 +5210,7 @@ type WorkloadUsageSnapshot struct {
 	DiskWriteBytes int64   `protobuf:"varint,6,opt,name=disk_write_bytes,json=diskWriteBytes,proto3" json:"disk_write_bytes,omitempty"`
 	NetRxBytes     int64   `protobuf:"varint,7,opt,name=net_rx_bytes,json=netRxBytes,proto3" json:"net_rx_bytes,omitempty"`
 	NetTxBytes     int64   `protobuf:"varint,8,opt,name=net_tx_bytes,json=netTxBytes,proto3" json:"net_tx_bytes,omitempty"`
-	// Unix seconds.
+	// Time of the measurement in Unix seconds.
 	CollectedAt   int64  `protobuf:"varint,9,opt,name=collected_at,json=collectedAt,proto3" json:"collected_at,omitempty"`
 	Source        string `protobuf:"bytes,10,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -4500,7 +5219,7 @@ type WorkloadUsageSnapshot struct {
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4512,7 +5231,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4525,7 +5244,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -4598,8 +5317,9 @@ func (x *WorkloadUsageSnapshot) GetSource() string {
 	return ""
 }
 
-// Fencing token of a leader. The agent stores the highest one before it acts and refuses lower
-// ones. Compared by incarnation, then term. An agent refuses another cluster id.
+// Epoch is the fencing token of a leader. Before an agent carries out an order, it stores the order's epoch
+// if that is the highest so far. It refuses orders with lower epochs. Epochs are compared by incarnation,
+// then by term. An agent refuses the epoch of another cluster.
 type Epoch struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId   string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -4614,7 +5334,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4626,7 +5346,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4639,7 +5359,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -4681,7 +5401,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4693,7 +5413,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4706,7 +5426,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -4733,9 +5453,9 @@ type LogsRequest struct {
 	TailLines int64 `protobuf:"varint,3,opt,name=tail_lines,json=tailLines,proto3" json:"tail_lines,omitempty"`
 	// Prefix every line with its time.
 	Timestamps bool `protobuf:"varint,4,opt,name=timestamps,proto3" json:"timestamps,omitempty"`
-	// Send only output since this time; 0 means all output.
+	// Send only output that was written at or after this time (Unix seconds); 0 means all output.
 	SinceUnixSeconds int64 `protobuf:"varint,5,opt,name=since_unix_seconds,json=sinceUnixSeconds,proto3" json:"since_unix_seconds,omitempty"`
-	// Service of a Compose stack whose output is wanted; empty means all services.
+	// Service of a Compose stack whose output is sent; empty means the output of all services.
 	Service       string `protobuf:"bytes,6,opt,name=service,proto3" json:"service,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4743,7 +5463,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4755,7 +5475,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4768,7 +5488,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *LogsRequest) GetId() string {
@@ -4819,8 +5539,8 @@ type LogChunk struct {
 	Data []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
 	// Source of the output: stdout or stderr.
 	Stream string `protobuf:"bytes,2,opt,name=stream,proto3" json:"stream,omitempty"`
-	// Time of the last line by the engine's clock, or by the agent's clock if the engine gives none.
-	// An interrupted reader continues from this second.
+	// Time of the last line by the engine's clock, or by the agent's clock if the engine gives none. A client
+	// whose stream was interrupted passes this time, in seconds, as since_unix_seconds to continue.
 	AtUnixNanos   int64 `protobuf:"varint,3,opt,name=at_unix_nanos,json=atUnixNanos,proto3" json:"at_unix_nanos,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4828,7 +5548,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4840,7 +5560,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4853,7 +5573,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -4893,7 +5613,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4905,7 +5625,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4918,7 +5638,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -4987,7 +5707,7 @@ type ExecRequest_Input struct {
 }
 
 type ExecRequest_EndInput struct {
-	// The input of the command ends here.
+	// Set in the message that ends the input: the command's standard input is then closed.
 	EndInput bool `protobuf:"varint,3,opt,name=end_input,json=endInput,proto3,oneof"`
 }
 
@@ -5020,7 +5740,7 @@ type ExecOpen struct {
 	// Run the command in a terminal.
 	Tty  bool          `protobuf:"varint,4,opt,name=tty,proto3" json:"tty,omitempty"`
 	Size *TerminalSize `protobuf:"bytes,5,opt,name=size,proto3" json:"size,omitempty"`
-	// The caller will send input. Otherwise the command's input is empty.
+	// Set if the caller will send input. Otherwise the command's input is empty.
 	Input bool `protobuf:"varint,6,opt,name=input,proto3" json:"input,omitempty"`
 	// Open the workload's console instead of running a command.
 	Console bool `protobuf:"varint,7,opt,name=console,proto3" json:"console,omitempty"`
@@ -5035,7 +5755,7 @@ type ExecOpen struct {
 
 func (x *ExecOpen) Reset() {
 	*x = ExecOpen{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5047,7 +5767,7 @@ func (x *ExecOpen) String() string {
 func (*ExecOpen) ProtoMessage() {}
 
 func (x *ExecOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5060,7 +5780,7 @@ func (x *ExecOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOpen.ProtoReflect.Descriptor instead.
 func (*ExecOpen) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ExecOpen) GetWorkloadId() string {
@@ -5144,7 +5864,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[53]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5156,7 +5876,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[53]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5169,7 +5889,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *TerminalSize) GetRows() uint32 {
@@ -5200,7 +5920,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[54]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5212,7 +5932,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[54]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5225,7 +5945,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -5297,7 +6017,7 @@ type ExecOpened struct {
 
 func (x *ExecOpened) Reset() {
 	*x = ExecOpened{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[55]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5309,7 +6029,7 @@ func (x *ExecOpened) String() string {
 func (*ExecOpened) ProtoMessage() {}
 
 func (x *ExecOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[55]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5322,7 +6042,7 @@ func (x *ExecOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOpened.ProtoReflect.Descriptor instead.
 func (*ExecOpened) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ExecOpened) GetIdleSeconds() int64 {
@@ -5342,7 +6062,7 @@ type ExecExit struct {
 
 func (x *ExecExit) Reset() {
 	*x = ExecExit{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[56]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5354,7 +6074,7 @@ func (x *ExecExit) String() string {
 func (*ExecExit) ProtoMessage() {}
 
 func (x *ExecExit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[56]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5367,7 +6087,7 @@ func (x *ExecExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
 func (*ExecExit) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ExecExit) GetCode() int32 {
@@ -5383,7 +6103,8 @@ type CollectGarbageRequest struct {
 	NodeId string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	// List the garbage without removing it.
 	DryRun bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	// Also remove instances without an order, which may hold the last copy of some data.
+	// Also remove orphans: instances for which the agent has no order. An orphan may hold the last copy of some
+	// data.
 	Orphans bool `protobuf:"varint,4,opt,name=orphans,proto3" json:"orphans,omitempty"`
 	// User who made the request, for the history.
 	By            string `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
@@ -5393,7 +6114,7 @@ type CollectGarbageRequest struct {
 
 func (x *CollectGarbageRequest) Reset() {
 	*x = CollectGarbageRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[57]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5405,7 +6126,7 @@ func (x *CollectGarbageRequest) String() string {
 func (*CollectGarbageRequest) ProtoMessage() {}
 
 func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[57]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5418,7 +6139,7 @@ func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageRequest.ProtoReflect.Descriptor instead.
 func (*CollectGarbageRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CollectGarbageRequest) GetEpoch() *Epoch {
@@ -5459,7 +6180,8 @@ func (x *CollectGarbageRequest) GetBy() string {
 type CollectGarbageResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Items []*Garbage             `protobuf:"bytes,1,rep,name=items,proto3" json:"items,omitempty"`
-	// Kinds that were skipped, with the reason, for instance a runtime that does not answer.
+	// Kinds of garbage that the agent did not look for, each with the reason, for instance that a runtime
+	// does not answer.
 	Skipped       []string `protobuf:"bytes,2,rep,name=skipped,proto3" json:"skipped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5467,7 +6189,7 @@ type CollectGarbageResponse struct {
 
 func (x *CollectGarbageResponse) Reset() {
 	*x = CollectGarbageResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[58]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5479,7 +6201,7 @@ func (x *CollectGarbageResponse) String() string {
 func (*CollectGarbageResponse) ProtoMessage() {}
 
 func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[58]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5492,7 +6214,7 @@ func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageResponse.ProtoReflect.Descriptor instead.
 func (*CollectGarbageResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *CollectGarbageResponse) GetItems() []*Garbage {
@@ -5511,13 +6233,14 @@ func (x *CollectGarbageResponse) GetSkipped() []string {
 
 type Garbage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Kind of garbage: orphan, leftover, project, network, iso, image, record, volume or disk.
+	// Kind of garbage: orphan (an instance without an order), leftover (of an interrupted replacement of an
+	// instance), project, network, iso, image, record (of a deleted workload), volume or disk.
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// Workload to which the garbage belonged; empty for images.
 	WorkloadId string `protobuf:"bytes,3,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
 	Reason     string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Bytes that the removal frees; 0 if unknown.
+	// Number of bytes that the removal frees; 0 if unknown.
 	Bytes   int64 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	Removed bool  `protobuf:"varint,6,opt,name=removed,proto3" json:"removed,omitempty"`
 	// Why the garbage was not removed; empty if it was.
@@ -5530,7 +6253,7 @@ type Garbage struct {
 
 func (x *Garbage) Reset() {
 	*x = Garbage{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[59]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5542,7 +6265,7 @@ func (x *Garbage) String() string {
 func (*Garbage) ProtoMessage() {}
 
 func (x *Garbage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[59]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5555,7 +6278,7 @@ func (x *Garbage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Garbage.ProtoReflect.Descriptor instead.
 func (*Garbage) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{59}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Garbage) GetKind() string {
@@ -5623,7 +6346,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[60]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5635,7 +6358,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[60]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5648,7 +6371,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{60}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListVolumesRequest) GetEpoch() *Epoch {
@@ -5669,7 +6392,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[61]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5681,7 +6404,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[61]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5694,7 +6417,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{61}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeInfo {
@@ -5720,9 +6443,10 @@ type VolumeInfo struct {
 	// Size in GiB; 0 = no limit.
 	SizeGb int64  `protobuf:"varint,4,opt,name=size_gb,json=sizeGb,proto3" json:"size_gb,omitempty"`
 	Pool   string `protobuf:"bytes,5,opt,name=pool,proto3" json:"pool,omitempty"`
-	// How the volume is stored: folder, image or disk.
+	// How the volume is stored: folder, image (a file that holds a file system) or disk (of a virtual machine).
 	Form string `protobuf:"bytes,6,opt,name=form,proto3" json:"form,omitempty"`
-	// Phase of the volume: Provisioning, Provisioned, Attached, Released, Retained, Deleting or Error.
+	// Phase of the volume's life cycle on the node: Provisioning, Provisioned, Attached, Released, Retained,
+	// Deleting or Error.
 	Phase string `protobuf:"bytes,7,opt,name=phase,proto3" json:"phase,omitempty"`
 	// What happens to the volume when its workload is deleted: Delete or Retain.
 	RetainPolicy string `protobuf:"bytes,8,opt,name=retain_policy,json=retainPolicy,proto3" json:"retain_policy,omitempty"`
@@ -5731,16 +6455,18 @@ type VolumeInfo struct {
 	WorkloadIds []string `protobuf:"bytes,10,rep,name=workload_ids,json=workloadIds,proto3" json:"workload_ids,omitempty"`
 	// Workload that used the volume last.
 	Owner string `protobuf:"bytes,11,opt,name=owner,proto3" json:"owner,omitempty"`
-	// Unix seconds.
-	CreatedAt     int64 `protobuf:"varint,12,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	ReleasedAt    int64 `protobuf:"varint,13,opt,name=released_at,json=releasedAt,proto3" json:"released_at,omitempty"`
+	// Creation time in Unix seconds.
+	CreatedAt  int64 `protobuf:"varint,12,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	ReleasedAt int64 `protobuf:"varint,13,opt,name=released_at,json=releasedAt,proto3" json:"released_at,omitempty"`
+	// Namespace whose workloads may use the volume; empty = default.
+	Namespace     string `protobuf:"bytes,1580,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VolumeInfo) Reset() {
 	*x = VolumeInfo{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[62]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5752,7 +6478,7 @@ func (x *VolumeInfo) String() string {
 func (*VolumeInfo) ProtoMessage() {}
 
 func (x *VolumeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[62]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5765,7 +6491,7 @@ func (x *VolumeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeInfo.ProtoReflect.Descriptor instead.
 func (*VolumeInfo) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{62}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *VolumeInfo) GetId() string {
@@ -5859,6 +6585,13 @@ func (x *VolumeInfo) GetReleasedAt() int64 {
 	return 0
 }
 
+func (x *VolumeInfo) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
 type DeleteVolumeRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Epoch  *Epoch                 `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
@@ -5872,7 +6605,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[63]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5884,7 +6617,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[63]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5897,7 +6630,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{63}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *DeleteVolumeRequest) GetEpoch() *Epoch {
@@ -5936,7 +6669,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[64]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5948,7 +6681,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[64]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5961,14 +6694,542 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{64}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{73}
+}
+
+// VolumeReadRequest is a message from the target node of a volume copy to the source node, which has the
+// volume. The first message opens the copy. Each later message asks for a part of one file.
+type VolumeReadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Open          *VolumeReadOpen        `protobuf:"bytes,1,opt,name=open,proto3" json:"open,omitempty"`
+	Part          *VolumeReadPart        `protobuf:"bytes,2,opt,name=part,proto3" json:"part,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeReadRequest) Reset() {
+	*x = VolumeReadRequest{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeReadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeReadRequest) ProtoMessage() {}
+
+func (x *VolumeReadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeReadRequest.ProtoReflect.Descriptor instead.
+func (*VolumeReadRequest) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *VolumeReadRequest) GetOpen() *VolumeReadOpen {
+	if x != nil {
+		return x.Open
+	}
+	return nil
+}
+
+func (x *VolumeReadRequest) GetPart() *VolumeReadPart {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+type VolumeReadOpen struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Key with which both nodes compute the block hashes of this copy, 32 bytes.
+	Key []byte `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// Maximum rate at which the source sends file content, in bytes per second; 0 = no limit.
+	BytesPerSecond int64 `protobuf:"varint,2,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *VolumeReadOpen) Reset() {
+	*x = VolumeReadOpen{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeReadOpen) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeReadOpen) ProtoMessage() {}
+
+func (x *VolumeReadOpen) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeReadOpen.ProtoReflect.Descriptor instead.
+func (*VolumeReadOpen) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *VolumeReadOpen) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *VolumeReadOpen) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+// VolumeReadPart asks for the blocks of a part of a file that the target does not have yet.
+type VolumeReadPart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the file in the source's list, from 0.
+	Entry int64 `protobuf:"varint,1,opt,name=entry,proto3" json:"entry,omitempty"`
+	// Start of the part, a multiple of the block size.
+	Offset int64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	// Hashes of the blocks that the target has in this part of the file, in order, 32 bytes each. The last
+	// block may be shorter than the block size.
+	Hashes        []byte `protobuf:"bytes,3,opt,name=hashes,proto3" json:"hashes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeReadPart) Reset() {
+	*x = VolumeReadPart{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeReadPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeReadPart) ProtoMessage() {}
+
+func (x *VolumeReadPart) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeReadPart.ProtoReflect.Descriptor instead.
+func (*VolumeReadPart) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *VolumeReadPart) GetEntry() int64 {
+	if x != nil {
+		return x.Entry
+	}
+	return 0
+}
+
+func (x *VolumeReadPart) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *VolumeReadPart) GetHashes() []byte {
+	if x != nil {
+		return x.Hashes
+	}
+	return nil
+}
+
+// VolumeReadResponse is a message from the source node of a volume copy: first the list of files, then, for
+// each request, the blocks of its part that the target lacks.
+type VolumeReadResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Entries []*VolumeEntry         `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	// The list is complete.
+	Listed bool         `protobuf:"varint,2,opt,name=listed,proto3" json:"listed,omitempty"`
+	Block  *VolumeBlock `protobuf:"bytes,3,opt,name=block,proto3" json:"block,omitempty"`
+	// End of the answer to one part.
+	End           *VolumePartEnd `protobuf:"bytes,4,opt,name=end,proto3" json:"end,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeReadResponse) Reset() {
+	*x = VolumeReadResponse{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeReadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeReadResponse) ProtoMessage() {}
+
+func (x *VolumeReadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeReadResponse.ProtoReflect.Descriptor instead.
+func (*VolumeReadResponse) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *VolumeReadResponse) GetEntries() []*VolumeEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *VolumeReadResponse) GetListed() bool {
+	if x != nil {
+		return x.Listed
+	}
+	return false
+}
+
+func (x *VolumeReadResponse) GetBlock() *VolumeBlock {
+	if x != nil {
+		return x.Block
+	}
+	return nil
+}
+
+func (x *VolumeReadResponse) GetEnd() *VolumePartEnd {
+	if x != nil {
+		return x.End
+	}
+	return nil
+}
+
+// VolumeEntry is one file, folder or link of a volume.
+type VolumeEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Path below the volume's folder, "." for the folder itself. Names need not be UTF-8.
+	Path []byte `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// Type and permissions as in st_mode of Linux.
+	Mode uint32 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"`
+	Uid  uint32 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid  uint32 `protobuf:"varint,4,opt,name=gid,proto3" json:"gid,omitempty"`
+	// Size of a regular file in bytes.
+	Size int64 `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
+	// Time of the last change of the content, Unix nanoseconds.
+	Modified int64 `protobuf:"varint,6,opt,name=modified,proto3" json:"modified,omitempty"`
+	// Target of a symbolic link.
+	Target []byte `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`
+	// Path of an earlier entry in the list, if this entry is a hard link to the same file.
+	Same       []byte            `protobuf:"bytes,8,opt,name=same,proto3" json:"same,omitempty"`
+	Attributes map[string][]byte `protobuf:"bytes,9,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Bytes that the file occupies on the source's disk.
+	Allocated     int64 `protobuf:"varint,10,opt,name=allocated,proto3" json:"allocated,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeEntry) Reset() {
+	*x = VolumeEntry{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeEntry) ProtoMessage() {}
+
+func (x *VolumeEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeEntry.ProtoReflect.Descriptor instead.
+func (*VolumeEntry) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *VolumeEntry) GetPath() []byte {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *VolumeEntry) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *VolumeEntry) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *VolumeEntry) GetGid() uint32 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *VolumeEntry) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *VolumeEntry) GetModified() int64 {
+	if x != nil {
+		return x.Modified
+	}
+	return 0
+}
+
+func (x *VolumeEntry) GetTarget() []byte {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *VolumeEntry) GetSame() []byte {
+	if x != nil {
+		return x.Same
+	}
+	return nil
+}
+
+func (x *VolumeEntry) GetAttributes() map[string][]byte {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *VolumeEntry) GetAllocated() int64 {
+	if x != nil {
+		return x.Allocated
+	}
+	return 0
+}
+
+type VolumeBlock struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Offset int64                  `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"`
+	Data   []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	// Hash of the data.
+	Hash []byte `protobuf:"bytes,3,opt,name=hash,proto3" json:"hash,omitempty"`
+	// Length in bytes of a block that contains only zeros; such a block is sent without data.
+	Zeros         int64 `protobuf:"varint,4,opt,name=zeros,proto3" json:"zeros,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeBlock) Reset() {
+	*x = VolumeBlock{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeBlock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeBlock) ProtoMessage() {}
+
+func (x *VolumeBlock) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeBlock.ProtoReflect.Descriptor instead.
+func (*VolumeBlock) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *VolumeBlock) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *VolumeBlock) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *VolumeBlock) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
+}
+
+func (x *VolumeBlock) GetZeros() int64 {
+	if x != nil {
+		return x.Zeros
+	}
+	return 0
+}
+
+type VolumePartEnd struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Set if the file has changed or disappeared since the source listed it. The target copies it in a later
+	// pass.
+	Changed bool `protobuf:"varint,1,opt,name=changed,proto3" json:"changed,omitempty"`
+	// Set if the file's last change is so recent that another change could get the same modification time. The
+	// target then cannot tell by this time whether the file changes again.
+	Recent        bool `protobuf:"varint,2,opt,name=recent,proto3" json:"recent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumePartEnd) Reset() {
+	*x = VolumePartEnd{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumePartEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumePartEnd) ProtoMessage() {}
+
+func (x *VolumePartEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumePartEnd.ProtoReflect.Descriptor instead.
+func (*VolumePartEnd) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *VolumePartEnd) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
+func (x *VolumePartEnd) GetRecent() bool {
+	if x != nil {
+		return x.Recent
+	}
+	return false
 }
 
 var File_api_agent_v1_agent_proto protoreflect.FileDescriptor
 
 const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x18api/agent/v1/agent.proto\x12\x0fpersys.agent.v1\x1a\x1egoogle/protobuf/duration.proto\"E\n" +
+	"\x18api/agent/v1/agent.proto\x12\x0fpersys.agent.v1\x1a\x1egoogle/protobuf/duration.proto\"\x9b\x01\n" +
+	"\x16TraceConnectionRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\bnetworks\x18\x02 \x03(\rR\bnetworks\x12\x1c\n" +
+	"\taddresses\x18\x03 \x03(\tR\taddresses\x12\x12\n" +
+	"\x04port\x18\x04 \x01(\rR\x04port\x12\x1f\n" +
+	"\vworkload_id\x18\x05 \x01(\tR\n" +
+	"workloadId\"\x8c\x01\n" +
+	"\x17TraceConnectionResponse\x12<\n" +
+	"\taddresses\x18\x01 \x03(\v2\x1e.persys.agent.v1.TracedAddressR\taddresses\x12\x18\n" +
+	"\aproblem\x18\x02 \x01(\tR\aproblem\x12\x19\n" +
+	"\bleft_out\x18\x03 \x01(\rR\aleftOut\"\xad\x01\n" +
+	"\rTracedAddress\x12A\n" +
+	"\n" +
+	"connection\x18\x01 \x01(\v2!.persys.agent.v1.TracedConnectionR\n" +
+	"connection\x12\x18\n" +
+	"\aservice\x18\x02 \x01(\bR\aservice\x12?\n" +
+	"\tinstances\x18\x03 \x03(\v2!.persys.agent.v1.TracedConnectionR\tinstances\"\x91\x01\n" +
+	"\x10TracedConnection\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x121\n" +
+	"\x14latency_microseconds\x18\x02 \x01(\rR\x13latencyMicroseconds\x12\x18\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\x12\x16\n" +
+	"\x06silent\x18\x04 \x01(\bR\x06silent\"E\n" +
+	"\x13ProbeNetworkRequest\x12\x18\n" +
+	"\anetwork\x18\x01 \x01(\rR\anetwork\x12\x14\n" +
+	"\x05nodes\x18\x02 \x03(\tR\x05nodes\"M\n" +
+	"\x14ProbeNetworkResponse\x125\n" +
+	"\x06probes\x18\x01 \x03(\v2\x1d.persys.agent.v1.NetworkProbeR\x06probes\"\x9b\x01\n" +
+	"\fNetworkProbe\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
+	"\areached\x18\x02 \x01(\bR\areached\x121\n" +
+	"\x14latency_microseconds\x18\x03 \x01(\rR\x13latencyMicroseconds\x12\x10\n" +
+	"\x03mtu\x18\x04 \x01(\rR\x03mtu\x12\x18\n" +
+	"\aproblem\x18\x05 \x01(\tR\aproblem\"E\n" +
 	"\x10ListUsageRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x10\n" +
@@ -6019,7 +7280,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x03vni\x18\x04 \x01(\rR\x03vni\x12\x18\n" +
 	"\aaddress\x18\x05 \x01(\tR\aaddress\x122\n" +
 	"\x05peers\x18\x06 \x03(\v2\x1c.persys.agent.v1.NetworkPeerR\x05peers\x124\n" +
-	"\bnetworks\x18\a \x03(\v2\x18.persys.agent.v1.NetworkR\bnetworks\"\xc4\x01\n" +
+	"\bnetworks\x18\a \x03(\v2\x18.persys.agent.v1.NetworkR\bnetworks\"\xd0\x02\n" +
 	"\fNetworkNames\x12,\n" +
 	"\x05epoch\x18\x01 \x01(\v2\x16.persys.agent.v1.EpochR\x05epoch\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x16\n" +
@@ -6027,7 +7288,22 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"namespaces\x18\x04 \x03(\tR\n" +
 	"namespaces\x128\n" +
-	"\amembers\x18\x05 \x03(\v2\x1e.persys.agent.v1.NetworkMemberR\amembers\"\xbe\x01\n" +
+	"\amembers\x18\x05 \x03(\v2\x1e.persys.agent.v1.NetworkMemberR\amembers\x12;\n" +
+	"\bservices\x18\x06 \x03(\v2\x1f.persys.agent.v1.NetworkServiceR\bservices\x12\x12\n" +
+	"\x04lost\x18\a \x03(\tR\x04lost\x129\n" +
+	"\aingress\x18\b \x03(\v2\x1f.persys.agent.v1.NetworkIngressR\aingress\"\xb0\x01\n" +
+	"\x0eNetworkIngress\x12\x18\n" +
+	"\anetwork\x18\x01 \x01(\rR\anetwork\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x1c\n" +
+	"\tnamespace\x18\x04 \x01(\tR\tnamespace\x12\x18\n" +
+	"\aservice\x18\x05 \x01(\tR\aservice\x12\x1c\n" +
+	"\tendpoints\x18\x06 \x03(\tR\tendpoints\"v\n" +
+	"\x0eNetworkService\x12\x18\n" +
+	"\anetwork\x18\x01 \x01(\rR\anetwork\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x18\n" +
+	"\aaddress\x18\x04 \x01(\tR\aaddress\"\xbe\x01\n" +
 	"\rNetworkMember\x12\x18\n" +
 	"\anetwork\x18\x01 \x01(\rR\anetwork\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -6042,7 +7318,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x04port\x18\x03 \x01(\rR\x04port\";\n" +
 	"\vNetworkPeer\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xbc\x01\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xf2\x01\n" +
 	"\aNetwork\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -6050,7 +7326,9 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x04cidr\x18\x04 \x01(\tR\x04cidr\x12\x10\n" +
 	"\x03mtu\x18\x05 \x01(\rR\x03mtu\x12\x14\n" +
 	"\x05slice\x18\x06 \x01(\tR\x05slice\x123\n" +
-	"\x05peers\x18\a \x03(\v2\x1d.persys.agent.v1.NetworkSliceR\x05peers\"6\n" +
+	"\x05peers\x18\a \x03(\v2\x1d.persys.agent.v1.NetworkSliceR\x05peers\x12\x1a\n" +
+	"\bservices\x18\b \x03(\tR\bservices\x12\x18\n" +
+	"\aingress\x18\t \x01(\bR\aingress\"6\n" +
 	"\fNetworkSlice\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04cidr\x18\x02 \x01(\tR\x04cidr\"Q\n" +
@@ -6064,7 +7342,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x127\n" +
 	"\x06status\x18\x04 \x01(\v2\x1f.persys.agent.v1.WorkloadStatusR\x06status\x12<\n" +
 	"\rhighest_epoch\x18\xe8\a \x01(\v2\x16.persys.agent.v1.EpochR\fhighestEpoch\x12\x17\n" +
-	"\x06fenced\x18\xe9\a \x01(\bR\x06fenced\"\x8b\x02\n" +
+	"\x06fenced\x18\xe9\a \x01(\bR\x06fenced\"\xb3\x02\n" +
 	"\x15DeleteWorkloadRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12-\n" +
 	"\x05epoch\x18\xe8\a \x01(\v2\x16.persys.agent.v1.EpochR\x05epoch\x12<\n" +
@@ -6075,7 +7353,8 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x05purge\x18\xeb\a \x01(\bR\x05purge\x12\"\n" +
 	"\fkeep_volumes\x18\xec\a \x01(\bR\vkeepVolumes\x12 \n" +
 	"\vinstance_id\x18\xf7\a \x01(\tR\n" +
-	"instanceId\"\xbc\x01\n" +
+	"instanceId\x12&\n" +
+	"\x0eretain_volumes\x18\xb8\r \x01(\bR\rretainVolumes\"\xbc\x01\n" +
 	"\x16DeleteWorkloadResponse\x12\x18\n" +
 	"\asuccess\x18\x01 \x01(\bR\asuccess\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12<\n" +
@@ -6367,7 +7646,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\tmeta_data\x18\x02 \x01(\tR\bmetaData\x12%\n" +
 	"\x0enetwork_config\x18\x03 \x01(\tR\rnetworkConfig\x12\x1f\n" +
 	"\vvendor_data\x18\x04 \x01(\tR\n" +
-	"vendorData\"\x88\x02\n" +
+	"vendorData\"\xa2\x02\n" +
 	"\x11ManagedVolumeSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x17\n" +
@@ -6379,7 +7658,8 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"mount_path\x18\x06 \x01(\tR\tmountPath\x12\x1b\n" +
 	"\tread_only\x18\a \x01(\bR\breadOnly\x12#\n" +
 	"\rretain_policy\x18\b \x01(\tR\fretainPolicy\x12\x13\n" +
-	"\x04pool\x18\xe8\a \x01(\tR\x04pool\"n\n" +
+	"\x04pool\x18\xe8\a \x01(\tR\x04pool\x12\x18\n" +
+	"\aby_hand\x18\xe9\a \x01(\bR\x06byHand\"n\n" +
 	"\vVolumeMount\x12\x1b\n" +
 	"\thost_path\x18\x01 \x01(\tR\bhostPath\x12%\n" +
 	"\x0econtainer_path\x18\x02 \x01(\tR\rcontainerPath\x12\x1b\n" +
@@ -6540,7 +7820,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x0fmissing_drivers\x18\x02 \x03(\v28.persys.agent.v1.ListVolumesResponse.MissingDriversEntryR\x0emissingDrivers\x1aA\n" +
 	"\x13MissingDriversEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdc\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfb\x02\n" +
 	"\n" +
 	"VolumeInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -6559,13 +7839,54 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\f \x01(\x03R\tcreatedAt\x12\x1f\n" +
 	"\vreleased_at\x18\r \x01(\x03R\n" +
-	"releasedAt\"|\n" +
+	"releasedAt\x12\x1d\n" +
+	"\tnamespace\x18\xac\f \x01(\tR\tnamespace\"|\n" +
 	"\x13DeleteVolumeRequest\x12,\n" +
 	"\x05epoch\x18\x01 \x01(\v2\x16.persys.agent.v1.EpochR\x05epoch\x12\x17\n" +
 	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x0e\n" +
 	"\x02id\x18\x03 \x01(\tR\x02id\x12\x0e\n" +
 	"\x02by\x18\x04 \x01(\tR\x02by\"\x16\n" +
-	"\x14DeleteVolumeResponse*{\n" +
+	"\x14DeleteVolumeResponse\"}\n" +
+	"\x11VolumeReadRequest\x123\n" +
+	"\x04open\x18\x01 \x01(\v2\x1f.persys.agent.v1.VolumeReadOpenR\x04open\x123\n" +
+	"\x04part\x18\x02 \x01(\v2\x1f.persys.agent.v1.VolumeReadPartR\x04part\"L\n" +
+	"\x0eVolumeReadOpen\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\fR\x03key\x12(\n" +
+	"\x10bytes_per_second\x18\x02 \x01(\x03R\x0ebytesPerSecond\"V\n" +
+	"\x0eVolumeReadPart\x12\x14\n" +
+	"\x05entry\x18\x01 \x01(\x03R\x05entry\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x16\n" +
+	"\x06hashes\x18\x03 \x01(\fR\x06hashes\"\xca\x01\n" +
+	"\x12VolumeReadResponse\x126\n" +
+	"\aentries\x18\x01 \x03(\v2\x1c.persys.agent.v1.VolumeEntryR\aentries\x12\x16\n" +
+	"\x06listed\x18\x02 \x01(\bR\x06listed\x122\n" +
+	"\x05block\x18\x03 \x01(\v2\x1c.persys.agent.v1.VolumeBlockR\x05block\x120\n" +
+	"\x03end\x18\x04 \x01(\v2\x1e.persys.agent.v1.VolumePartEndR\x03end\"\xe0\x02\n" +
+	"\vVolumeEntry\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\fR\x04path\x12\x12\n" +
+	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\rR\x03uid\x12\x10\n" +
+	"\x03gid\x18\x04 \x01(\rR\x03gid\x12\x12\n" +
+	"\x04size\x18\x05 \x01(\x03R\x04size\x12\x1a\n" +
+	"\bmodified\x18\x06 \x01(\x03R\bmodified\x12\x16\n" +
+	"\x06target\x18\a \x01(\fR\x06target\x12\x12\n" +
+	"\x04same\x18\b \x01(\fR\x04same\x12L\n" +
+	"\n" +
+	"attributes\x18\t \x03(\v2,.persys.agent.v1.VolumeEntry.AttributesEntryR\n" +
+	"attributes\x12\x1c\n" +
+	"\tallocated\x18\n" +
+	" \x01(\x03R\tallocated\x1a=\n" +
+	"\x0fAttributesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"c\n" +
+	"\vVolumeBlock\x12\x16\n" +
+	"\x06offset\x18\x01 \x01(\x03R\x06offset\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
+	"\x04hash\x18\x03 \x01(\fR\x04hash\x12\x14\n" +
+	"\x05zeros\x18\x04 \x01(\x03R\x05zeros\"A\n" +
+	"\rVolumePartEnd\x12\x18\n" +
+	"\achanged\x18\x01 \x01(\bR\achanged\x12\x16\n" +
+	"\x06recent\x18\x02 \x01(\bR\x06recent*{\n" +
 	"\fWorkloadType\x12\x1d\n" +
 	"\x19WORKLOAD_TYPE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17WORKLOAD_TYPE_CONTAINER\x10\x01\x12\x19\n" +
@@ -6581,7 +7902,8 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x14ACTUAL_STATE_RUNNING\x10\x02\x12\x18\n" +
 	"\x14ACTUAL_STATE_STOPPED\x10\x03\x12\x17\n" +
 	"\x13ACTUAL_STATE_FAILED\x10\x04\x12\x18\n" +
-	"\x14ACTUAL_STATE_UNKNOWN\x10\x052\xcb\b\n" +
+	"\x14ACTUAL_STATE_UNKNOWN\x10\x052\x8e\n" +
+	"\n" +
 	"\fAgentService\x12^\n" +
 	"\rApplyWorkload\x12%.persys.agent.v1.ApplyWorkloadRequest\x1a&.persys.agent.v1.ApplyWorkloadResponse\x12a\n" +
 	"\x0eDeleteWorkload\x12&.persys.agent.v1.DeleteWorkloadRequest\x1a'.persys.agent.v1.DeleteWorkloadResponse\x12j\n" +
@@ -6594,7 +7916,9 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x0eCollectGarbage\x12&.persys.agent.v1.CollectGarbageRequest\x1a'.persys.agent.v1.CollectGarbageResponse\x12X\n" +
 	"\vListVolumes\x12#.persys.agent.v1.ListVolumesRequest\x1a$.persys.agent.v1.ListVolumesResponse\x12[\n" +
 	"\fDeleteVolume\x12$.persys.agent.v1.DeleteVolumeRequest\x1a%.persys.agent.v1.DeleteVolumeResponse\x12R\n" +
-	"\tListUsage\x12!.persys.agent.v1.ListUsageRequest\x1a\".persys.agent.v1.ListUsageResponseB0Z.github.com/persys/compute/api/agent/v1;agentv1b\x06proto3"
+	"\tListUsage\x12!.persys.agent.v1.ListUsageRequest\x1a\".persys.agent.v1.ListUsageResponse\x12[\n" +
+	"\fProbeNetwork\x12$.persys.agent.v1.ProbeNetworkRequest\x1a%.persys.agent.v1.ProbeNetworkResponse\x12d\n" +
+	"\x0fTraceConnection\x12'.persys.agent.v1.TraceConnectionRequest\x1a(.persys.agent.v1.TraceConnectionResponseB0Z.github.com/persys/compute/api/agent/v1;agentv1b\x06proto3"
 
 var (
 	file_api_agent_v1_agent_proto_rawDescOnce sync.Once
@@ -6609,207 +7933,240 @@ func file_api_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_api_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
+var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 96)
 var file_api_agent_v1_agent_proto_goTypes = []any{
 	(WorkloadType)(0),                 // 0: persys.agent.v1.WorkloadType
 	(DesiredState)(0),                 // 1: persys.agent.v1.DesiredState
 	(ActualState)(0),                  // 2: persys.agent.v1.ActualState
-	(*ListUsageRequest)(nil),          // 3: persys.agent.v1.ListUsageRequest
-	(*ListUsageResponse)(nil),         // 4: persys.agent.v1.ListUsageResponse
-	(*UsageSample)(nil),               // 5: persys.agent.v1.UsageSample
-	(*ApplyWorkloadRequest)(nil),      // 6: persys.agent.v1.ApplyWorkloadRequest
-	(*NetworkView)(nil),               // 7: persys.agent.v1.NetworkView
-	(*NetworkNames)(nil),              // 8: persys.agent.v1.NetworkNames
-	(*NetworkMember)(nil),             // 9: persys.agent.v1.NetworkMember
-	(*MemberPort)(nil),                // 10: persys.agent.v1.MemberPort
-	(*NetworkPeer)(nil),               // 11: persys.agent.v1.NetworkPeer
-	(*Network)(nil),                   // 12: persys.agent.v1.Network
-	(*NetworkSlice)(nil),              // 13: persys.agent.v1.NetworkSlice
-	(*NetworkAttachment)(nil),         // 14: persys.agent.v1.NetworkAttachment
-	(*ApplyWorkloadResponse)(nil),     // 15: persys.agent.v1.ApplyWorkloadResponse
-	(*DeleteWorkloadRequest)(nil),     // 16: persys.agent.v1.DeleteWorkloadRequest
-	(*DeleteWorkloadResponse)(nil),    // 17: persys.agent.v1.DeleteWorkloadResponse
-	(*GetWorkloadStatusRequest)(nil),  // 18: persys.agent.v1.GetWorkloadStatusRequest
-	(*GetWorkloadStatusResponse)(nil), // 19: persys.agent.v1.GetWorkloadStatusResponse
-	(*ListWorkloadsRequest)(nil),      // 20: persys.agent.v1.ListWorkloadsRequest
-	(*ListWorkloadsResponse)(nil),     // 21: persys.agent.v1.ListWorkloadsResponse
-	(*HealthCheckRequest)(nil),        // 22: persys.agent.v1.HealthCheckRequest
-	(*HealthCheckResponse)(nil),       // 23: persys.agent.v1.HealthCheckResponse
-	(*ListActionsRequest)(nil),        // 24: persys.agent.v1.ListActionsRequest
-	(*AgentAction)(nil),               // 25: persys.agent.v1.AgentAction
-	(*ListActionsResponse)(nil),       // 26: persys.agent.v1.ListActionsResponse
-	(*WorkloadSpec)(nil),              // 27: persys.agent.v1.WorkloadSpec
-	(*Exit)(nil),                      // 28: persys.agent.v1.Exit
-	(*HealthCheck)(nil),               // 29: persys.agent.v1.HealthCheck
-	(*ContainerSpec)(nil),             // 30: persys.agent.v1.ContainerSpec
-	(*MemoryFile)(nil),                // 31: persys.agent.v1.MemoryFile
-	(*Ulimit)(nil),                    // 32: persys.agent.v1.Ulimit
-	(*Device)(nil),                    // 33: persys.agent.v1.Device
-	(*DeviceRequest)(nil),             // 34: persys.agent.v1.DeviceRequest
-	(*Logging)(nil),                   // 35: persys.agent.v1.Logging
-	(*EngineHealthCheck)(nil),         // 36: persys.agent.v1.EngineHealthCheck
-	(*ComposeSpec)(nil),               // 37: persys.agent.v1.ComposeSpec
-	(*VMSpec)(nil),                    // 38: persys.agent.v1.VMSpec
-	(*VMLogin)(nil),                   // 39: persys.agent.v1.VMLogin
-	(*CloudInitConfig)(nil),           // 40: persys.agent.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),         // 41: persys.agent.v1.ManagedVolumeSpec
-	(*VolumeMount)(nil),               // 42: persys.agent.v1.VolumeMount
-	(*PortMapping)(nil),               // 43: persys.agent.v1.PortMapping
-	(*ResourceLimits)(nil),            // 44: persys.agent.v1.ResourceLimits
-	(*RestartPolicy)(nil),             // 45: persys.agent.v1.RestartPolicy
-	(*DiskConfig)(nil),                // 46: persys.agent.v1.DiskConfig
-	(*NetworkConfig)(nil),             // 47: persys.agent.v1.NetworkConfig
-	(*WorkloadStatus)(nil),            // 48: persys.agent.v1.WorkloadStatus
-	(*WorkloadUsageSnapshot)(nil),     // 49: persys.agent.v1.WorkloadUsageSnapshot
-	(*Epoch)(nil),                     // 50: persys.agent.v1.Epoch
-	(*Generation)(nil),                // 51: persys.agent.v1.Generation
-	(*LogsRequest)(nil),               // 52: persys.agent.v1.LogsRequest
-	(*LogChunk)(nil),                  // 53: persys.agent.v1.LogChunk
-	(*ExecRequest)(nil),               // 54: persys.agent.v1.ExecRequest
-	(*ExecOpen)(nil),                  // 55: persys.agent.v1.ExecOpen
-	(*TerminalSize)(nil),              // 56: persys.agent.v1.TerminalSize
-	(*ExecResponse)(nil),              // 57: persys.agent.v1.ExecResponse
-	(*ExecOpened)(nil),                // 58: persys.agent.v1.ExecOpened
-	(*ExecExit)(nil),                  // 59: persys.agent.v1.ExecExit
-	(*CollectGarbageRequest)(nil),     // 60: persys.agent.v1.CollectGarbageRequest
-	(*CollectGarbageResponse)(nil),    // 61: persys.agent.v1.CollectGarbageResponse
-	(*Garbage)(nil),                   // 62: persys.agent.v1.Garbage
-	(*ListVolumesRequest)(nil),        // 63: persys.agent.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),       // 64: persys.agent.v1.ListVolumesResponse
-	(*VolumeInfo)(nil),                // 65: persys.agent.v1.VolumeInfo
-	(*DeleteVolumeRequest)(nil),       // 66: persys.agent.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),      // 67: persys.agent.v1.DeleteVolumeResponse
-	nil,                               // 68: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
-	nil,                               // 69: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
-	nil,                               // 70: persys.agent.v1.ContainerSpec.CountedDevicesEntry
-	nil,                               // 71: persys.agent.v1.ContainerSpec.EnvEntry
-	nil,                               // 72: persys.agent.v1.ContainerSpec.LabelsEntry
-	nil,                               // 73: persys.agent.v1.ContainerSpec.UlimitsEntry
-	nil,                               // 74: persys.agent.v1.ContainerSpec.SysctlsEntry
-	nil,                               // 75: persys.agent.v1.ContainerSpec.AnnotationsEntry
-	nil,                               // 76: persys.agent.v1.DeviceRequest.OptionsEntry
-	nil,                               // 77: persys.agent.v1.Logging.OptionsEntry
-	nil,                               // 78: persys.agent.v1.ComposeSpec.EnvEntry
-	nil,                               // 79: persys.agent.v1.VMSpec.MetadataEntry
-	nil,                               // 80: persys.agent.v1.WorkloadStatus.MetadataEntry
-	nil,                               // 81: persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	(*durationpb.Duration)(nil),       // 82: google.protobuf.Duration
+	(*TraceConnectionRequest)(nil),    // 3: persys.agent.v1.TraceConnectionRequest
+	(*TraceConnectionResponse)(nil),   // 4: persys.agent.v1.TraceConnectionResponse
+	(*TracedAddress)(nil),             // 5: persys.agent.v1.TracedAddress
+	(*TracedConnection)(nil),          // 6: persys.agent.v1.TracedConnection
+	(*ProbeNetworkRequest)(nil),       // 7: persys.agent.v1.ProbeNetworkRequest
+	(*ProbeNetworkResponse)(nil),      // 8: persys.agent.v1.ProbeNetworkResponse
+	(*NetworkProbe)(nil),              // 9: persys.agent.v1.NetworkProbe
+	(*ListUsageRequest)(nil),          // 10: persys.agent.v1.ListUsageRequest
+	(*ListUsageResponse)(nil),         // 11: persys.agent.v1.ListUsageResponse
+	(*UsageSample)(nil),               // 12: persys.agent.v1.UsageSample
+	(*ApplyWorkloadRequest)(nil),      // 13: persys.agent.v1.ApplyWorkloadRequest
+	(*NetworkView)(nil),               // 14: persys.agent.v1.NetworkView
+	(*NetworkNames)(nil),              // 15: persys.agent.v1.NetworkNames
+	(*NetworkIngress)(nil),            // 16: persys.agent.v1.NetworkIngress
+	(*NetworkService)(nil),            // 17: persys.agent.v1.NetworkService
+	(*NetworkMember)(nil),             // 18: persys.agent.v1.NetworkMember
+	(*MemberPort)(nil),                // 19: persys.agent.v1.MemberPort
+	(*NetworkPeer)(nil),               // 20: persys.agent.v1.NetworkPeer
+	(*Network)(nil),                   // 21: persys.agent.v1.Network
+	(*NetworkSlice)(nil),              // 22: persys.agent.v1.NetworkSlice
+	(*NetworkAttachment)(nil),         // 23: persys.agent.v1.NetworkAttachment
+	(*ApplyWorkloadResponse)(nil),     // 24: persys.agent.v1.ApplyWorkloadResponse
+	(*DeleteWorkloadRequest)(nil),     // 25: persys.agent.v1.DeleteWorkloadRequest
+	(*DeleteWorkloadResponse)(nil),    // 26: persys.agent.v1.DeleteWorkloadResponse
+	(*GetWorkloadStatusRequest)(nil),  // 27: persys.agent.v1.GetWorkloadStatusRequest
+	(*GetWorkloadStatusResponse)(nil), // 28: persys.agent.v1.GetWorkloadStatusResponse
+	(*ListWorkloadsRequest)(nil),      // 29: persys.agent.v1.ListWorkloadsRequest
+	(*ListWorkloadsResponse)(nil),     // 30: persys.agent.v1.ListWorkloadsResponse
+	(*HealthCheckRequest)(nil),        // 31: persys.agent.v1.HealthCheckRequest
+	(*HealthCheckResponse)(nil),       // 32: persys.agent.v1.HealthCheckResponse
+	(*ListActionsRequest)(nil),        // 33: persys.agent.v1.ListActionsRequest
+	(*AgentAction)(nil),               // 34: persys.agent.v1.AgentAction
+	(*ListActionsResponse)(nil),       // 35: persys.agent.v1.ListActionsResponse
+	(*WorkloadSpec)(nil),              // 36: persys.agent.v1.WorkloadSpec
+	(*Exit)(nil),                      // 37: persys.agent.v1.Exit
+	(*HealthCheck)(nil),               // 38: persys.agent.v1.HealthCheck
+	(*ContainerSpec)(nil),             // 39: persys.agent.v1.ContainerSpec
+	(*MemoryFile)(nil),                // 40: persys.agent.v1.MemoryFile
+	(*Ulimit)(nil),                    // 41: persys.agent.v1.Ulimit
+	(*Device)(nil),                    // 42: persys.agent.v1.Device
+	(*DeviceRequest)(nil),             // 43: persys.agent.v1.DeviceRequest
+	(*Logging)(nil),                   // 44: persys.agent.v1.Logging
+	(*EngineHealthCheck)(nil),         // 45: persys.agent.v1.EngineHealthCheck
+	(*ComposeSpec)(nil),               // 46: persys.agent.v1.ComposeSpec
+	(*VMSpec)(nil),                    // 47: persys.agent.v1.VMSpec
+	(*VMLogin)(nil),                   // 48: persys.agent.v1.VMLogin
+	(*CloudInitConfig)(nil),           // 49: persys.agent.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),         // 50: persys.agent.v1.ManagedVolumeSpec
+	(*VolumeMount)(nil),               // 51: persys.agent.v1.VolumeMount
+	(*PortMapping)(nil),               // 52: persys.agent.v1.PortMapping
+	(*ResourceLimits)(nil),            // 53: persys.agent.v1.ResourceLimits
+	(*RestartPolicy)(nil),             // 54: persys.agent.v1.RestartPolicy
+	(*DiskConfig)(nil),                // 55: persys.agent.v1.DiskConfig
+	(*NetworkConfig)(nil),             // 56: persys.agent.v1.NetworkConfig
+	(*WorkloadStatus)(nil),            // 57: persys.agent.v1.WorkloadStatus
+	(*WorkloadUsageSnapshot)(nil),     // 58: persys.agent.v1.WorkloadUsageSnapshot
+	(*Epoch)(nil),                     // 59: persys.agent.v1.Epoch
+	(*Generation)(nil),                // 60: persys.agent.v1.Generation
+	(*LogsRequest)(nil),               // 61: persys.agent.v1.LogsRequest
+	(*LogChunk)(nil),                  // 62: persys.agent.v1.LogChunk
+	(*ExecRequest)(nil),               // 63: persys.agent.v1.ExecRequest
+	(*ExecOpen)(nil),                  // 64: persys.agent.v1.ExecOpen
+	(*TerminalSize)(nil),              // 65: persys.agent.v1.TerminalSize
+	(*ExecResponse)(nil),              // 66: persys.agent.v1.ExecResponse
+	(*ExecOpened)(nil),                // 67: persys.agent.v1.ExecOpened
+	(*ExecExit)(nil),                  // 68: persys.agent.v1.ExecExit
+	(*CollectGarbageRequest)(nil),     // 69: persys.agent.v1.CollectGarbageRequest
+	(*CollectGarbageResponse)(nil),    // 70: persys.agent.v1.CollectGarbageResponse
+	(*Garbage)(nil),                   // 71: persys.agent.v1.Garbage
+	(*ListVolumesRequest)(nil),        // 72: persys.agent.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 73: persys.agent.v1.ListVolumesResponse
+	(*VolumeInfo)(nil),                // 74: persys.agent.v1.VolumeInfo
+	(*DeleteVolumeRequest)(nil),       // 75: persys.agent.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),      // 76: persys.agent.v1.DeleteVolumeResponse
+	(*VolumeReadRequest)(nil),         // 77: persys.agent.v1.VolumeReadRequest
+	(*VolumeReadOpen)(nil),            // 78: persys.agent.v1.VolumeReadOpen
+	(*VolumeReadPart)(nil),            // 79: persys.agent.v1.VolumeReadPart
+	(*VolumeReadResponse)(nil),        // 80: persys.agent.v1.VolumeReadResponse
+	(*VolumeEntry)(nil),               // 81: persys.agent.v1.VolumeEntry
+	(*VolumeBlock)(nil),               // 82: persys.agent.v1.VolumeBlock
+	(*VolumePartEnd)(nil),             // 83: persys.agent.v1.VolumePartEnd
+	nil,                               // 84: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
+	nil,                               // 85: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	nil,                               // 86: persys.agent.v1.ContainerSpec.CountedDevicesEntry
+	nil,                               // 87: persys.agent.v1.ContainerSpec.EnvEntry
+	nil,                               // 88: persys.agent.v1.ContainerSpec.LabelsEntry
+	nil,                               // 89: persys.agent.v1.ContainerSpec.UlimitsEntry
+	nil,                               // 90: persys.agent.v1.ContainerSpec.SysctlsEntry
+	nil,                               // 91: persys.agent.v1.ContainerSpec.AnnotationsEntry
+	nil,                               // 92: persys.agent.v1.DeviceRequest.OptionsEntry
+	nil,                               // 93: persys.agent.v1.Logging.OptionsEntry
+	nil,                               // 94: persys.agent.v1.ComposeSpec.EnvEntry
+	nil,                               // 95: persys.agent.v1.VMSpec.MetadataEntry
+	nil,                               // 96: persys.agent.v1.WorkloadStatus.MetadataEntry
+	nil,                               // 97: persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	nil,                               // 98: persys.agent.v1.VolumeEntry.AttributesEntry
+	(*durationpb.Duration)(nil),       // 99: google.protobuf.Duration
 }
 var file_api_agent_v1_agent_proto_depIdxs = []int32{
-	5,  // 0: persys.agent.v1.ListUsageResponse.samples:type_name -> persys.agent.v1.UsageSample
-	0,  // 1: persys.agent.v1.ApplyWorkloadRequest.type:type_name -> persys.agent.v1.WorkloadType
-	1,  // 2: persys.agent.v1.ApplyWorkloadRequest.desired_state:type_name -> persys.agent.v1.DesiredState
-	27, // 3: persys.agent.v1.ApplyWorkloadRequest.spec:type_name -> persys.agent.v1.WorkloadSpec
-	50, // 4: persys.agent.v1.ApplyWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
-	51, // 5: persys.agent.v1.ApplyWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
-	68, // 6: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
-	7,  // 7: persys.agent.v1.ApplyWorkloadRequest.networks:type_name -> persys.agent.v1.NetworkView
-	50, // 8: persys.agent.v1.NetworkView.epoch:type_name -> persys.agent.v1.Epoch
-	11, // 9: persys.agent.v1.NetworkView.peers:type_name -> persys.agent.v1.NetworkPeer
-	12, // 10: persys.agent.v1.NetworkView.networks:type_name -> persys.agent.v1.Network
-	50, // 11: persys.agent.v1.NetworkNames.epoch:type_name -> persys.agent.v1.Epoch
-	9,  // 12: persys.agent.v1.NetworkNames.members:type_name -> persys.agent.v1.NetworkMember
-	10, // 13: persys.agent.v1.NetworkMember.ports:type_name -> persys.agent.v1.MemberPort
-	13, // 14: persys.agent.v1.Network.peers:type_name -> persys.agent.v1.NetworkSlice
-	48, // 15: persys.agent.v1.ApplyWorkloadResponse.status:type_name -> persys.agent.v1.WorkloadStatus
-	50, // 16: persys.agent.v1.ApplyWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
-	50, // 17: persys.agent.v1.DeleteWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
-	51, // 18: persys.agent.v1.DeleteWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
-	50, // 19: persys.agent.v1.DeleteWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
-	50, // 20: persys.agent.v1.GetWorkloadStatusRequest.epoch:type_name -> persys.agent.v1.Epoch
-	48, // 21: persys.agent.v1.GetWorkloadStatusResponse.status:type_name -> persys.agent.v1.WorkloadStatus
-	0,  // 22: persys.agent.v1.ListWorkloadsRequest.type:type_name -> persys.agent.v1.WorkloadType
-	50, // 23: persys.agent.v1.ListWorkloadsRequest.epoch:type_name -> persys.agent.v1.Epoch
-	48, // 24: persys.agent.v1.ListWorkloadsResponse.workloads:type_name -> persys.agent.v1.WorkloadStatus
-	69, // 25: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
-	25, // 26: persys.agent.v1.ListActionsResponse.actions:type_name -> persys.agent.v1.AgentAction
-	30, // 27: persys.agent.v1.WorkloadSpec.container:type_name -> persys.agent.v1.ContainerSpec
-	37, // 28: persys.agent.v1.WorkloadSpec.compose:type_name -> persys.agent.v1.ComposeSpec
-	38, // 29: persys.agent.v1.WorkloadSpec.vm:type_name -> persys.agent.v1.VMSpec
-	29, // 30: persys.agent.v1.WorkloadSpec.health_check:type_name -> persys.agent.v1.HealthCheck
-	70, // 31: persys.agent.v1.ContainerSpec.counted_devices:type_name -> persys.agent.v1.ContainerSpec.CountedDevicesEntry
-	71, // 32: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
-	42, // 33: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
-	43, // 34: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
-	44, // 35: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
-	45, // 36: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
-	72, // 37: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
-	41, // 38: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	73, // 39: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
-	74, // 40: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
-	33, // 41: persys.agent.v1.ContainerSpec.devices:type_name -> persys.agent.v1.Device
-	34, // 42: persys.agent.v1.ContainerSpec.gpus:type_name -> persys.agent.v1.DeviceRequest
-	35, // 43: persys.agent.v1.ContainerSpec.logging:type_name -> persys.agent.v1.Logging
-	75, // 44: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
-	36, // 45: persys.agent.v1.ContainerSpec.healthcheck:type_name -> persys.agent.v1.EngineHealthCheck
-	14, // 46: persys.agent.v1.ContainerSpec.networks:type_name -> persys.agent.v1.NetworkAttachment
-	31, // 47: persys.agent.v1.ContainerSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
-	76, // 48: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
-	77, // 49: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
-	82, // 50: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	82, // 51: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	82, // 52: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	82, // 53: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	78, // 54: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
-	41, // 55: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	31, // 56: persys.agent.v1.ComposeSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
-	46, // 57: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
-	47, // 58: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
-	79, // 59: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
-	40, // 60: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
-	41, // 61: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	39, // 62: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
-	0,  // 63: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
-	1,  // 64: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
-	2,  // 65: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
-	80, // 66: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
-	49, // 67: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
-	51, // 68: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
-	43, // 69: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
-	28, // 70: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
-	0,  // 71: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
-	55, // 72: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
-	56, // 73: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
-	56, // 74: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
-	58, // 75: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
-	53, // 76: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
-	59, // 77: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
-	50, // 78: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
-	62, // 79: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
-	50, // 80: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
-	65, // 81: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
-	81, // 82: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	50, // 83: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
-	32, // 84: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
-	6,  // 85: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
-	16, // 86: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
-	18, // 87: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
-	20, // 88: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
-	22, // 89: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
-	24, // 90: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
-	52, // 91: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
-	54, // 92: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
-	60, // 93: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
-	63, // 94: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
-	66, // 95: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
-	3,  // 96: persys.agent.v1.AgentService.ListUsage:input_type -> persys.agent.v1.ListUsageRequest
-	15, // 97: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
-	17, // 98: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
-	19, // 99: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
-	21, // 100: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
-	23, // 101: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
-	26, // 102: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
-	53, // 103: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
-	57, // 104: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
-	61, // 105: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
-	64, // 106: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
-	67, // 107: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
-	4,  // 108: persys.agent.v1.AgentService.ListUsage:output_type -> persys.agent.v1.ListUsageResponse
-	97, // [97:109] is the sub-list for method output_type
-	85, // [85:97] is the sub-list for method input_type
-	85, // [85:85] is the sub-list for extension type_name
-	85, // [85:85] is the sub-list for extension extendee
-	0,  // [0:85] is the sub-list for field type_name
+	5,   // 0: persys.agent.v1.TraceConnectionResponse.addresses:type_name -> persys.agent.v1.TracedAddress
+	6,   // 1: persys.agent.v1.TracedAddress.connection:type_name -> persys.agent.v1.TracedConnection
+	6,   // 2: persys.agent.v1.TracedAddress.instances:type_name -> persys.agent.v1.TracedConnection
+	9,   // 3: persys.agent.v1.ProbeNetworkResponse.probes:type_name -> persys.agent.v1.NetworkProbe
+	12,  // 4: persys.agent.v1.ListUsageResponse.samples:type_name -> persys.agent.v1.UsageSample
+	0,   // 5: persys.agent.v1.ApplyWorkloadRequest.type:type_name -> persys.agent.v1.WorkloadType
+	1,   // 6: persys.agent.v1.ApplyWorkloadRequest.desired_state:type_name -> persys.agent.v1.DesiredState
+	36,  // 7: persys.agent.v1.ApplyWorkloadRequest.spec:type_name -> persys.agent.v1.WorkloadSpec
+	59,  // 8: persys.agent.v1.ApplyWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
+	60,  // 9: persys.agent.v1.ApplyWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
+	84,  // 10: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
+	14,  // 11: persys.agent.v1.ApplyWorkloadRequest.networks:type_name -> persys.agent.v1.NetworkView
+	59,  // 12: persys.agent.v1.NetworkView.epoch:type_name -> persys.agent.v1.Epoch
+	20,  // 13: persys.agent.v1.NetworkView.peers:type_name -> persys.agent.v1.NetworkPeer
+	21,  // 14: persys.agent.v1.NetworkView.networks:type_name -> persys.agent.v1.Network
+	59,  // 15: persys.agent.v1.NetworkNames.epoch:type_name -> persys.agent.v1.Epoch
+	18,  // 16: persys.agent.v1.NetworkNames.members:type_name -> persys.agent.v1.NetworkMember
+	17,  // 17: persys.agent.v1.NetworkNames.services:type_name -> persys.agent.v1.NetworkService
+	16,  // 18: persys.agent.v1.NetworkNames.ingress:type_name -> persys.agent.v1.NetworkIngress
+	19,  // 19: persys.agent.v1.NetworkMember.ports:type_name -> persys.agent.v1.MemberPort
+	22,  // 20: persys.agent.v1.Network.peers:type_name -> persys.agent.v1.NetworkSlice
+	57,  // 21: persys.agent.v1.ApplyWorkloadResponse.status:type_name -> persys.agent.v1.WorkloadStatus
+	59,  // 22: persys.agent.v1.ApplyWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
+	59,  // 23: persys.agent.v1.DeleteWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
+	60,  // 24: persys.agent.v1.DeleteWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
+	59,  // 25: persys.agent.v1.DeleteWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
+	59,  // 26: persys.agent.v1.GetWorkloadStatusRequest.epoch:type_name -> persys.agent.v1.Epoch
+	57,  // 27: persys.agent.v1.GetWorkloadStatusResponse.status:type_name -> persys.agent.v1.WorkloadStatus
+	0,   // 28: persys.agent.v1.ListWorkloadsRequest.type:type_name -> persys.agent.v1.WorkloadType
+	59,  // 29: persys.agent.v1.ListWorkloadsRequest.epoch:type_name -> persys.agent.v1.Epoch
+	57,  // 30: persys.agent.v1.ListWorkloadsResponse.workloads:type_name -> persys.agent.v1.WorkloadStatus
+	85,  // 31: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	34,  // 32: persys.agent.v1.ListActionsResponse.actions:type_name -> persys.agent.v1.AgentAction
+	39,  // 33: persys.agent.v1.WorkloadSpec.container:type_name -> persys.agent.v1.ContainerSpec
+	46,  // 34: persys.agent.v1.WorkloadSpec.compose:type_name -> persys.agent.v1.ComposeSpec
+	47,  // 35: persys.agent.v1.WorkloadSpec.vm:type_name -> persys.agent.v1.VMSpec
+	38,  // 36: persys.agent.v1.WorkloadSpec.health_check:type_name -> persys.agent.v1.HealthCheck
+	86,  // 37: persys.agent.v1.ContainerSpec.counted_devices:type_name -> persys.agent.v1.ContainerSpec.CountedDevicesEntry
+	87,  // 38: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
+	51,  // 39: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
+	52,  // 40: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
+	53,  // 41: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
+	54,  // 42: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
+	88,  // 43: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
+	50,  // 44: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	89,  // 45: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
+	90,  // 46: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
+	42,  // 47: persys.agent.v1.ContainerSpec.devices:type_name -> persys.agent.v1.Device
+	43,  // 48: persys.agent.v1.ContainerSpec.gpus:type_name -> persys.agent.v1.DeviceRequest
+	44,  // 49: persys.agent.v1.ContainerSpec.logging:type_name -> persys.agent.v1.Logging
+	91,  // 50: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
+	45,  // 51: persys.agent.v1.ContainerSpec.healthcheck:type_name -> persys.agent.v1.EngineHealthCheck
+	23,  // 52: persys.agent.v1.ContainerSpec.networks:type_name -> persys.agent.v1.NetworkAttachment
+	40,  // 53: persys.agent.v1.ContainerSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
+	92,  // 54: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
+	93,  // 55: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
+	99,  // 56: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	99,  // 57: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	99,  // 58: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	99,  // 59: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	94,  // 60: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
+	50,  // 61: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	40,  // 62: persys.agent.v1.ComposeSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
+	55,  // 63: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
+	56,  // 64: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
+	95,  // 65: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
+	49,  // 66: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
+	50,  // 67: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	48,  // 68: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
+	0,   // 69: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
+	1,   // 70: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
+	2,   // 71: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
+	96,  // 72: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
+	58,  // 73: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
+	60,  // 74: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
+	52,  // 75: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
+	37,  // 76: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
+	0,   // 77: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
+	64,  // 78: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
+	65,  // 79: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
+	65,  // 80: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
+	67,  // 81: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
+	62,  // 82: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
+	68,  // 83: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
+	59,  // 84: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
+	71,  // 85: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
+	59,  // 86: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
+	74,  // 87: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
+	97,  // 88: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	59,  // 89: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
+	78,  // 90: persys.agent.v1.VolumeReadRequest.open:type_name -> persys.agent.v1.VolumeReadOpen
+	79,  // 91: persys.agent.v1.VolumeReadRequest.part:type_name -> persys.agent.v1.VolumeReadPart
+	81,  // 92: persys.agent.v1.VolumeReadResponse.entries:type_name -> persys.agent.v1.VolumeEntry
+	82,  // 93: persys.agent.v1.VolumeReadResponse.block:type_name -> persys.agent.v1.VolumeBlock
+	83,  // 94: persys.agent.v1.VolumeReadResponse.end:type_name -> persys.agent.v1.VolumePartEnd
+	98,  // 95: persys.agent.v1.VolumeEntry.attributes:type_name -> persys.agent.v1.VolumeEntry.AttributesEntry
+	41,  // 96: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
+	13,  // 97: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
+	25,  // 98: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
+	27,  // 99: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
+	29,  // 100: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
+	31,  // 101: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
+	33,  // 102: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
+	61,  // 103: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
+	63,  // 104: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
+	69,  // 105: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
+	72,  // 106: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
+	75,  // 107: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
+	10,  // 108: persys.agent.v1.AgentService.ListUsage:input_type -> persys.agent.v1.ListUsageRequest
+	7,   // 109: persys.agent.v1.AgentService.ProbeNetwork:input_type -> persys.agent.v1.ProbeNetworkRequest
+	3,   // 110: persys.agent.v1.AgentService.TraceConnection:input_type -> persys.agent.v1.TraceConnectionRequest
+	24,  // 111: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
+	26,  // 112: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
+	28,  // 113: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
+	30,  // 114: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
+	32,  // 115: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
+	35,  // 116: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
+	62,  // 117: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
+	66,  // 118: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
+	70,  // 119: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
+	73,  // 120: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
+	76,  // 121: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
+	11,  // 122: persys.agent.v1.AgentService.ListUsage:output_type -> persys.agent.v1.ListUsageResponse
+	8,   // 123: persys.agent.v1.AgentService.ProbeNetwork:output_type -> persys.agent.v1.ProbeNetworkResponse
+	4,   // 124: persys.agent.v1.AgentService.TraceConnection:output_type -> persys.agent.v1.TraceConnectionResponse
+	111, // [111:125] is the sub-list for method output_type
+	97,  // [97:111] is the sub-list for method input_type
+	97,  // [97:97] is the sub-list for extension type_name
+	97,  // [97:97] is the sub-list for extension extendee
+	0,   // [0:97] is the sub-list for field type_name
 }
 
 func init() { file_api_agent_v1_agent_proto_init() }
@@ -6817,20 +8174,20 @@ func file_api_agent_v1_agent_proto_init() {
 	if File_api_agent_v1_agent_proto != nil {
 		return
 	}
-	file_api_agent_v1_agent_proto_msgTypes[24].OneofWrappers = []any{
+	file_api_agent_v1_agent_proto_msgTypes[33].OneofWrappers = []any{
 		(*WorkloadSpec_Container)(nil),
 		(*WorkloadSpec_Compose)(nil),
 		(*WorkloadSpec_Vm)(nil),
 	}
-	file_api_agent_v1_agent_proto_msgTypes[27].OneofWrappers = []any{}
-	file_api_agent_v1_agent_proto_msgTypes[51].OneofWrappers = []any{
+	file_api_agent_v1_agent_proto_msgTypes[36].OneofWrappers = []any{}
+	file_api_agent_v1_agent_proto_msgTypes[60].OneofWrappers = []any{
 		(*ExecRequest_Open)(nil),
 		(*ExecRequest_Input)(nil),
 		(*ExecRequest_EndInput)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_api_agent_v1_agent_proto_msgTypes[54].OneofWrappers = []any{
+	file_api_agent_v1_agent_proto_msgTypes[63].OneofWrappers = []any{
 		(*ExecResponse_Opened)(nil),
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
@@ -6841,7 +8198,7 @@ func file_api_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_agent_v1_agent_proto_rawDesc), len(file_api_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   79,
+			NumMessages:   96,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,8 +1,8 @@
-// The agent's API, which schedulers call on one machine.
+// The API that each agent serves and that schedulers call.
 //
 // Compatible on the wire with legacy v1 peers. Every number below 1000 belongs to that shared
 // contract and never changes. Our own additions start at 1000; older peers skip them as unknown
-// fields. api/testdata/agent.tsv lists the contract, and a test compares it with this file.
+// fields. api/testdata/agent.tsv lists all numbers of the contract, and a test compares this file with it.
 //
 // Units: CPU in millicores; memory in bytes or MiB and disk in GiB, as the field's name says; times
 // in Unix seconds.
@@ -40,19 +40,23 @@ const (
 	AgentService_ListVolumes_FullMethodName       = "/persys.agent.v1.AgentService/ListVolumes"
 	AgentService_DeleteVolume_FullMethodName      = "/persys.agent.v1.AgentService/DeleteVolume"
 	AgentService_ListUsage_FullMethodName         = "/persys.agent.v1.AgentService/ListUsage"
+	AgentService_ProbeNetwork_FullMethodName      = "/persys.agent.v1.AgentService/ProbeNetwork"
+	AgentService_TraceConnection_FullMethodName   = "/persys.agent.v1.AgentService/TraceConnection"
 )
 
 // AgentServiceClient is the client API for AgentService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// AgentService is served by every agent (TCP 50051). Apply and delete are queued: the answer says
-// that the order is stored. The outcome appears in the status and in ListActions.
+// AgentService is served by every agent (TCP 50051). Orders to apply or delete a workload are queued: the
+// answer only says that the order is stored. The outcome appears later in the workload's status and in
+// ListActions.
 type AgentServiceClient interface {
-	// Stores the order and queues it. An invalid order is refused in the response (applied = false).
-	// A runtime failure appears later in the status.
+	// Stores the order to apply a workload and queues it. An invalid order is refused in the response (applied =
+	// false). A runtime failure appears later in the status.
 	ApplyWorkload(ctx context.Context, in *ApplyWorkloadRequest, opts ...grpc.CallOption) (*ApplyWorkloadResponse, error)
-	// Stores the order and queues it; success also for an unknown id.
+	// Stores the order to delete a workload and queues it. The call also succeeds if the agent does not know
+	// the workload.
 	DeleteWorkload(ctx context.Context, in *DeleteWorkloadRequest, opts ...grpc.CallOption) (*DeleteWorkloadResponse, error)
 	// Returns the status of one workload. For an unknown id the error's text contains "not
 	// found", which legacy v1 schedulers look for.
@@ -73,10 +77,17 @@ type AgentServiceClient interface {
 	CollectGarbage(ctx context.Context, in *CollectGarbageRequest, opts ...grpc.CallOption) (*CollectGarbageResponse, error)
 	// Lists the managed volumes of the node. Legacy v1 agents answer Unimplemented.
 	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
+	// Deletes a managed volume of the node.
 	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error)
 	// Returns the use of the machine or of a workload during the last hour or day, as the agent's process measured it.
 	// Older agents answer Unimplemented.
 	ListUsage(ctx context.Context, in *ListUsageRequest, opts ...grpc.CallOption) (*ListUsageResponse, error)
+	// Sends packets to other nodes of a network, which echo them, and returns which packets came back. The
+	// call takes at most 6 seconds. Older agents answer Unimplemented.
+	ProbeNetwork(ctx context.Context, in *ProbeNetworkRequest, opts ...grpc.CallOption) (*ProbeNetworkResponse, error)
+	// Resolves a name and opens TCP connections, from the node or from inside a container. It takes at most 3 seconds. Older
+	// agents answer Unimplemented.
+	TraceConnection(ctx context.Context, in *TraceConnectionRequest, opts ...grpc.CallOption) (*TraceConnectionResponse, error)
 }
 
 type agentServiceClient struct {
@@ -219,17 +230,39 @@ func (c *agentServiceClient) ListUsage(ctx context.Context, in *ListUsageRequest
 	return out, nil
 }
 
+func (c *agentServiceClient) ProbeNetwork(ctx context.Context, in *ProbeNetworkRequest, opts ...grpc.CallOption) (*ProbeNetworkResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ProbeNetworkResponse)
+	err := c.cc.Invoke(ctx, AgentService_ProbeNetwork_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *agentServiceClient) TraceConnection(ctx context.Context, in *TraceConnectionRequest, opts ...grpc.CallOption) (*TraceConnectionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TraceConnectionResponse)
+	err := c.cc.Invoke(ctx, AgentService_TraceConnection_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AgentServiceServer is the server API for AgentService service.
 // All implementations must embed UnimplementedAgentServiceServer
 // for forward compatibility.
 //
-// AgentService is served by every agent (TCP 50051). Apply and delete are queued: the answer says
-// that the order is stored. The outcome appears in the status and in ListActions.
+// AgentService is served by every agent (TCP 50051). Orders to apply or delete a workload are queued: the
+// answer only says that the order is stored. The outcome appears later in the workload's status and in
+// ListActions.
 type AgentServiceServer interface {
-	// Stores the order and queues it. An invalid order is refused in the response (applied = false).
-	// A runtime failure appears later in the status.
+	// Stores the order to apply a workload and queues it. An invalid order is refused in the response (applied =
+	// false). A runtime failure appears later in the status.
 	ApplyWorkload(context.Context, *ApplyWorkloadRequest) (*ApplyWorkloadResponse, error)
-	// Stores the order and queues it; success also for an unknown id.
+	// Stores the order to delete a workload and queues it. The call also succeeds if the agent does not know
+	// the workload.
 	DeleteWorkload(context.Context, *DeleteWorkloadRequest) (*DeleteWorkloadResponse, error)
 	// Returns the status of one workload. For an unknown id the error's text contains "not
 	// found", which legacy v1 schedulers look for.
@@ -250,10 +283,17 @@ type AgentServiceServer interface {
 	CollectGarbage(context.Context, *CollectGarbageRequest) (*CollectGarbageResponse, error)
 	// Lists the managed volumes of the node. Legacy v1 agents answer Unimplemented.
 	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
+	// Deletes a managed volume of the node.
 	DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error)
 	// Returns the use of the machine or of a workload during the last hour or day, as the agent's process measured it.
 	// Older agents answer Unimplemented.
 	ListUsage(context.Context, *ListUsageRequest) (*ListUsageResponse, error)
+	// Sends packets to other nodes of a network, which echo them, and returns which packets came back. The
+	// call takes at most 6 seconds. Older agents answer Unimplemented.
+	ProbeNetwork(context.Context, *ProbeNetworkRequest) (*ProbeNetworkResponse, error)
+	// Resolves a name and opens TCP connections, from the node or from inside a container. It takes at most 3 seconds. Older
+	// agents answer Unimplemented.
+	TraceConnection(context.Context, *TraceConnectionRequest) (*TraceConnectionResponse, error)
 	mustEmbedUnimplementedAgentServiceServer()
 }
 
@@ -299,6 +339,12 @@ func (UnimplementedAgentServiceServer) DeleteVolume(context.Context, *DeleteVolu
 }
 func (UnimplementedAgentServiceServer) ListUsage(context.Context, *ListUsageRequest) (*ListUsageResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListUsage not implemented")
+}
+func (UnimplementedAgentServiceServer) ProbeNetwork(context.Context, *ProbeNetworkRequest) (*ProbeNetworkResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ProbeNetwork not implemented")
+}
+func (UnimplementedAgentServiceServer) TraceConnection(context.Context, *TraceConnectionRequest) (*TraceConnectionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TraceConnection not implemented")
 }
 func (UnimplementedAgentServiceServer) mustEmbedUnimplementedAgentServiceServer() {}
 func (UnimplementedAgentServiceServer) testEmbeddedByValue()                      {}
@@ -519,6 +565,42 @@ func _AgentService_ListUsage_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AgentService_ProbeNetwork_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ProbeNetworkRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServiceServer).ProbeNetwork(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AgentService_ProbeNetwork_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServiceServer).ProbeNetwork(ctx, req.(*ProbeNetworkRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AgentService_TraceConnection_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TraceConnectionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServiceServer).TraceConnection(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AgentService_TraceConnection_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServiceServer).TraceConnection(ctx, req.(*TraceConnectionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AgentService_ServiceDesc is the grpc.ServiceDesc for AgentService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -565,6 +647,14 @@ var AgentService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListUsage",
 			Handler:    _AgentService_ListUsage_Handler,
+		},
+		{
+			MethodName: "ProbeNetwork",
+			Handler:    _AgentService_ProbeNetwork_Handler,
+		},
+		{
+			MethodName: "TraceConnection",
+			Handler:    _AgentService_TraceConnection_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

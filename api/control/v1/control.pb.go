@@ -2,7 +2,7 @@
 //
 // Compatible on the wire with legacy v1 peers. Every number below 1000 belongs to that shared
 // contract and never changes. Our own additions start at 1000; older peers skip them as unknown
-// fields. api/testdata/control.tsv lists the contract, and a test compares it with this file.
+// fields. api/testdata/control.tsv lists all numbers of the contract, and a test compares this file with it.
 //
 // Units, unless a field says otherwise: CPU in millicores (1000 = one core), memory in MiB (fields
 // ending in _mb), disk in GiB (fields ending in _gb).
@@ -33,7 +33,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Why a workload failed or an apply was refused.
+// Class of the reason why a workload failed or an apply was refused.
 type FailureReason int32
 
 const (
@@ -157,18 +157,20 @@ func (AutomationActionType) EnumDescriptor() ([]byte, []int) {
 	return file_api_control_v1_control_proto_rawDescGZIP(), []int{1}
 }
 
-// Consistency of a read. Callers that do not know levels send 0 and get LINEARIZABLE.
+// Consistency of a read. Legacy callers, which do not know this enum, send 0 (READ_LEVEL_UNSPECIFIED).
 type ReadLevel int32
 
 const (
-	// Linearizable. After one second without a leader the answer is stale and marked as such.
+	// The default: a linearizable answer. If the replica has found no leader after one second, it gives a
+	// stale answer and marks it as stale.
 	ReadLevel_READ_LEVEL_UNSPECIFIED ReadLevel = 0
-	// The answer reflects every write that was acknowledged before the call began; Unavailable
-	// without a leader.
+	// The answer reflects every write that was acknowledged before the call began. The error is Unavailable
+	// if there is no leader.
 	ReadLevel_READ_LEVEL_LINEARIZABLE ReadLevel = 1
-	// Answered by any replica once it has applied min_index.
+	// Any replica answers, as soon as it has applied the log up to min_index of the request, so the caller sees
+	// its own writes.
 	ReadLevel_READ_LEVEL_SESSION ReadLevel = 2
-	// Answered by any replica at once; index and age_ms say how old its state is.
+	// Any replica answers at once; index and age_ms say how old its state is.
 	ReadLevel_READ_LEVEL_STALE ReadLevel = 3
 )
 
@@ -215,7 +217,7 @@ func (ReadLevel) EnumDescriptor() ([]byte, []int) {
 	return file_api_control_v1_control_proto_rawDescGZIP(), []int{2}
 }
 
-// One change proposed by an automation policy.
+// AutomationSuggestion is one change that an automation policy proposes.
 type AutomationSuggestion struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	SuggestionId string                 `protobuf:"bytes,1,opt,name=suggestion_id,json=suggestionId,proto3" json:"suggestion_id,omitempty"`
@@ -228,7 +230,7 @@ type AutomationSuggestion struct {
 	DesiredState string `protobuf:"bytes,6,opt,name=desired_state,json=desiredState,proto3" json:"desired_state,omitempty"`
 	// For SCALE_REPLICAS: the number of members of the group target_workload, 1 or more.
 	DesiredReplicas int32 `protobuf:"varint,7,opt,name=desired_replicas,json=desiredReplicas,proto3" json:"desired_replicas,omitempty"`
-	// For SCALE_REPLICAS without desired_replicas: members to add, or to remove if negative.
+	// For SCALE_REPLICAS without desired_replicas: the number of members to add or, if negative, to remove.
 	ReplicaDelta  int32                  `protobuf:"varint,8,opt,name=replica_delta,json=replicaDelta,proto3" json:"replica_delta,omitempty"`
 	Reason        string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
 	SuggestedAt   *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=suggested_at,json=suggestedAt,proto3" json:"suggested_at,omitempty"`
@@ -338,11 +340,11 @@ func (x *AutomationSuggestion) GetSuggestedAt() *timestamppb.Timestamp {
 
 type SubmitAutomationSuggestionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required.
+	// The suggested change; required.
 	Suggestion *AutomationSuggestion `protobuf:"bytes,1,opt,name=suggestion,proto3" json:"suggestion,omitempty"`
-	// Request id, a UUIDv7 that the caller makes. A repeated call with the same id returns
-	// the first answer and changes nothing. Empty: the called replica makes an id, and a
-	// repeated call is a new request.
+	// Request id, a UUIDv7 that the caller makes. A repeated call with the same id returns the first answer and
+	// changes nothing. If it is empty, the called replica makes a new id for each call, so a repeated call is
+	// carried out again.
 	RequestId     string `protobuf:"bytes,1000,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -395,10 +397,11 @@ func (x *SubmitAutomationSuggestionRequest) GetRequestId() string {
 type SubmitAutomationSuggestionResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Accepted bool                   `protobuf:"varint,1,opt,name=accepted,proto3" json:"accepted,omitempty"`
-	// accepted or rejected.
+	// What the schedulers decided about the suggestion: accepted or rejected.
 	Decision string `protobuf:"bytes,2,opt,name=decision,proto3" json:"decision,omitempty"`
 	Reason   string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	// set_desired_state, retry_workload, delete_workload, scale_replicas, or empty when nothing was done.
+	// What was done: set_desired_state, retry_workload, delete_workload or scale_replicas; empty if nothing was
+	// done.
 	AppliedAction string                 `protobuf:"bytes,4,opt,name=applied_action,json=appliedAction,proto3" json:"applied_action,omitempty"`
 	DecidedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=decided_at,json=decidedAt,proto3" json:"decided_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -470,30 +473,34 @@ func (x *SubmitAutomationSuggestionResponse) GetDecidedAt() *timestamppb.Timesta
 	return nil
 }
 
-// Registration of a node. Sent at start, after a lease was lost, and when a heartbeat fails.
+// Registration of a node. The agent sends it at its start, after it has lost its lease, and when a
+// heartbeat fails.
 type RegisterNodeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Id, required, of the form [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
 	NodeId string `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	// Capabilities of the node, required; the totals of CPU and memory must be above 0.
 	Capabilities *NodeCapabilities `protobuf:"bytes,2,opt,name=capabilities,proto3" json:"capabilities,omitempty"`
-	// Labels of the node, for placement. The scheduler adds scheduler_shard. A label
-	// storage.<driver>=true also counts as a supported storage driver.
+	// Labels of the node, for placement. The scheduler adds scheduler_shard. A label storage.<driver>=true has
+	// the same effect as that driver in supported_storage_drivers.
 	Labels       map[string]string `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	AgentVersion string            `protobuf:"bytes,4,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
 	// host:port of the agent's own API, required. It is split at the last colon; an empty host
 	// means 127.0.0.1.
 	GrpcEndpoint string `protobuf:"bytes,5,opt,name=grpc_endpoint,json=grpcEndpoint,proto3" json:"grpc_endpoint,omitempty"`
-	// Cluster of the node, checked if it is not empty; legacy v1 agents leave it empty.
+	// Id of the node's cluster. If it is not empty, schedulers of another cluster refuse the node. Legacy v1
+	// agents leave it empty.
 	ClusterId string `protobuf:"bytes,6,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	// Time on the agent's clock, for display only.
 	Timestamp *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=timestamp,proto3" json:"timestamp,omitempty"`
 	// Random id, created once for each data directory of an agent. It distinguishes two machines with
 	// the same node id.
 	InstanceId string `protobuf:"bytes,1000,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	// Highest feature level of the log that the agent's release supports; for rolling upgrades.
+	// Highest feature level (set of commands in the Raft log) that the agent's release supports. During a
+	// rolling upgrade, schedulers use no newer features.
 	FeatureLevel uint32 `protobuf:"varint,1001,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
-	// The shard key of the node, configured or learned from its schedulers; checked if not empty.
+	// Shard key of the node's cluster (SCHEDULER_SHARD_KEY), from the agent's settings or from an earlier
+	// answer of a scheduler. If it is not empty, schedulers with another shard key refuse the node.
 	Shard         string `protobuf:"bytes,1010,opt,name=shard,proto3" json:"shard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -602,14 +609,14 @@ func (x *RegisterNodeRequest) GetShard() string {
 // Resources of a node and the workloads that it can run.
 type NodeCapabilities struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Millicores, above 0.
+	// CPU of the node in millicores, above 0.
 	CpuTotalMillicores int64 `protobuf:"varint,1,opt,name=cpu_total_millicores,json=cpuTotalMillicores,proto3" json:"cpu_total_millicores,omitempty"`
-	// MiB, above 0.
+	// Memory of the node in MiB, above 0.
 	MemoryTotalMb int64          `protobuf:"varint,2,opt,name=memory_total_mb,json=memoryTotalMb,proto3" json:"memory_total_mb,omitempty"`
 	StoragePools  []*StoragePool `protobuf:"bytes,3,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
-	// Workload types that the node can run: container, compose, vm; docker-container and
-	// docker-compose are aliases. An empty list, from agents that predate the field, means all
-	// types except vm. The value none means no type, because there is no engine.
+	// Workload types that the node can run: container, compose, vm; docker-container and docker-compose are
+	// aliases. An empty list, from agents that predate the field, means all types except vm. The value none
+	// means that the node can run no workload, because it has no engine.
 	SupportedWorkloadTypes []string `protobuf:"bytes,4,rep,name=supported_workload_types,json=supportedWorkloadTypes,proto3" json:"supported_workload_types,omitempty"`
 	// Storage drivers of the node: local, nfs, ceph-rbd (alias ceph_rbd). local is always assumed.
 	SupportedStorageDrivers []string `protobuf:"bytes,5,rep,name=supported_storage_drivers,json=supportedStorageDrivers,proto3" json:"supported_storage_drivers,omitempty"`
@@ -617,8 +624,8 @@ type NodeCapabilities struct {
 	EngineId string `protobuf:"bytes,1000,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
 	// Taints set in the agent's configuration.
 	Taints []*Taint `protobuf:"bytes,1001,rep,name=taints,proto3" json:"taints,omitempty"`
-	// A fencer process stops workloads at the end of the lease even if the agent has died. Required
-	// for on_lost_lease: stop.
+	// Set if a fencer process stops workloads at the end of the lease even if the agent has died. Required for
+	// on_lost_lease: stop.
 	SelfFencing bool `protobuf:"varint,1002,opt,name=self_fencing,json=selfFencing,proto3" json:"self_fencing,omitempty"`
 	// Millicores reserved for the machine itself, which are not available for workloads.
 	CpuReservedMillicores int64 `protobuf:"varint,1003,opt,name=cpu_reserved_millicores,json=cpuReservedMillicores,proto3" json:"cpu_reserved_millicores,omitempty"`
@@ -627,7 +634,7 @@ type NodeCapabilities struct {
 	// Protocol version of the agent. 0: a legacy v1 peer. 1: the agent understands
 	// epochs, generations and our lease lengths.
 	Protocol uint32 `protobuf:"varint,1005,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	// With self_fencing: upper bound, in seconds after the end of the lease, until the fencer has
+	// Only with self_fencing: number of seconds after the end of the lease within which the fencer has
 	// stopped the workloads.
 	FenceBoundSeconds uint32 `protobuf:"varint,1006,opt,name=fence_bound_seconds,json=fenceBoundSeconds,proto3" json:"fence_bound_seconds,omitempty"`
 	// GiB of the default storage pool reserved for the machine itself.
@@ -637,12 +644,12 @@ type NodeCapabilities struct {
 	ResourceThresholdPercent uint32 `protobuf:"varint,1008,opt,name=resource_threshold_percent,json=resourceThresholdPercent,proto3" json:"resource_threshold_percent,omitempty"`
 	// Port on which the agent serves /metrics over plain HTTP, 1 to 65535; 0 = none.
 	MetricsPort uint32 `protobuf:"varint,1570,opt,name=metrics_port,json=metricsPort,proto3" json:"metrics_port,omitempty"`
-	// The agent keeps secrets and configs as files in memory and signals containers for new versions. False for agents that
-	// do not know them, and on machines without a tmpfs.
+	// Set if the agent keeps secrets and configs as files in memory, and signals containers that have new
+	// versions of them. Not set by older agents, nor on machines without a tmpfs.
 	MemoryFiles bool `protobuf:"varint,1542,opt,name=memory_files,json=memoryFiles,proto3" json:"memory_files,omitempty"`
 	// Numbers of devices by name, such as nvidia.com/gpu, that workloads can reserve.
 	Devices map[string]int64 `protobuf:"bytes,1551,rep,name=devices,proto3" json:"devices,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
-	// What the node can do for networks that span nodes. Absent from agents without them.
+	// What the node can do for networks that span nodes. Absent if the agent does not support such networks.
 	Networking    *NodeNetworking `protobuf:"bytes,1482,opt,name=networking,proto3" json:"networking,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -812,7 +819,12 @@ type NodeNetworking struct {
 	// Largest MTU of a network on this node, in bytes.
 	Mtu uint32 `protobuf:"varint,2,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	// Why the node cannot take part in networks; empty if it can.
-	Problem       string `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
+	Problem string `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
+	// Set if the node can answer at ports in ingress mode, which are published on every node.
+	Ingress bool `protobuf:"varint,1700,opt,name=ingress,proto3" json:"ingress,omitempty"`
+	// Ports that services publish on every node (ingress mode) and that another program of this machine already
+	// uses, for example "22/tcp, 80/tcp". The node does not answer for the services at these ports.
+	HeldPorts     string `protobuf:"bytes,1701,opt,name=held_ports,json=heldPorts,proto3" json:"held_ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -868,13 +880,27 @@ func (x *NodeNetworking) GetProblem() string {
 	return ""
 }
 
+func (x *NodeNetworking) GetIngress() bool {
+	if x != nil {
+		return x.Ingress
+	}
+	return false
+}
+
+func (x *NodeNetworking) GetHeldPorts() string {
+	if x != nil {
+		return x.HeldPorts
+	}
+	return ""
+}
+
 // A storage pool of the node for workload data.
 type StoragePool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// local, nfs or iscsi.
+	// Type of the pool: local, nfs or iscsi.
 	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
-	// GiB.
+	// Size of the pool in GiB.
 	TotalGb       int64 `protobuf:"varint,3,opt,name=total_gb,json=totalGb,proto3" json:"total_gb,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1049,9 +1075,9 @@ func (x *RegisterNodeResponse) GetLeaderAddr() string {
 type WatchNetworkNamesRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// As in HeartbeatRequest.
+	// Id of the node's cluster. Schedulers of another cluster refuse the call.
 	ClusterId string `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	// Of the names that the agent has; 0 means none.
+	// Index, incarnation and digest of the NetworkNames that the agent has; 0 means that it has none.
 	Index         uint64 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
 	Incarnation   uint64 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	Digest        uint64 `protobuf:"varint,5,opt,name=digest,proto3" json:"digest,omitempty"`
@@ -1126,7 +1152,7 @@ func (x *WatchNetworkNamesRequest) GetDigest() uint64 {
 
 type WatchNetworkNamesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Absent if the agent has the newest names.
+	// The present names; absent if the agent has them.
 	Names         *v1.NetworkNames `protobuf:"bytes,1,opt,name=names,proto3" json:"names,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1171,15 +1197,15 @@ func (x *WatchNetworkNamesResponse) GetNames() *v1.NetworkNames {
 
 type HeartbeatRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required.
+	// Id of the node; required.
 	NodeId string `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// Measured usage; if absent, the last usage stays valid.
+	// Measured usage of the node; if absent, the usage in the last heartbeat that had one stays valid.
 	Usage *NodeUsage `protobuf:"bytes,2,opt,name=usage,proto3" json:"usage,omitempty"`
 	// Statuses of all workloads of the agent; if full (1001) is false and protocol is 1, only of the changed ones.
 	WorkloadStatuses []*WorkloadStatus `protobuf:"bytes,3,rep,name=workload_statuses,json=workloadStatuses,proto3" json:"workload_statuses,omitempty"`
 	// Time on the agent's clock, for display only.
 	Timestamp *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=timestamp,proto3" json:"timestamp,omitempty"`
-	// Further workload statuses, applied after workload_statuses.
+	// Measured resource usage of workloads. Schedulers process the field workload_statuses first.
 	WorkloadUsage []*WorkloadUsageSnapshot `protobuf:"bytes,5,rep,name=workload_usage,json=workloadUsage,proto3" json:"workload_usage,omitempty"`
 	// Number of the heartbeat within its registration. A heartbeat with a lower number than an
 	// earlier one is stale and ignored.
@@ -1190,11 +1216,14 @@ type HeartbeatRequest struct {
 	// The node's cluster. Schedulers of another cluster refuse the heartbeat, even if they have a
 	// node with this id. Empty from legacy v1 agents.
 	ClusterId string `protobuf:"bytes,1002,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	// Index of the network view that the agent has, and its incarnation; 0 means none.
+	// Index and incarnation of the NetworkView that the agent has; 0 means that it has none.
 	NetworkIndex       uint64 `protobuf:"varint,1480,opt,name=network_index,json=networkIndex,proto3" json:"network_index,omitempty"`
 	NetworkIncarnation uint64 `protobuf:"varint,1484,opt,name=network_incarnation,json=networkIncarnation,proto3" json:"network_incarnation,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Managed volumes of the node. Only in heartbeats with full set, and in the heartbeat after a change of
+	// the volumes.
+	Volumes       *VolumeReport `protobuf:"bytes,1580,opt,name=volumes,proto3" json:"volumes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatRequest) Reset() {
@@ -1297,12 +1326,182 @@ func (x *HeartbeatRequest) GetNetworkIncarnation() uint64 {
 	return 0
 }
 
+func (x *HeartbeatRequest) GetVolumes() *VolumeReport {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+// VolumeReport lists the managed volumes of a node.
+type VolumeReport struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Volumes []*HeldVolume          `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	// Set if the field volumes lists all volumes of the node. An agent with very many volumes reports only
+	// some of them.
+	Complete      bool `protobuf:"varint,2,opt,name=complete,proto3" json:"complete,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeReport) Reset() {
+	*x = VolumeReport{}
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeReport) ProtoMessage() {}
+
+func (x *VolumeReport) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeReport.ProtoReflect.Descriptor instead.
+func (*VolumeReport) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *VolumeReport) GetVolumes() []*HeldVolume {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *VolumeReport) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
+}
+
+// HeldVolume is one managed volume that a node holds.
+type HeldVolume struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Empty means the default namespace.
+	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// local, nfs or ceph-rbd.
+	Driver string `protobuf:"bytes,3,opt,name=driver,proto3" json:"driver,omitempty"`
+	// GiB; 0 = no limit.
+	SizeGb int64  `protobuf:"varint,4,opt,name=size_gb,json=sizeGb,proto3" json:"size_gb,omitempty"`
+	Pool   string `protobuf:"bytes,5,opt,name=pool,proto3" json:"pool,omitempty"`
+	// Set if the volume is kept when its workload is deleted.
+	Retain bool `protobuf:"varint,6,opt,name=retain,proto3" json:"retain,omitempty"`
+	// Workload that used the volume last; empty = none, or it was deleted.
+	Owner string `protobuf:"bytes,7,opt,name=owner,proto3" json:"owner,omitempty"`
+	// A user created the volume.
+	ByHand        bool `protobuf:"varint,8,opt,name=by_hand,json=byHand,proto3" json:"by_hand,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldVolume) Reset() {
+	*x = HeldVolume{}
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldVolume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldVolume) ProtoMessage() {}
+
+func (x *HeldVolume) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldVolume.ProtoReflect.Descriptor instead.
+func (*HeldVolume) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *HeldVolume) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *HeldVolume) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *HeldVolume) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *HeldVolume) GetSizeGb() int64 {
+	if x != nil {
+		return x.SizeGb
+	}
+	return 0
+}
+
+func (x *HeldVolume) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *HeldVolume) GetRetain() bool {
+	if x != nil {
+		return x.Retain
+	}
+	return false
+}
+
+func (x *HeldVolume) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *HeldVolume) GetByHand() bool {
+	if x != nil {
+		return x.ByHand
+	}
+	return false
+}
+
 // Usage of a storage pool.
 type StoragePoolUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// GiB.
-	UsedGb        int64 `protobuf:"varint,2,opt,name=used_gb,json=usedGb,proto3" json:"used_gb,omitempty"`
+	// Used space in GiB.
+	UsedGb int64 `protobuf:"varint,2,opt,name=used_gb,json=usedGb,proto3" json:"used_gb,omitempty"`
+	// Total space in GiB.
 	TotalGb       int64 `protobuf:"varint,3,opt,name=total_gb,json=totalGb,proto3" json:"total_gb,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1310,7 +1509,7 @@ type StoragePoolUsage struct {
 
 func (x *StoragePoolUsage) Reset() {
 	*x = StoragePoolUsage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1322,7 +1521,7 @@ func (x *StoragePoolUsage) String() string {
 func (*StoragePoolUsage) ProtoMessage() {}
 
 func (x *StoragePoolUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1335,7 +1534,7 @@ func (x *StoragePoolUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolUsage.ProtoReflect.Descriptor instead.
 func (*StoragePoolUsage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StoragePoolUsage) GetName() string {
@@ -1362,21 +1561,28 @@ func (x *StoragePoolUsage) GetTotalGb() int64 {
 // Usage of the node, measured by the agent.
 type NodeUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Disk use, not used for placement. Legacy v1 agents always send 0.
+	// CPU that is reserved for workloads. In a heartbeat, this is the sum of the reservations that the agent
+	// knows. Schedulers ignore it, because they have their own sum. Legacy v1 agents send 0.
 	CpuAllocatedMillicores int64 `protobuf:"varint,1,opt,name=cpu_allocated_millicores,json=cpuAllocatedMillicores,proto3" json:"cpu_allocated_millicores,omitempty"`
-	CpuUsedMillicores      int64 `protobuf:"varint,2,opt,name=cpu_used_millicores,json=cpuUsedMillicores,proto3" json:"cpu_used_millicores,omitempty"`
-	// As cpu_allocated_millicores.
+	// Measured CPU use.
+	CpuUsedMillicores int64 `protobuf:"varint,2,opt,name=cpu_used_millicores,json=cpuUsedMillicores,proto3" json:"cpu_used_millicores,omitempty"`
+	// Memory in MiB that is reserved for workloads. Schedulers ignore it in heartbeats, like
+	// cpu_allocated_millicores.
 	MemoryAllocatedMb int64 `protobuf:"varint,3,opt,name=memory_allocated_mb,json=memoryAllocatedMb,proto3" json:"memory_allocated_mb,omitempty"`
-	MemoryUsedMb      int64 `protobuf:"varint,4,opt,name=memory_used_mb,json=memoryUsedMb,proto3" json:"memory_used_mb,omitempty"`
-	// As cpu_allocated_millicores.
-	DiskAllocatedGb int64               `protobuf:"varint,5,opt,name=disk_allocated_gb,json=diskAllocatedGb,proto3" json:"disk_allocated_gb,omitempty"`
-	DiskUsedGb      int64               `protobuf:"varint,6,opt,name=disk_used_gb,json=diskUsedGb,proto3" json:"disk_used_gb,omitempty"`
-	StoragePools    []*StoragePoolUsage `protobuf:"bytes,1010,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
-	// Bytes since the machine started, summed over its physical network cards.
+	// Measured use of memory in MiB.
+	MemoryUsedMb int64 `protobuf:"varint,4,opt,name=memory_used_mb,json=memoryUsedMb,proto3" json:"memory_used_mb,omitempty"`
+	// Disk space in GiB that is reserved for workloads. Schedulers ignore it in heartbeats, like
+	// cpu_allocated_millicores.
+	DiskAllocatedGb int64 `protobuf:"varint,5,opt,name=disk_allocated_gb,json=diskAllocatedGb,proto3" json:"disk_allocated_gb,omitempty"`
+	// Measured use of disk space in GiB.
+	DiskUsedGb   int64               `protobuf:"varint,6,opt,name=disk_used_gb,json=diskUsedGb,proto3" json:"disk_used_gb,omitempty"`
+	StoragePools []*StoragePoolUsage `protobuf:"bytes,1010,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
+	// Bytes received since the machine started, summed over its physical network cards.
 	NetRxBytes int64 `protobuf:"varint,1011,opt,name=net_rx_bytes,json=netRxBytes,proto3" json:"net_rx_bytes,omitempty"`
+	// Bytes sent since the machine started, summed over its physical network cards.
 	NetTxBytes int64 `protobuf:"varint,1012,opt,name=net_tx_bytes,json=netTxBytes,proto3" json:"net_tx_bytes,omitempty"`
-	// Seconds since a scheduler last confirmed the names of networks that the node's resolver has. 0: within the last
-	// 30 s, or the node has no networks.
+	// Number of seconds since a scheduler last confirmed that the node's resolver has the present DNS names of
+	// its networks. 0 means that this was within the last 30 s, or that the node has no networks.
 	NetworkNamesAgeSeconds uint32 `protobuf:"varint,1490,opt,name=network_names_age_seconds,json=networkNamesAgeSeconds,proto3" json:"network_names_age_seconds,omitempty"`
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
@@ -1384,7 +1590,7 @@ type NodeUsage struct {
 
 func (x *NodeUsage) Reset() {
 	*x = NodeUsage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1396,7 +1602,7 @@ func (x *NodeUsage) String() string {
 func (*NodeUsage) ProtoMessage() {}
 
 func (x *NodeUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1409,7 +1615,7 @@ func (x *NodeUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUsage.ProtoReflect.Descriptor instead.
 func (*NodeUsage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NodeUsage) GetCpuAllocatedMillicores() int64 {
@@ -1484,10 +1690,11 @@ func (x *NodeUsage) GetNetworkNamesAgeSeconds() uint32 {
 
 type HeartbeatResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The node is draining, or the cluster is frozen.
+	// True for every registered node, even if the node is draining or the mode of the control plane refuses
+	// changes.
 	Acknowledged bool `protobuf:"varint,1,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
-	// The node takes no new workloads, because the cluster is frozen or the node is draining. Running
-	// workloads must not be stopped because of this.
+	// Set if the node takes no new workloads, because the mode of the control plane refuses changes, or
+	// because the node is draining. The agent must not stop running workloads because of this field.
 	DrainNode bool `protobuf:"varint,2,opt,name=drain_node,json=drainNode,proto3" json:"drain_node,omitempty"`
 	// The end of the lease by the scheduler's clock. Unchanged if the leader could not confirm its
 	// leadership.
@@ -1502,10 +1709,10 @@ type HeartbeatResponse struct {
 	SchedulerAddrs []string `protobuf:"bytes,1003,rep,name=scheduler_addrs,json=schedulerAddrs,proto3" json:"scheduler_addrs,omitempty"`
 	// host:port of the leader's gRPC API; empty when unknown.
 	LeaderAddr string `protobuf:"bytes,1004,opt,name=leader_addr,json=leaderAddr,proto3" json:"leader_addr,omitempty"`
-	// The next heartbeat must have the complete list of statuses.
+	// Set if the next heartbeat must have the complete list of statuses.
 	SendFull bool `protobuf:"varint,1005,opt,name=send_full,json=sendFull,proto3" json:"send_full,omitempty"`
-	// The networks that the node has to set up, if the agent has another view of them. Absent if it is
-	// up to date, or if the node takes part in none and never did.
+	// The networks that the node has to set up, if the agent's view of them is outdated. Absent if the
+	// agent's view is up to date, or if the node has never taken part in a network.
 	Networks      *v1.NetworkView `protobuf:"bytes,1481,opt,name=networks,proto3" json:"networks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1513,7 +1720,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1525,7 +1732,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1538,7 +1745,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *HeartbeatResponse) GetAcknowledged() bool {
@@ -1620,21 +1827,22 @@ type ApplyWorkloadRequest struct {
 	// The caller's own name for this revision; stored and returned. Content, not this name, decides
 	// whether a workload has changed.
 	RevisionId string `protobuf:"bytes,10,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
-	// Wanted state, in upper or lower case: stopped or stop, deleted or delete. Any other text,
-	// even an empty one, means Running.
+	// Desired state, in upper or lower case: stopped or stop, deleted or delete. Any other text means
+	// Running, and so does an empty one.
 	DesiredState string `protobuf:"bytes,11,opt,name=desired_state,json=desiredState,proto3" json:"desired_state,omitempty"`
-	// Request id, a UUIDv7 that the caller makes. A repeated call with the same id returns
-	// the first answer and changes nothing. Empty: the called replica makes an id, and a
-	// repeated call is a new request.
+	// Request id, a UUIDv7 that the caller makes. A repeated call with the same id returns the first answer and
+	// changes nothing. If it is empty, the called replica makes a new id for each call, so a repeated call is
+	// carried out again.
 	RequestId string `protobuf:"bytes,1000,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// The workload may leave its node for this change without its local data. Volumes stay on the node; the
-	// disks of a virtual machine are deleted.
+	// Set if the workload may move to another node because of this change, without its local data. Volumes
+	// stay on the node; the disks of a virtual machine are deleted.
 	DiscardData bool `protobuf:"varint,1200,opt,name=discard_data,json=discardData,proto3" json:"discard_data,omitempty"`
-	// Files that lie beside the Compose file of an inline stack and that it refers to: a gzip stream of a
-	// tar file with at most 1000 regular files and 2 MiB; at most 512 KiB compressed.
+	// Files to which the Compose file of an inline stack refers, from the folder of the Compose file: a gzip
+	// stream of a tar file with at most 1000 regular files and 2 MiB; at most 512 KiB compressed.
 	Files []byte `protobuf:"bytes,1240,opt,name=files,proto3" json:"files,omitempty"`
-	// The change is refused (FAILED_PRECONDITION) unless this is the present revision of the workload: its
-	// number, its etag, or 0 for a workload that does not exist. Empty means no condition. Not with a count.
+	// Expected present revision of the workload: its number or etag, or 0 if the workload must not exist. If
+	// the workload has another revision, the change is refused with FAILED_PRECONDITION. Empty means any
+	// revision. Not allowed if the specification has a count.
 	IfRevision    string `protobuf:"bytes,1290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1642,7 +1850,7 @@ type ApplyWorkloadRequest struct {
 
 func (x *ApplyWorkloadRequest) Reset() {
 	*x = ApplyWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1654,7 +1862,7 @@ func (x *ApplyWorkloadRequest) String() string {
 func (*ApplyWorkloadRequest) ProtoMessage() {}
 
 func (x *ApplyWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1667,7 +1875,7 @@ func (x *ApplyWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ApplyWorkloadRequest) GetWorkloadId() string {
@@ -1728,29 +1936,30 @@ func (x *ApplyWorkloadRequest) GetIfRevision() string {
 
 type ApplyWorkloadResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A majority of the replicas has committed the change. The workload need not run yet.
+	// Set if a majority of the replicas has committed the change. The workload need not run yet.
 	Success bool `protobuf:"varint,1,opt,name=success,proto3" json:"success,omitempty"`
-	// Set if success is false.
+	// Class of the reason why the apply was refused; set if success is false.
 	FailureReason FailureReason `protobuf:"varint,2,opt,name=failure_reason,json=failureReason,proto3,enum=persys.control.v1.FailureReason" json:"failure_reason,omitempty"`
 	// Text of the refusal, which names the field, the rule and the value.
 	ErrorMessage string `protobuf:"bytes,3,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
-	// Generation after the change.
+	// Generation of the workload after the change.
 	Generation *Generation `protobuf:"bytes,1000,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Log index at which the change is committed. A read with this min_index shows the change.
 	Index uint64 `protobuf:"varint,1001,opt,name=index,proto3" json:"index,omitempty"`
-	// Revision of the workload, derived from its content.
+	// Revision of the workload, derived from the hash of its specification.
 	RevisionId string `protobuf:"bytes,1002,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
-	// Ids of the applied workloads: the members of a count in order, or the single id.
+	// Ids of the applied workloads: of all members, in order, if the specification has a count; otherwise the
+	// one id.
 	WorkloadIds []string `protobuf:"bytes,1003,rep,name=workload_ids,json=workloadIds,proto3" json:"workload_ids,omitempty"`
-	// Nothing was done: the workload already has this content and desired state.
+	// Set if nothing was done, because the workload already has this specification and desired state.
 	Unchanged bool `protobuf:"varint,1004,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
 	// Id of the rollout (GetRollout) if members of the group are updated one after another.
 	Rollout *Generation `protobuf:"bytes,1050,opt,name=rollout,proto3" json:"rollout,omitempty"`
 	// Etag of the present revision of the workload, for if_revision. Empty for a group.
 	Etag string `protobuf:"bytes,1290,opt,name=etag,proto3" json:"etag,omitempty"`
-	// Fields that the change sets back to values of earlier revisions.
+	// Fields that the change sets back to the value of an earlier revision, possibly by mistake.
 	TakesBack []*TakenBack `protobuf:"bytes,1291,rep,name=takes_back,json=takesBack,proto3" json:"takes_back,omitempty"`
-	// The members of the group that the change deletes.
+	// Ids of the members of the group that the change deletes.
 	RemovedWorkloadIds []string `protobuf:"bytes,1390,rep,name=removed_workload_ids,json=removedWorkloadIds,proto3" json:"removed_workload_ids,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
@@ -1758,7 +1967,7 @@ type ApplyWorkloadResponse struct {
 
 func (x *ApplyWorkloadResponse) Reset() {
 	*x = ApplyWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1770,7 +1979,7 @@ func (x *ApplyWorkloadResponse) String() string {
 func (*ApplyWorkloadResponse) ProtoMessage() {}
 
 func (x *ApplyWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1783,7 +1992,7 @@ func (x *ApplyWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ApplyWorkloadResponse) GetSuccess() bool {
@@ -1870,18 +2079,21 @@ func (x *ApplyWorkloadResponse) GetRemovedWorkloadIds() []string {
 	return nil
 }
 
-// A field that an apply sets back: it gets the value that it had before another revision changed it.
+// TakenBack names a field that an apply sets back: the field gets the value that it had before another revision
+// changed it.
 type TakenBack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Path below the specification, e.g. container.image; or desired_state.
 	Field string `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"`
-	// The present value. Secrets are redacted.
+	// Value of the field before the apply. Secrets are redacted.
 	Before string `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"`
-	After  string `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
+	// Value of the field after the apply. Secrets are redacted.
+	After string `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
 	// Number of the revision that set the present value; 0 if it is not recorded.
 	Revision uint64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
-	// User who applied the revision that set the present value, and when.
-	By            string                 `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
+	// User who applied the revision that set the present value.
+	By string `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
+	// Time at which that revision was applied.
 	AppliedAt     *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=applied_at,json=appliedAt,proto3" json:"applied_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1889,7 +2101,7 @@ type TakenBack struct {
 
 func (x *TakenBack) Reset() {
 	*x = TakenBack{}
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1901,7 +2113,7 @@ func (x *TakenBack) String() string {
 func (*TakenBack) ProtoMessage() {}
 
 func (x *TakenBack) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1914,7 +2126,7 @@ func (x *TakenBack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakenBack.ProtoReflect.Descriptor instead.
 func (*TakenBack) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TakenBack) GetField() string {
@@ -1961,23 +2173,28 @@ func (x *TakenBack) GetAppliedAt() *timestamppb.Timestamp {
 
 type DeleteWorkloadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required.
+	// Id of the workload; required.
 	WorkloadId string `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// Request id, a UUIDv7 that the caller makes. A repeated call with the same id returns
-	// the first answer and changes nothing. Empty: the called replica makes an id, and a
-	// repeated call is a new request.
+	// Request id, a UUIDv7 that the caller makes. A repeated call with the same id returns the first answer and
+	// changes nothing. If it is empty, the called replica makes a new id for each call, so a repeated call is
+	// carried out again.
 	RequestId string `protobuf:"bytes,1000,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Remove the record without the agent's confirmation, for nodes that never come back.
 	Force bool `protobuf:"varint,1001,opt,name=force,proto3" json:"force,omitempty"`
-	// Condition on the present revision, as in ApplyWorkloadRequest. Not for a group.
-	IfRevision    string `protobuf:"bytes,1290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
+	// Expected present revision: its number or etag. If the workload has another one, the change is refused
+	// with FAILED_PRECONDITION. Empty means any. Not for a group.
+	IfRevision string `protobuf:"bytes,1290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
+	// Keep the volumes that have a name: managed volumes, whatever their retain policy, and the volumes
+	// that a Compose file names. Not set: managed volumes follow their retain policy, and the volumes of
+	// a stack are deleted.
+	KeepVolumes   bool `protobuf:"varint,1720,opt,name=keep_volumes,json=keepVolumes,proto3" json:"keep_volumes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeleteWorkloadRequest) Reset() {
 	*x = DeleteWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1989,7 +2206,7 @@ func (x *DeleteWorkloadRequest) String() string {
 func (*DeleteWorkloadRequest) ProtoMessage() {}
 
 func (x *DeleteWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2002,7 +2219,7 @@ func (x *DeleteWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeleteWorkloadRequest) GetWorkloadId() string {
@@ -2033,20 +2250,30 @@ func (x *DeleteWorkloadRequest) GetIfRevision() string {
 	return ""
 }
 
+func (x *DeleteWorkloadRequest) GetKeepVolumes() bool {
+	if x != nil {
+		return x.KeepVolumes
+	}
+	return false
+}
+
 type DeleteWorkloadResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The workload is marked for deletion, but not yet gone.
+	// Set if the workload is marked for deletion. It may still run.
 	Success      bool   `protobuf:"varint,1,opt,name=success,proto3" json:"success,omitempty"`
 	ErrorMessage string `protobuf:"bytes,2,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
 	// Log index at which the change is committed.
-	Index         uint64 `protobuf:"varint,1000,opt,name=index,proto3" json:"index,omitempty"`
+	Index uint64 `protobuf:"varint,1000,opt,name=index,proto3" json:"index,omitempty"`
+	// Set if the volumes that have a name are kept, because of keep_volumes in this request or in a former request to
+	// delete the same workload. A scheduler that does not know keep_volumes does not set this field, and deletes volumes.
+	VolumesKept   bool `protobuf:"varint,1720,opt,name=volumes_kept,json=volumesKept,proto3" json:"volumes_kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeleteWorkloadResponse) Reset() {
 	*x = DeleteWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2058,7 +2285,7 @@ func (x *DeleteWorkloadResponse) String() string {
 func (*DeleteWorkloadResponse) ProtoMessage() {}
 
 func (x *DeleteWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2071,7 +2298,7 @@ func (x *DeleteWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DeleteWorkloadResponse) GetSuccess() bool {
@@ -2095,10 +2322,17 @@ func (x *DeleteWorkloadResponse) GetIndex() uint64 {
 	return 0
 }
 
+func (x *DeleteWorkloadResponse) GetVolumesKept() bool {
+	if x != nil {
+		return x.VolumesKept
+	}
+	return false
+}
+
 // Specification of a workload. At most 512 KiB encoded.
 type WorkloadSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Type of the workload: container, compose or vm, without aliases.
+	// Type of the workload: container, compose or vm. Other spellings, such as docker-container, are refused.
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	// Resources that placement reserves.
 	Resources *ResourceRequirements `protobuf:"bytes,2,opt,name=resources,proto3" json:"resources,omitempty"`
@@ -2112,32 +2346,37 @@ type WorkloadSpec struct {
 	// persys.vm_spec_b64 may hold a whole VM spec (base64 of JSON in the agent API's field names)
 	// which then replaces vm.
 	Metadata map[string]string `protobuf:"bytes,20,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Placement spreads the workloads of a group over nodes. Empty means no group.
+	// Group of the workload. Placement spreads the members of a group over nodes. Empty means no group.
 	Group string `protobuf:"bytes,1000,opt,name=group,proto3" json:"group,omitempty"`
-	// n makes workloads <id>-0 to <id>-(n-1) in group <id>, in one command. 0 means that none runs: <id>-0
-	// is kept, stopped, and the others are deleted. If absent, there is one workload <id> without a group.
+	// Number of members: with n, one command makes the workloads <id>-0 to <id>-(n-1) in group <id>. With 0
+	// no member runs: <id>-0 is stopped and kept, and the others are deleted. If absent, there is one
+	// workload <id> without a group.
 	Count *int32 `protobuf:"varint,1001,opt,name=count,proto3,oneof" json:"count,omitempty"`
-	// All constraints must hold.
+	// Conditions on the labels of nodes. A node must satisfy all of them.
 	Constraints []*Constraint `protobuf:"bytes,1002,rep,name=constraints,proto3" json:"constraints,omitempty"`
 	// Labels that a node must have for this workload; all must match.
 	Labels map[string]string `protobuf:"bytes,1003,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The workload must never run on two nodes at once, even if a node is cut off. Always set for virtual machines.
+	// Set if the workload must never run on two nodes at once, even if a node is cut off. Always set for virtual
+	// machines.
 	Exclusive bool `protobuf:"varint,1004,opt,name=exclusive,proto3" json:"exclusive,omitempty"`
-	// What happens when the lease of the node ends: keep (default) or stop; only for exclusive workloads.
+	// Only for exclusive workloads: what happens when the lease of the node ends. With keep (default) the
+	// workload stays bound to the node; with stop the node's fencer stops it, and it is placed elsewhere.
 	OnLostLease string `protobuf:"bytes,1005,opt,name=on_lost_lease,json=onLostLease,proto3" json:"on_lost_lease,omitempty"`
-	// Priority: workloads with a higher one are placed first; default 0.
+	// Priority of the workload, default 0. Workloads with a higher priority are placed first.
 	Priority int32 `protobuf:"varint,1006,opt,name=priority,proto3" json:"priority,omitempty"`
-	// Taints that the workload accepts.
+	// Taints of nodes that the workload accepts.
 	Tolerations []*Toleration `protobuf:"bytes,1007,rep,name=tolerations,proto3" json:"tolerations,omitempty"`
-	// Health check; if absent, a running workload counts as healthy.
+	// Health check; if absent, a running workload is regarded as healthy.
 	HealthCheck *HealthCheck `protobuf:"bytes,1017,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
 	// Namespace, created with PutNamespace. Empty means the present one, or "default" for a new
 	// workload. It cannot be changed later.
 	Namespace string `protobuf:"bytes,1030,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// How the members of a count are updated to a new specification. If absent, all at once.
+	// How the members of a group that count makes are updated to a new specification. If absent, all are
+	// updated at once.
 	Update *UpdateStrategy `protobuf:"bytes,1050,opt,name=update,proto3" json:"update,omitempty"`
-	// service (default), job, cron or system. A job runs to completion, a cron creates jobs by a schedule, a system
-	// workload has one member on every node that matches; none of these three is for virtual machines.
+	// Kind of workload: service (default), job, cron or system. A job runs to completion, a cron creates jobs by
+	// a schedule, a system workload has one member on every node that matches; none of these three is for virtual
+	// machines.
 	Kind string `protobuf:"bytes,1320,opt,name=kind,proto3" json:"kind,omitempty"`
 	// Settings of a job. Only for kind job.
 	Job *JobSpec `protobuf:"bytes,1321,opt,name=job,proto3" json:"job,omitempty"`
@@ -2148,18 +2387,19 @@ type WorkloadSpec struct {
 	// How often the workload may be moved because its node cannot run it. If absent, at most 3 times an hour, or
 	// never if it can write to folders of its host. Not for exclusive and system workloads.
 	Reschedule *RescheduleSpec `protobuf:"bytes,1382,opt,name=reschedule,proto3" json:"reschedule,omitempty"`
-	// How the members of the workload's group are distributed over the nodes. All rules count.
+	// Rules for how the members of the workload's group are distributed over the nodes. All rules apply
+	// together.
 	Spread []*SpreadRule `protobuf:"bytes,1400,rep,name=spread,proto3" json:"spread,omitempty"`
-	// Nodes and workloads that the workload should be near to.
+	// Rules about nodes and workloads near which the workload should run.
 	Affinity []*AffinityRule `protobuf:"bytes,1401,rep,name=affinity,proto3" json:"affinity,omitempty"`
-	// Nodes and workloads that the workload should stay away from.
+	// Rules about nodes and workloads away from which the workload should run.
 	AntiAffinity []*AffinityRule `protobuf:"bytes,1402,rep,name=anti_affinity,json=antiAffinity,proto3" json:"anti_affinity,omitempty"`
-	// By which the rules of other workloads can name this one.
+	// Tags, by which the affinity rules of other workloads can name this workload.
 	Tags map[string]string `protobuf:"bytes,1403,rep,name=tags,proto3" json:"tags,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// spread or binpack; empty means the policy of the cluster.
+	// Placement policy: spread or binpack; empty means the policy of the cluster.
 	PlacementPolicy string `protobuf:"bytes,1404,opt,name=placement_policy,json=placementPolicy,proto3" json:"placement_policy,omitempty"`
-	// The leader chooses the number of members by their CPU use; only for containers that are services. count
-	// is then the number of members of a new group only.
+	// Settings by which the leader chooses the number of members from their CPU use; only for containers that
+	// are services. The field count then only sets the number of members of a new group.
 	Autoscale     *Autoscale `protobuf:"bytes,1391,opt,name=autoscale,proto3" json:"autoscale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2167,7 +2407,7 @@ type WorkloadSpec struct {
 
 func (x *WorkloadSpec) Reset() {
 	*x = WorkloadSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2179,7 +2419,7 @@ func (x *WorkloadSpec) String() string {
 func (*WorkloadSpec) ProtoMessage() {}
 
 func (x *WorkloadSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2192,7 +2432,7 @@ func (x *WorkloadSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadSpec.ProtoReflect.Descriptor instead.
 func (*WorkloadSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WorkloadSpec) GetType() string {
@@ -2426,14 +2666,15 @@ func (*WorkloadSpec_Compose) isWorkloadSpec_Workload() {}
 
 func (*WorkloadSpec_Vm) isWorkloadSpec_Workload() {}
 
-// How the leader chooses the number of members of a group.
+// Autoscale holds the settings by which the leader chooses the number of members of a group.
 type Autoscale struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Limits of the number of members: 1 <= min <= max <= 1000.
+	// Smallest number of members, from 1 to max.
 	Min int32 `protobuf:"varint,1,opt,name=min,proto3" json:"min,omitempty"`
+	// Largest number of members, from min to 1000.
 	Max int32 `protobuf:"varint,2,opt,name=max,proto3" json:"max,omitempty"`
-	// Wanted CPU use of the members in percent of resources.cpu_millicores, 1 to 80. The request is also the
-	// limit of the use, so a use above a higher target could hardly be measured.
+	// Target for the CPU use of the members, in percent of resources.cpu_millicores, 1 to 80. cpu_millicores
+	// also limits the CPU use, so the use could hardly rise above a target of more than 80.
 	Cpu           int32 `protobuf:"varint,3,opt,name=cpu,proto3" json:"cpu,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2441,7 +2682,7 @@ type Autoscale struct {
 
 func (x *Autoscale) Reset() {
 	*x = Autoscale{}
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2453,7 +2694,7 @@ func (x *Autoscale) String() string {
 func (*Autoscale) ProtoMessage() {}
 
 func (x *Autoscale) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2466,7 +2707,7 @@ func (x *Autoscale) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Autoscale.ProtoReflect.Descriptor instead.
 func (*Autoscale) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Autoscale) GetMin() int32 {
@@ -2490,21 +2731,24 @@ func (x *Autoscale) GetCpu() int32 {
 	return 0
 }
 
-// What the leader knows about the number of members of a group.
+// AutoscaleStatus is the present size of an autoscaled group and the last decision about it.
 type AutoscaleStatus struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Settings *Autoscale             `protobuf:"bytes,1,opt,name=settings,proto3" json:"settings,omitempty"`
-	// CPU use of the measured members in percent of their CPU request; absent if no member is measured, or if
-	// the answer is not from the leader, as all fields below.
+	// CPU use of the members, in percent of the CPU that they reserve (resources.cpu_millicores); absent if the
+	// leader has no measurement. Only the leader sets this field and the following ones.
 	CpuPercent *float64 `protobuf:"fixed64,2,opt,name=cpu_percent,json=cpuPercent,proto3,oneof" json:"cpu_percent,omitempty"`
-	// Members of the group, and those that are measured.
-	Count    int32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	// Number of members of the group.
+	Count int32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	// Number of members whose CPU use is measured.
 	Measured int32 `protobuf:"varint,4,opt,name=measured,proto3" json:"measured,omitempty"`
 	// The last decision and its reason, in words.
-	Decision  string                 `protobuf:"bytes,5,opt,name=decision,proto3" json:"decision,omitempty"`
+	Decision string `protobuf:"bytes,5,opt,name=decision,proto3" json:"decision,omitempty"`
+	// Time of the last decision.
 	DecidedAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=decided_at,json=decidedAt,proto3" json:"decided_at,omitempty"`
-	// The last change in this leadership term, in words; empty if there was none.
-	LastChange    string                 `protobuf:"bytes,7,opt,name=last_change,json=lastChange,proto3" json:"last_change,omitempty"`
+	// The last change of the number of members in this leadership term, in words; empty if there was none.
+	LastChange string `protobuf:"bytes,7,opt,name=last_change,json=lastChange,proto3" json:"last_change,omitempty"`
+	// Time of the last change.
 	ChangedAt     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2512,7 +2756,7 @@ type AutoscaleStatus struct {
 
 func (x *AutoscaleStatus) Reset() {
 	*x = AutoscaleStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2524,7 +2768,7 @@ func (x *AutoscaleStatus) String() string {
 func (*AutoscaleStatus) ProtoMessage() {}
 
 func (x *AutoscaleStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2537,7 +2781,7 @@ func (x *AutoscaleStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AutoscaleStatus.ProtoReflect.Descriptor instead.
 func (*AutoscaleStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AutoscaleStatus) GetSettings() *Autoscale {
@@ -2599,10 +2843,10 @@ func (x *AutoscaleStatus) GetChangedAt() *timestamppb.Timestamp {
 // Limits how often a workload is moved because its node cannot run it.
 type RescheduleSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// At most this number of moves within the interval, 0 to 10; 0 means that the workload is never moved. If
-	// absent, 3.
+	// Maximum number of moves within the interval, 0 to 10; 0 means that the workload is never moved. If absent,
+	// 3.
 	Attempts *int32 `protobuf:"varint,1,opt,name=attempts,proto3,oneof" json:"attempts,omitempty"`
-	// Seconds, 60 to 2592000; 0 means an hour.
+	// Length of the interval in seconds, 60 to 2592000; 0 means an hour.
 	IntervalSeconds int64 `protobuf:"varint,2,opt,name=interval_seconds,json=intervalSeconds,proto3" json:"interval_seconds,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -2610,7 +2854,7 @@ type RescheduleSpec struct {
 
 func (x *RescheduleSpec) Reset() {
 	*x = RescheduleSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2622,7 +2866,7 @@ func (x *RescheduleSpec) String() string {
 func (*RescheduleSpec) ProtoMessage() {}
 
 func (x *RescheduleSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2635,7 +2879,7 @@ func (x *RescheduleSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RescheduleSpec.ProtoReflect.Descriptor instead.
 func (*RescheduleSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RescheduleSpec) GetAttempts() int32 {
@@ -2655,11 +2899,12 @@ func (x *RescheduleSpec) GetIntervalSeconds() int64 {
 // Distributes the members of a group evenly over the values of a node label.
 type SpreadRule struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Key of a node label, or host.
+	// Key of a node label, or host for the node itself.
 	By string `protobuf:"bytes,1,opt,name=by,proto3" json:"by,omitempty"`
-	// Largest difference between the numbers of members at two values; 0 means 1.
+	// Largest allowed difference between the numbers of members on nodes with one value of the label and on
+	// nodes with another value; 0 means 1.
 	MaxSkew int32 `protobuf:"varint,2,opt,name=max_skew,json=maxSkew,proto3" json:"max_skew,omitempty"`
-	// must or prefer (default).
+	// must (required) or prefer (the default).
 	When          string `protobuf:"bytes,3,opt,name=when,proto3" json:"when,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2667,7 +2912,7 @@ type SpreadRule struct {
 
 func (x *SpreadRule) Reset() {
 	*x = SpreadRule{}
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2679,7 +2924,7 @@ func (x *SpreadRule) String() string {
 func (*SpreadRule) ProtoMessage() {}
 
 func (x *SpreadRule) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2692,7 +2937,7 @@ func (x *SpreadRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpreadRule.ProtoReflect.Descriptor instead.
 func (*SpreadRule) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SpreadRule) GetBy() string {
@@ -2716,7 +2961,7 @@ func (x *SpreadRule) GetWhen() string {
 	return ""
 }
 
-// Exactly one of node, workload, group and tag is set.
+// AffinityRule is a rule about nodes or other workloads. Exactly one of node, workload, group and tag is set.
 type AffinityRule struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Condition on the labels of a node.
@@ -2727,9 +2972,10 @@ type AffinityRule struct {
 	Group string `protobuf:"bytes,3,opt,name=group,proto3" json:"group,omitempty"`
 	// Tag of workloads of the same namespace, key=value.
 	Tag string `protobuf:"bytes,4,opt,name=tag,proto3" json:"tag,omitempty"`
-	// Key of a node label, or host (default): nodes with the same value are the same place. Not for node.
+	// Key of a node label, or host (the default). The rule treats all nodes with the same value of this label
+	// as one place (topology domain). Not allowed with the field node.
 	By string `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
-	// must or prefer (default).
+	// must (required) or prefer (the default).
 	When string `protobuf:"bytes,6,opt,name=when,proto3" json:"when,omitempty"`
 	// Weight of a preferred rule, 1 to 100; 0 means 50.
 	Weight        int32 `protobuf:"varint,7,opt,name=weight,proto3" json:"weight,omitempty"`
@@ -2739,7 +2985,7 @@ type AffinityRule struct {
 
 func (x *AffinityRule) Reset() {
 	*x = AffinityRule{}
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2751,7 +2997,7 @@ func (x *AffinityRule) String() string {
 func (*AffinityRule) ProtoMessage() {}
 
 func (x *AffinityRule) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2764,7 +3010,7 @@ func (x *AffinityRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AffinityRule.ProtoReflect.Descriptor instead.
 func (*AffinityRule) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AffinityRule) GetNode() *Constraint {
@@ -2819,22 +3065,23 @@ func (x *AffinityRule) GetWeight() int32 {
 // Settings of a workload that runs to completion.
 type JobSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Number of successful completions that the job needs, 1 to 1000. Each is a workload of its own,
+	// Number of successful completions that the job needs, 1 to 1000. Each completion is a workload of its own,
 	// <id>-0 to <id>-(n-1). If absent, there is one workload <id>.
 	Completions *int32 `protobuf:"varint,1,opt,name=completions,proto3,oneof" json:"completions,omitempty"`
-	// How many members of the job may run at the same time; 0 means all.
+	// Number of members of the job that may run at the same time; 0 means all.
 	Parallelism int32 `protobuf:"varint,2,opt,name=parallelism,proto3" json:"parallelism,omitempty"`
-	// How often a failed run is repeated, 0 to 100; if absent, 3.
+	// Number of times that a failed run is repeated, 0 to 100; if absent, 3.
 	Retries *int32 `protobuf:"varint,3,opt,name=retries,proto3,oneof" json:"retries,omitempty"`
-	// Seconds from the first start until a run that has not finished is given up; 0 means no limit.
+	// Time limit of a run: seconds from its first start after which a run that has not finished has failed; 0
+	// means no limit.
 	DeadlineSeconds int64 `protobuf:"varint,4,opt,name=deadline_seconds,json=deadlineSeconds,proto3" json:"deadline_seconds,omitempty"`
 	// Exit codes that mean success; empty means 0 only.
 	SuccessCodes []int32 `protobuf:"varint,5,rep,packed,name=success_codes,json=successCodes,proto3" json:"success_codes,omitempty"`
 	// Seconds from the end of the job until its record is deleted; 0 means never.
 	TtlAfterFinishedSeconds int64 `protobuf:"varint,6,opt,name=ttl_after_finished_seconds,json=ttlAfterFinishedSeconds,proto3" json:"ttl_after_finished_seconds,omitempty"`
-	// The job runs once on every node that matches, also on nodes that join later. Not with completions.
+	// Run the job once on every node that matches, also on nodes that join later. Not with completions.
 	EveryNode bool `protobuf:"varint,1336,opt,name=every_node,json=everyNode,proto3" json:"every_node,omitempty"`
-	// If set, the job is started by StartRun, each time with other parameters. Not for kind cron.
+	// Parameters of a parameterized job, which StartRun starts, each time with other values. Not for kind cron.
 	Parameterized *ParameterizedSpec `protobuf:"bytes,1322,opt,name=parameterized,proto3" json:"parameterized,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2842,7 +3089,7 @@ type JobSpec struct {
 
 func (x *JobSpec) Reset() {
 	*x = JobSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2854,7 +3101,7 @@ func (x *JobSpec) String() string {
 func (*JobSpec) ProtoMessage() {}
 
 func (x *JobSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2867,7 +3114,7 @@ func (x *JobSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSpec.ProtoReflect.Descriptor instead.
 func (*JobSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *JobSpec) GetCompletions() int32 {
@@ -2926,11 +3173,11 @@ func (x *JobSpec) GetParameterized() *ParameterizedSpec {
 	return nil
 }
 
-// What a parameterized job takes.
+// ParameterizedSpec lists the parameters and the input that a parameterized job takes.
 type ParameterizedSpec struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Parameters []*ParameterSpec       `protobuf:"bytes,1,rep,name=parameters,proto3" json:"parameters,omitempty"`
-	// optional (default), required or forbidden: whether a run has an input.
+	// Whether a run has an input: optional (default), required or forbidden.
 	Input         string `protobuf:"bytes,2,opt,name=input,proto3" json:"input,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2938,7 +3185,7 @@ type ParameterizedSpec struct {
 
 func (x *ParameterizedSpec) Reset() {
 	*x = ParameterizedSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2950,7 +3197,7 @@ func (x *ParameterizedSpec) String() string {
 func (*ParameterizedSpec) ProtoMessage() {}
 
 func (x *ParameterizedSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2963,7 +3210,7 @@ func (x *ParameterizedSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParameterizedSpec.ProtoReflect.Descriptor instead.
 func (*ParameterizedSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ParameterizedSpec) GetParameters() []*ParameterSpec {
@@ -2982,10 +3229,11 @@ func (x *ParameterizedSpec) GetInput() string {
 
 type ParameterSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Letters, digits and underscores. A run gets the value in the variable PERSYS_PARAM_<NAME>, in upper case.
+	// Name of the parameter: letters, digits and underscores. A run gets the value in the variable
+	// PERSYS_PARAM_<NAME>, in upper case.
 	Name     string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Required bool   `protobuf:"varint,2,opt,name=required,proto3" json:"required,omitempty"`
-	// Value of runs that are started without the parameter.
+	// Value for runs that are started without this parameter.
 	Default       string `protobuf:"bytes,3,opt,name=default,proto3" json:"default,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2993,7 +3241,7 @@ type ParameterSpec struct {
 
 func (x *ParameterSpec) Reset() {
 	*x = ParameterSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3005,7 +3253,7 @@ func (x *ParameterSpec) String() string {
 func (*ParameterSpec) ProtoMessage() {}
 
 func (x *ParameterSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3018,7 +3266,7 @@ func (x *ParameterSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParameterSpec.ProtoReflect.Descriptor instead.
 func (*ParameterSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ParameterSpec) GetName() string {
@@ -3045,18 +3293,21 @@ func (x *ParameterSpec) GetDefault() string {
 // Schedule of a cron.
 type CronSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Five fields (minute, hour, day of month, month, day of week), or @hourly, @daily, @weekly, @monthly, @yearly.
+	// Times of the runs, in cron syntax: five fields (minute, hour, day of month, month, day of week), or
+	// @hourly, @daily, @weekly, @monthly, @yearly.
 	Schedule string `protobuf:"bytes,1,opt,name=schedule,proto3" json:"schedule,omitempty"`
-	// Name in the time zone database; default UTC.
+	// Time zone of the schedule, by its name in the time zone database; default UTC.
 	TimeZone string `protobuf:"bytes,2,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"`
 	// What happens if a run has not ended at the next time: allow (default), forbid or replace.
 	Concurrency string `protobuf:"bytes,3,opt,name=concurrency,proto3" json:"concurrency,omitempty"`
-	// Seconds after its time within which a missed run still starts; 0 means no limit.
+	// If a run could not start at its time, number of seconds after this time within which it may still start;
+	// 0 means no limit.
 	StartingDeadlineSeconds int64 `protobuf:"varint,4,opt,name=starting_deadline_seconds,json=startingDeadlineSeconds,proto3" json:"starting_deadline_seconds,omitempty"`
-	// Finished runs that are kept; if absent, 3 and 1.
+	// Number of succeeded runs that are kept; if absent, 3.
 	KeepSucceeded *int32 `protobuf:"varint,5,opt,name=keep_succeeded,json=keepSucceeded,proto3,oneof" json:"keep_succeeded,omitempty"`
-	KeepFailed    *int32 `protobuf:"varint,6,opt,name=keep_failed,json=keepFailed,proto3,oneof" json:"keep_failed,omitempty"`
-	// No run starts by the schedule.
+	// Number of failed runs that are kept; if absent, 1.
+	KeepFailed *int32 `protobuf:"varint,6,opt,name=keep_failed,json=keepFailed,proto3,oneof" json:"keep_failed,omitempty"`
+	// If set, the schedule starts no runs.
 	Suspend       bool `protobuf:"varint,7,opt,name=suspend,proto3" json:"suspend,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3064,7 +3315,7 @@ type CronSpec struct {
 
 func (x *CronSpec) Reset() {
 	*x = CronSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3076,7 +3327,7 @@ func (x *CronSpec) String() string {
 func (*CronSpec) ProtoMessage() {}
 
 func (x *CronSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3089,7 +3340,7 @@ func (x *CronSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CronSpec.ProtoReflect.Descriptor instead.
 func (*CronSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CronSpec) GetSchedule() string {
@@ -3144,15 +3395,17 @@ func (x *CronSpec) GetSuspend() bool {
 // State of a cron or of a parameterized job.
 type TemplateView struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Of a cron.
+	// Schedule of a cron; absent for a parameterized job.
 	Cron *CronSpec `protobuf:"bytes,1,opt,name=cron,proto3" json:"cron,omitempty"`
-	// Next time of a cron; absent if it is suspended or has none.
+	// Time at which the cron runs next; absent if it is suspended or its schedule has no further time.
 	NextRun *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=next_run,json=nextRun,proto3" json:"next_run,omitempty"`
-	// Time and id of the newest run.
-	LastRun   *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=last_run,json=lastRun,proto3" json:"last_run,omitempty"`
-	LastRunId string                 `protobuf:"bytes,4,opt,name=last_run_id,json=lastRunId,proto3" json:"last_run_id,omitempty"`
-	// When a run last succeeded and last failed.
-	LastSuccess   *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_success,json=lastSuccess,proto3" json:"last_success,omitempty"`
+	// Time of the schedule for which the newest run was created.
+	LastRun *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=last_run,json=lastRun,proto3" json:"last_run,omitempty"`
+	// Id of the newest run.
+	LastRunId string `protobuf:"bytes,4,opt,name=last_run_id,json=lastRunId,proto3" json:"last_run_id,omitempty"`
+	// Time at which a run last succeeded.
+	LastSuccess *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_success,json=lastSuccess,proto3" json:"last_success,omitempty"`
+	// Time at which a run last failed.
 	LastFailure   *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_failure,json=lastFailure,proto3" json:"last_failure,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3160,7 +3413,7 @@ type TemplateView struct {
 
 func (x *TemplateView) Reset() {
 	*x = TemplateView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3172,7 +3425,7 @@ func (x *TemplateView) String() string {
 func (*TemplateView) ProtoMessage() {}
 
 func (x *TemplateView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3185,7 +3438,7 @@ func (x *TemplateView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateView.ProtoReflect.Descriptor instead.
 func (*TemplateView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TemplateView) GetCron() *CronSpec {
@@ -3230,7 +3483,7 @@ func (x *TemplateView) GetLastFailure() *timestamppb.Timestamp {
 	return nil
 }
 
-// How an instance ended.
+// Exit says how an instance ended.
 type Exit struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Code      int32                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
@@ -3244,7 +3497,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3256,7 +3509,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3269,7 +3522,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Exit) GetCode() int32 {
@@ -3309,7 +3562,7 @@ type JobResult struct {
 	Exit *Exit `protobuf:"bytes,3,opt,name=exit,proto3" json:"exit,omitempty"`
 	// Node of the last instance.
 	NodeId string `protobuf:"bytes,4,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// Cause of a failure.
+	// Cause of a failure; empty for success.
 	Message       string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3317,7 +3570,7 @@ type JobResult struct {
 
 func (x *JobResult) Reset() {
 	*x = JobResult{}
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3329,7 +3582,7 @@ func (x *JobResult) String() string {
 func (*JobResult) ProtoMessage() {}
 
 func (x *JobResult) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3342,7 +3595,7 @@ func (x *JobResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobResult.ProtoReflect.Descriptor instead.
 func (*JobResult) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *JobResult) GetSucceeded() bool {
@@ -3380,10 +3633,10 @@ func (x *JobResult) GetMessage() string {
 	return ""
 }
 
-// Update of a group, a few members at a time.
+// UpdateStrategy says how a group is updated, a few members at a time.
 type UpdateStrategy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Members that may be unavailable during the update; 0 means 1.
+	// Number of members that may be unavailable during the update; 0 means 1.
 	MaxParallel int32 `protobuf:"varint,1,opt,name=max_parallel,json=maxParallel,proto3" json:"max_parallel,omitempty"`
 	// Seconds that an updated member must be available before the next one is updated, 1 to 3600; 0
 	// means 10.
@@ -3391,13 +3644,13 @@ type UpdateStrategy struct {
 	// Time limit in seconds for an updated member to become available, 1 to 86400; 0 means 300. Must
 	// be more than min_healthy_time.
 	HealthyDeadlineSeconds int32 `protobuf:"varint,3,opt,name=healthy_deadline_seconds,json=healthyDeadlineSeconds,proto3" json:"healthy_deadline_seconds,omitempty"`
-	// If a member fails, roll the group back; otherwise the update pauses.
+	// Whether the group is rolled back when a member fails. If not set, the update pauses then.
 	AutoRevert bool `protobuf:"varint,4,opt,name=auto_revert,json=autoRevert,proto3" json:"auto_revert,omitempty"`
-	// Order in which members are replaced: stop-first (the default) or start-first, which runs extra members
-	// with the new specification before it replaces a member.
+	// Order in which members are replaced: stop-first (the default) or start-first, in which extra members
+	// with the new specification start before a member is replaced.
 	Order string `protobuf:"bytes,1410,opt,name=order,proto3" json:"order,omitempty"`
-	// Number of members that are updated first, after which the update waits for a promotion; 0 means that it
-	// does not wait.
+	// Number of canaries, members that are updated first. The update then waits until a user promotes it; 0
+	// means that it does not wait.
 	Canary        int32 `protobuf:"varint,1411,opt,name=canary,proto3" json:"canary,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3405,7 +3658,7 @@ type UpdateStrategy struct {
 
 func (x *UpdateStrategy) Reset() {
 	*x = UpdateStrategy{}
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3417,7 +3670,7 @@ func (x *UpdateStrategy) String() string {
 func (*UpdateStrategy) ProtoMessage() {}
 
 func (x *UpdateStrategy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3430,7 +3683,7 @@ func (x *UpdateStrategy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStrategy.ProtoReflect.Descriptor instead.
 func (*UpdateStrategy) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *UpdateStrategy) GetMaxParallel() int32 {
@@ -3476,7 +3729,7 @@ func (x *UpdateStrategy) GetCanary() int32 {
 }
 
 // Health check of a running workload, made by the agent. An unhealthy workload is removed from DNS;
-// it is not restarted. Exactly one of http, tcp and command.
+// WorkloadSpec.on_unhealthy says whether the agent restarts it. Exactly one of http, tcp and command is set.
 type HealthCheck struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Path of a GET request to port; a status from 200 to 399 is healthy.
@@ -3503,7 +3756,7 @@ type HealthCheck struct {
 
 func (x *HealthCheck) Reset() {
 	*x = HealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3515,7 +3768,7 @@ func (x *HealthCheck) String() string {
 func (*HealthCheck) ProtoMessage() {}
 
 func (x *HealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3528,7 +3781,7 @@ func (x *HealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
 func (*HealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *HealthCheck) GetHttp() string {
@@ -3597,9 +3850,9 @@ func (x *HealthCheck) GetStartPeriodSeconds() int32 {
 // Resources that placement reserves for the workload.
 type ResourceRequirements struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Millicores, 0 or more.
+	// CPU in millicores, 0 or more.
 	CpuMillicores int64 `protobuf:"varint,1,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
-	// MiB, 0 or more.
+	// Memory in MiB, 0 or more.
 	MemoryMb int64 `protobuf:"varint,2,opt,name=memory_mb,json=memoryMb,proto3" json:"memory_mb,omitempty"`
 	// Disk space in GiB, 0 or more, taken from storage_pool.
 	DiskGb int64 `protobuf:"varint,3,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
@@ -3613,7 +3866,7 @@ type ResourceRequirements struct {
 
 func (x *ResourceRequirements) Reset() {
 	*x = ResourceRequirements{}
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3625,7 +3878,7 @@ func (x *ResourceRequirements) String() string {
 func (*ResourceRequirements) ProtoMessage() {}
 
 func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3638,7 +3891,7 @@ func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceRequirements.ProtoReflect.Descriptor instead.
 func (*ResourceRequirements) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ResourceRequirements) GetCpuMillicores() int64 {
@@ -3692,28 +3945,29 @@ type ContainerSpec struct {
 	ManagedVolumes []*ManagedVolumeSpec `protobuf:"bytes,8,rep,name=managed_volumes,json=managedVolumes,proto3" json:"managed_volumes,omitempty"`
 	// User that runs the container: a name, or UID[:GID]; empty means the user of the image.
 	User string `protobuf:"bytes,1220,opt,name=user,proto3" json:"user,omitempty"`
-	// Capabilities added to, and dropped from, those that the engine gives; ALL means all.
-	CapAdd  []string `protobuf:"bytes,1221,rep,name=cap_add,json=capAdd,proto3" json:"cap_add,omitempty"`
+	// Capabilities that the container gets besides those that the engine gives; ALL means all.
+	CapAdd []string `protobuf:"bytes,1221,rep,name=cap_add,json=capAdd,proto3" json:"cap_add,omitempty"`
+	// Capabilities that the container loses of those that the engine gives by default; ALL means all.
 	CapDrop []string `protobuf:"bytes,1222,rep,name=cap_drop,json=capDrop,proto3" json:"cap_drop,omitempty"`
-	// Security options of the engine: no-new-privileges=false, seccomp=unconfined. Without one of its own, a
-	// container runs with no-new-privileges and the engine's seccomp profile.
+	// Security options of the engine: no-new-privileges=false, seccomp=unconfined. By default a container
+	// runs with no-new-privileges and the engine's seccomp profile.
 	SecurityOpt []string `protobuf:"bytes,1223,rep,name=security_opt,json=securityOpt,proto3" json:"security_opt,omitempty"`
 	// Maximum number of processes and threads; 0 means the agents' default, -1 no limit.
 	PidsLimit int64 `protobuf:"varint,1224,opt,name=pids_limit,json=pidsLimit,proto3" json:"pids_limit,omitempty"`
-	// Time between the stop signal and the kill, at most 600; 0 means 30 s.
+	// Seconds between the stop signal and the kill, at most 600; 0 means 30.
 	StopGracePeriodSeconds int32 `protobuf:"varint,1240,opt,name=stop_grace_period_seconds,json=stopGracePeriodSeconds,proto3" json:"stop_grace_period_seconds,omitempty"`
 	// Signal that asks the workload to stop: a name or a number; empty means the signal of the image, or SIGTERM.
 	StopSignal string `protobuf:"bytes,1241,opt,name=stop_signal,json=stopSignal,proto3" json:"stop_signal,omitempty"`
-	// What the container runs, in the words of Compose. entrypoint replaces the image's entry point; one empty
-	// word means that there is none.
+	// The next fields say what the container runs, with the names and meaning of Compose. entrypoint replaces
+	// the image's entry point. A list of one empty string removes it.
 	Entrypoint []string `protobuf:"bytes,1340,rep,name=entrypoint,proto3" json:"entrypoint,omitempty"`
-	// Absolute path; empty means that of the image.
+	// Absolute path of the working directory; empty means that of the image.
 	WorkingDir string `protobuf:"bytes,1341,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
 	Hostname   string `protobuf:"bytes,1342,opt,name=hostname,proto3" json:"hostname,omitempty"`
 	Domainname string `protobuf:"bytes,1343,opt,name=domainname,proto3" json:"domainname,omitempty"`
-	// The file system of the image is read-only.
+	// Make the file system of the image read-only.
 	ReadOnly bool `protobuf:"varint,1344,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
-	// Mounts in memory: PATH[:OPTIONS].
+	// File systems in memory to mount, each PATH[:OPTIONS].
 	Tmpfs   []string           `protobuf:"bytes,1345,rep,name=tmpfs,proto3" json:"tmpfs,omitempty"`
 	Ulimits map[string]*Ulimit `protobuf:"bytes,1346,rep,name=ulimits,proto3" json:"ulimits,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Sysctls map[string]string  `protobuf:"bytes,1347,rep,name=sysctls,proto3" json:"sysctls,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -3722,62 +3976,70 @@ type ContainerSpec struct {
 	// Runs an init process that reaps zombies; absent means the engine's default.
 	Init    *bool     `protobuf:"varint,1349,opt,name=init,proto3,oneof" json:"init,omitempty"`
 	Devices []*Device `protobuf:"bytes,1350,rep,name=devices,proto3" json:"devices,omitempty"`
-	// Entries such as "c 1:3 rwm".
+	// Rules for the device cgroup, such as "c 1:3 rwm".
 	DeviceCgroupRules []string         `protobuf:"bytes,1351,rep,name=device_cgroup_rules,json=deviceCgroupRules,proto3" json:"device_cgroup_rules,omitempty"`
 	Gpus              []*DeviceRequest `protobuf:"bytes,1352,rep,name=gpus,proto3" json:"gpus,omitempty"`
 	// Further groups of the process, by name or number.
 	GroupAdd []string `protobuf:"bytes,1353,rep,name=group_add,json=groupAdd,proto3" json:"group_add,omitempty"`
-	// NAME=ADDRESS; the address host-gateway stands for the node.
+	// Entries for /etc/hosts, each NAME=ADDRESS; the address host-gateway stands for the node.
 	ExtraHosts []string `protobuf:"bytes,1354,rep,name=extra_hosts,json=extraHosts,proto3" json:"extra_hosts,omitempty"`
 	Dns        []string `protobuf:"bytes,1355,rep,name=dns,proto3" json:"dns,omitempty"`
 	DnsSearch  []string `protobuf:"bytes,1356,rep,name=dns_search,json=dnsSearch,proto3" json:"dns_search,omitempty"`
 	DnsOpt     []string `protobuf:"bytes,1357,rep,name=dns_opt,json=dnsOpt,proto3" json:"dns_opt,omitempty"`
-	// bridge, host or none; empty means bridge.
+	// Network mode of the container: bridge, host or none; empty means bridge.
 	NetworkMode string `protobuf:"bytes,1358,opt,name=network_mode,json=networkMode,proto3" json:"network_mode,omitempty"`
-	// host, or empty.
+	// PID namespace: host, or empty for one of the container's own.
 	Pid string `protobuf:"bytes,1359,opt,name=pid,proto3" json:"pid,omitempty"`
-	// none, private, shareable or host.
+	// IPC namespace: none, private, shareable or host; empty means the engine's default.
 	Ipc string `protobuf:"bytes,1360,opt,name=ipc,proto3" json:"ipc,omitempty"`
-	// Absent means the engine's logs with rotation.
+	// Log driver; absent means the engine's own logs, with rotation.
 	Logging *Logging          `protobuf:"bytes,1361,opt,name=logging,proto3" json:"logging,omitempty"`
 	Labels  map[string]string `protobuf:"bytes,1362,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// For the OCI runtime; needs Docker 24 (API 1.43).
+	// Annotations for the OCI runtime; they need Docker 24 (API 1.43).
 	Annotations map[string]string `protobuf:"bytes,1363,rep,name=annotations,proto3" json:"annotations,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// -1000 to 1000.
+	// Score adjustment of the kernel's OOM killer, -1000 to 1000. Containers with higher values are killed
+	// first.
 	OomScoreAdj int32 `protobuf:"varint,1364,opt,name=oom_score_adj,json=oomScoreAdj,proto3" json:"oom_score_adj,omitempty"`
-	// Check that the engine runs in the container, instead of that of the image.
+	// Health check that the engine runs in the container, in place of that of the image.
 	Healthcheck *EngineHealthCheck `protobuf:"bytes,1365,opt,name=healthcheck,proto3" json:"healthcheck,omitempty"`
 	Tty         bool               `protobuf:"varint,1366,opt,name=tty,proto3" json:"tty,omitempty"`
 	StdinOpen   bool               `protobuf:"varint,1367,opt,name=stdin_open,json=stdinOpen,proto3" json:"stdin_open,omitempty"`
-	// host, or empty.
+	// UTS namespace (host name): host, or empty for one of the container's own.
 	Uts string `protobuf:"bytes,1368,opt,name=uts,proto3" json:"uts,omitempty"`
-	// host, or empty.
+	// User namespace: host, or empty for the engine's default.
 	UsernsMode string `protobuf:"bytes,1369,opt,name=userns_mode,json=usernsMode,proto3" json:"userns_mode,omitempty"`
-	// host or private; empty means the engine's default.
+	// Cgroup namespace: host or private; empty means the engine's default.
 	Cgroup       string `protobuf:"bytes,1370,opt,name=cgroup,proto3" json:"cgroup,omitempty"`
 	CgroupParent string `protobuf:"bytes,1371,opt,name=cgroup_parent,json=cgroupParent,proto3" json:"cgroup_parent,omitempty"`
 	// OCI runtime of the engine.
 	Runtime string `protobuf:"bytes,1372,opt,name=runtime,proto3" json:"runtime,omitempty"`
 	// Processors that the container may use, such as 0-3,7.
 	Cpuset string `protobuf:"bytes,1373,opt,name=cpuset,proto3" json:"cpuset,omitempty"`
-	// Bytes.
+	// Memory in bytes below which the kernel prefers to keep the container (soft limit).
 	MemReservation int64 `protobuf:"varint,1374,opt,name=mem_reservation,json=memReservation,proto3" json:"mem_reservation,omitempty"`
 	// Memory and swap together in bytes; 0 means no swap, -1 no limit.
 	MemswapLimit int64 `protobuf:"varint,1375,opt,name=memswap_limit,json=memswapLimit,proto3" json:"memswap_limit,omitempty"`
-	// Ports and ranges that are not published: 8080, 53/udp.
+	// Ports and port ranges that are exposed but not published: 8080, 53/udp.
 	Expose []string `protobuf:"bytes,1376,rep,name=expose,proto3" json:"expose,omitempty"`
 	// Networks that the container joins, at most 8, made with CreateNetwork in the namespace of the workload. Empty
 	// means the engine's default bridge. Not with network_mode.
 	Networks []*ContainerNetwork `protobuf:"bytes,1483,rep,name=networks,proto3" json:"networks,omitempty"`
-	// Secrets and configs of the namespace that the container gets as files in memory.
+	// To which addresses the DNS name of the container's service resolves in its networks. The service is the
+	// container's group or, without a group, the container itself. Empty or vip: an address of the service,
+	// whose connections are balanced over its instances. dnsrr: the addresses of the instances.
+	EndpointMode string `protobuf:"bytes,1630,opt,name=endpoint_mode,json=endpointMode,proto3" json:"endpoint_mode,omitempty"`
+	// Secrets of the namespace that the container gets as files in memory.
 	Secrets []*ObjectFile `protobuf:"bytes,1460,rep,name=secrets,proto3" json:"secrets,omitempty"`
+	// Configs of the namespace that the container gets as files in memory.
 	Configs []*ObjectFile `protobuf:"bytes,1461,rep,name=configs,proto3" json:"configs,omitempty"`
-	// Environment variables that have the value of a secret or a config, by the name of the variable.
+	// Environment variables with the value of a secret: name of the variable to name of the secret.
 	EnvSecrets map[string]string `protobuf:"bytes,1462,rep,name=env_secrets,json=envSecrets,proto3" json:"env_secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Environment variables with the value of a config: name of the variable to name of the config.
 	EnvConfigs map[string]string `protobuf:"bytes,1463,rep,name=env_configs,json=envConfigs,proto3" json:"env_configs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// What a new version of a secret or a config does: restart (default) recreates the container as an update, nothing leaves it
-	// as it is until it is recreated or restarted for another reason, signal and a name, such as signal SIGHUP, changes the
-	// files in the running container and sends it the signal.
+	// Reaction to a new version of a secret or a config. restart (the default) recreates the container, as an
+	// update does. nothing leaves the container unchanged until it is recreated or restarted for another
+	// reason. signal NAME, such as signal SIGHUP, changes the files in the running container and sends it the
+	// signal.
 	OnChange      string `protobuf:"bytes,1464,opt,name=on_change,json=onChange,proto3" json:"on_change,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3785,7 +4047,7 @@ type ContainerSpec struct {
 
 func (x *ContainerSpec) Reset() {
 	*x = ContainerSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3797,7 +4059,7 @@ func (x *ContainerSpec) String() string {
 func (*ContainerSpec) ProtoMessage() {}
 
 func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3810,7 +4072,7 @@ func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerSpec.ProtoReflect.Descriptor instead.
 func (*ContainerSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ContainerSpec) GetImage() string {
@@ -4184,6 +4446,13 @@ func (x *ContainerSpec) GetNetworks() []*ContainerNetwork {
 	return nil
 }
 
+func (x *ContainerSpec) GetEndpointMode() string {
+	if x != nil {
+		return x.EndpointMode
+	}
+	return ""
+}
+
 func (x *ContainerSpec) GetSecrets() []*ObjectFile {
 	if x != nil {
 		return x.Secrets
@@ -4224,16 +4493,17 @@ type ObjectFile struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the secret or config.
 	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
-	// Absolute path of the file. Empty means /run/secrets/SOURCE for a secret and /SOURCE for a config. A relative path of a
-	// secret is below /run/secrets.
+	// Absolute path of the file. Empty means /run/secrets/SOURCE for a secret and /SOURCE for a config. A
+	// relative path of a secret is below /run/secrets.
 	Target string `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
-	// Owner of the file: ids, not names. Empty means 0.
+	// User id of the file's owner, a number; empty means 0.
 	Uid string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	// Group id of the file's owner, a number; empty means 0.
 	Gid string `protobuf:"bytes,4,opt,name=gid,proto3" json:"gid,omitempty"`
-	// Permission bits; absent means 0444.
+	// Permission bits of the file; absent means 0444.
 	Mode *uint32 `protobuf:"varint,5,opt,name=mode,proto3,oneof" json:"mode,omitempty"`
-	// What a new version does: restart, nothing, or signal and its name, such as signal SIGHUP. Empty means on_change of
-	// the container, or restart.
+	// Reaction to a new version: restart, nothing, or signal NAME, such as signal SIGHUP. Empty means the
+	// on_change of the container; if that is empty too, restart.
 	OnChange      string `protobuf:"bytes,1541,opt,name=on_change,json=onChange,proto3" json:"on_change,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4241,7 +4511,7 @@ type ObjectFile struct {
 
 func (x *ObjectFile) Reset() {
 	*x = ObjectFile{}
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4253,7 +4523,7 @@ func (x *ObjectFile) String() string {
 func (*ObjectFile) ProtoMessage() {}
 
 func (x *ObjectFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4266,7 +4536,7 @@ func (x *ObjectFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFile.ProtoReflect.Descriptor instead.
 func (*ObjectFile) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ObjectFile) GetSource() string {
@@ -4315,7 +4585,7 @@ func (x *ObjectFile) GetOnChange() string {
 type ContainerNetwork struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Further names of the container in the network, at most 16.
+	// Additional DNS names of the container in the network, at most 16.
 	Aliases       []string `protobuf:"bytes,2,rep,name=aliases,proto3" json:"aliases,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4323,7 +4593,7 @@ type ContainerNetwork struct {
 
 func (x *ContainerNetwork) Reset() {
 	*x = ContainerNetwork{}
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4335,7 +4605,7 @@ func (x *ContainerNetwork) String() string {
 func (*ContainerNetwork) ProtoMessage() {}
 
 func (x *ContainerNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4348,7 +4618,7 @@ func (x *ContainerNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerNetwork.ProtoReflect.Descriptor instead.
 func (*ContainerNetwork) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ContainerNetwork) GetName() string {
@@ -4365,7 +4635,7 @@ func (x *ContainerNetwork) GetAliases() []string {
 	return nil
 }
 
-// A limit of Linux on the processes of a container; -1 means no limit.
+// Ulimit is a resource limit of Linux on the processes of a container; -1 means no limit.
 type Ulimit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Soft          int64                  `protobuf:"varint,1,opt,name=soft,proto3" json:"soft,omitempty"`
@@ -4376,7 +4646,7 @@ type Ulimit struct {
 
 func (x *Ulimit) Reset() {
 	*x = Ulimit{}
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4388,7 +4658,7 @@ func (x *Ulimit) String() string {
 func (*Ulimit) ProtoMessage() {}
 
 func (x *Ulimit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4401,7 +4671,7 @@ func (x *Ulimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
 func (*Ulimit) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Ulimit) GetSoft() int64 {
@@ -4418,14 +4688,14 @@ func (x *Ulimit) GetHard() int64 {
 	return 0
 }
 
-// A device of the node in a container.
+// Device gives a device of the node to a container.
 type Device struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Absolute path on the node, or the CDI name of a device.
 	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
 	// Path in the container; empty means source.
 	Target string `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
-	// Of r, w and m; empty means rwm.
+	// Permissions of the container on the device, any of r, w and m; empty means rwm.
 	Permissions   string `protobuf:"bytes,3,opt,name=permissions,proto3" json:"permissions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4433,7 +4703,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4445,7 +4715,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4458,7 +4728,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Device) GetSource() string {
@@ -4482,11 +4752,11 @@ func (x *Device) GetPermissions() string {
 	return ""
 }
 
-// Devices that a driver of the engine gives to a container.
+// DeviceRequest asks a driver of the engine for devices, as `docker run --gpus` does.
 type DeviceRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Driver string                 `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
-	// -1 means all.
+	// Number of devices; -1 means all.
 	Count         int64             `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
 	DeviceIds     []string          `protobuf:"bytes,3,rep,name=device_ids,json=deviceIds,proto3" json:"device_ids,omitempty"`
 	Capabilities  []string          `protobuf:"bytes,4,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
@@ -4497,7 +4767,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4509,7 +4779,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4522,7 +4792,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DeviceRequest) GetDriver() string {
@@ -4571,7 +4841,7 @@ type Logging struct {
 
 func (x *Logging) Reset() {
 	*x = Logging{}
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4583,7 +4853,7 @@ func (x *Logging) String() string {
 func (*Logging) ProtoMessage() {}
 
 func (x *Logging) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4596,7 +4866,7 @@ func (x *Logging) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Logging.ProtoReflect.Descriptor instead.
 func (*Logging) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Logging) GetDriver() string {
@@ -4616,12 +4886,12 @@ func (x *Logging) GetOptions() map[string]string {
 // A health check that the engine runs, as in Compose. Zero values mean the engine's defaults.
 type EngineHealthCheck struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// CMD, CMD-SHELL or NONE, and words.
+	// CMD, CMD-SHELL or NONE, followed by the words of the command.
 	Test        []string             `protobuf:"bytes,1,rep,name=test,proto3" json:"test,omitempty"`
 	Interval    *durationpb.Duration `protobuf:"bytes,2,opt,name=interval,proto3" json:"interval,omitempty"`
 	Timeout     *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	StartPeriod *durationpb.Duration `protobuf:"bytes,4,opt,name=start_period,json=startPeriod,proto3" json:"start_period,omitempty"`
-	// Needs Docker 25 (API 1.44).
+	// Time between checks during the start period; needs Docker 25 (API 1.44).
 	StartInterval *durationpb.Duration `protobuf:"bytes,5,opt,name=start_interval,json=startInterval,proto3" json:"start_interval,omitempty"`
 	Retries       int32                `protobuf:"varint,6,opt,name=retries,proto3" json:"retries,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -4630,7 +4900,7 @@ type EngineHealthCheck struct {
 
 func (x *EngineHealthCheck) Reset() {
 	*x = EngineHealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4642,7 +4912,7 @@ func (x *EngineHealthCheck) String() string {
 func (*EngineHealthCheck) ProtoMessage() {}
 
 func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4655,7 +4925,7 @@ func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineHealthCheck.ProtoReflect.Descriptor instead.
 func (*EngineHealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *EngineHealthCheck) GetTest() []string {
@@ -4700,7 +4970,7 @@ func (x *EngineHealthCheck) GetRetries() int32 {
 	return 0
 }
 
-// A bind mount.
+// VolumeMount is a bind mount.
 type VolumeMount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Absolute path on the node.
@@ -4713,7 +4983,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4725,7 +4995,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4738,7 +5008,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -4762,27 +5032,30 @@ func (x *VolumeMount) GetReadOnly() bool {
 	return false
 }
 
-// A published port.
+// Port is a port that the workload publishes on its node.
 type Port struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Port of the host, 0 to 65535; 0 lets the engine choose.
 	HostPort int32 `protobuf:"varint,1,opt,name=host_port,json=hostPort,proto3" json:"host_port,omitempty"`
-	// 1 to 65535.
+	// Port inside the workload, 1 to 65535.
 	ContainerPort int32 `protobuf:"varint,2,opt,name=container_port,json=containerPort,proto3" json:"container_port,omitempty"`
-	// tcp or udp; empty means tcp.
+	// Protocol: tcp or udp; empty means tcp.
 	Protocol string `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	// Service name (RFC 6335), under which DNS also has the port (_<name>). For containers; ports of
-	// inline Compose files use their own name key.
+	// Service name (RFC 6335), under which DNS also has an SRV record of the port (_<name>). Only for
+	// containers: in an inline Compose file, the key name of a port does the same.
 	Name string `protobuf:"bytes,1000,opt,name=name,proto3" json:"name,omitempty"`
 	// Address of the host at which the port is published; empty means all.
-	Address       string `protobuf:"bytes,1245,opt,name=address,proto3" json:"address,omitempty"`
+	Address string `protobuf:"bytes,1245,opt,name=address,proto3" json:"address,omitempty"`
+	// Where the port of a container answers: host (the default) means on the node of the instance, ingress
+	// means on every node.
+	Mode          string `protobuf:"bytes,1702,opt,name=mode,proto3" json:"mode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4794,7 +5067,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4807,7 +5080,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Port) GetHostPort() int32 {
@@ -4845,6 +5118,13 @@ func (x *Port) GetAddress() string {
 	return ""
 }
 
+func (x *Port) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
 // A Compose project, inline or from Git.
 type ComposeSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4852,7 +5132,7 @@ type ComposeSpec struct {
 	SourceType string `protobuf:"bytes,1,opt,name=source_type,json=sourceType,proto3" json:"source_type,omitempty"`
 	GitRepo    string `protobuf:"bytes,2,opt,name=git_repo,json=gitRepo,proto3" json:"git_repo,omitempty"`
 	GitRef     string `protobuf:"bytes,3,opt,name=git_ref,json=gitRef,proto3" json:"git_ref,omitempty"`
-	// Plain YAML or base64 of it.
+	// Text of the Compose file: plain YAML, or base64 of it.
 	InlineYaml string `protobuf:"bytes,4,opt,name=inline_yaml,json=inlineYaml,proto3" json:"inline_yaml,omitempty"`
 	// Variables that become the project's .env file.
 	Env map[string]string `protobuf:"bytes,5,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -4861,15 +5141,15 @@ type ComposeSpec struct {
 	GitCredentials string `protobuf:"bytes,1000,opt,name=git_credentials,json=gitCredentials,proto3" json:"git_credentials,omitempty"`
 	// Managed volumes, which the Compose file declares as external; mount_path is not used.
 	ManagedVolumes []*ManagedVolumeSpec `protobuf:"bytes,1001,rep,name=managed_volumes,json=managedVolumes,proto3" json:"managed_volumes,omitempty"`
-	// The files of the apply (ApplyWorkloadRequest.files), without their contents. Schedulers set these
-	// fields; a request must leave files and bundle empty.
+	// List of the files that came with the apply (ApplyWorkloadRequest.files), without their contents.
+	// Schedulers set the fields files and bundle; they must be empty in a request.
 	Files []*StackFile `protobuf:"bytes,1240,rep,name=files,proto3" json:"files,omitempty"`
 	// Digest of all files.
 	Bundle string `protobuf:"bytes,1241,opt,name=bundle,proto3" json:"bundle,omitempty"`
 	// Name of the Compose file among the files; empty means compose.yaml.
 	MainFile string `protobuf:"bytes,1242,opt,name=main_file,json=mainFile,proto3" json:"main_file,omitempty"`
 	// Secrets and configs of the namespace that the services use: those with external: true in an inline Compose
-	// file. Schedulers set the field; what a request has here is ignored.
+	// file. Schedulers set the field and ignore its value in a request.
 	Objects       []*StackObject `protobuf:"bytes,1540,rep,name=objects,proto3" json:"objects,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4877,7 +5157,7 @@ type ComposeSpec struct {
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4889,7 +5169,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4902,7 +5182,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ComposeSpec) GetSourceType() string {
@@ -4995,7 +5275,7 @@ type StackObject struct {
 
 func (x *StackObject) Reset() {
 	*x = StackObject{}
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5007,7 +5287,7 @@ func (x *StackObject) String() string {
 func (*StackObject) ProtoMessage() {}
 
 func (x *StackObject) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5020,7 +5300,7 @@ func (x *StackObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackObject.ProtoReflect.Descriptor instead.
 func (*StackObject) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *StackObject) GetService() string {
@@ -5049,10 +5329,10 @@ type StackFile struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Path relative to the folder of the Compose file, with slashes.
 	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	// Bytes.
+	// Size of the file in bytes.
 	Size       int64 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
 	Executable bool  `protobuf:"varint,3,opt,name=executable,proto3" json:"executable,omitempty"`
-	// Keyed digest of the file, from which nobody can guess the content.
+	// Keyed hash of the file. Without the key, nobody can test guesses of the content against it.
 	Digest        string `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5060,7 +5340,7 @@ type StackFile struct {
 
 func (x *StackFile) Reset() {
 	*x = StackFile{}
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5072,7 +5352,7 @@ func (x *StackFile) String() string {
 func (*StackFile) ProtoMessage() {}
 
 func (x *StackFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5085,7 +5365,7 @@ func (x *StackFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackFile.ProtoReflect.Descriptor instead.
 func (*StackFile) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StackFile) GetPath() string {
@@ -5120,7 +5400,7 @@ func (x *StackFile) GetDigest() string {
 type VMSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Vcpus int32                  `protobuf:"varint,1,opt,name=vcpus,proto3" json:"vcpus,omitempty"`
-	// MiB.
+	// Memory in MiB.
 	MemoryMb  int64            `protobuf:"varint,2,opt,name=memory_mb,json=memoryMb,proto3" json:"memory_mb,omitempty"`
 	Disks     []*DiskConfig    `protobuf:"bytes,3,rep,name=disks,proto3" json:"disks,omitempty"`
 	Networks  []*NetworkConfig `protobuf:"bytes,4,rep,name=networks,proto3" json:"networks,omitempty"`
@@ -5136,7 +5416,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5148,7 +5428,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5161,7 +5441,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *VMSpec) GetVcpus() int32 {
@@ -5233,7 +5513,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5245,7 +5525,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5258,7 +5538,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -5285,9 +5565,9 @@ func (x *VMLogin) GetSshAuthorizedKeys() []string {
 type DiskConfig struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	PoolName string                 `protobuf:"bytes,1,opt,name=pool_name,json=poolName,proto3" json:"pool_name,omitempty"`
-	// GiB; 0 means 20.
+	// Size of the disk in GiB; 0 means 20.
 	SizeGb int64 `protobuf:"varint,2,opt,name=size_gb,json=sizeGb,proto3" json:"size_gb,omitempty"`
-	// The guest's device name; empty means vda.
+	// Device name of the disk in the guest; empty means vda.
 	MountPoint    string `protobuf:"bytes,3,opt,name=mount_point,json=mountPoint,proto3" json:"mount_point,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5295,7 +5575,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5307,7 +5587,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5320,7 +5600,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DiskConfig) GetPoolName() string {
@@ -5358,7 +5638,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5370,7 +5650,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5383,7 +5663,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *NetworkConfig) GetBridge() string {
@@ -5418,9 +5698,9 @@ func (x *NetworkConfig) GetMacAddress() string {
 type CloudInitConfig struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	UserData string                 `protobuf:"bytes,1,opt,name=user_data,json=userData,proto3" json:"user_data,omitempty"`
-	// JSON or YAML.
+	// Meta data in JSON or YAML.
 	MetaData string `protobuf:"bytes,2,opt,name=meta_data,json=metaData,proto3" json:"meta_data,omitempty"`
-	// YAML.
+	// Network configuration in YAML.
 	NetworkConfig string `protobuf:"bytes,3,opt,name=network_config,json=networkConfig,proto3" json:"network_config,omitempty"`
 	VendorData    string `protobuf:"bytes,4,opt,name=vendor_data,json=vendorData,proto3" json:"vendor_data,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -5429,7 +5709,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5441,7 +5721,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5454,7 +5734,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -5488,18 +5768,18 @@ func (x *CloudInitConfig) GetVendorData() string {
 // Volume that the agent creates and removes.
 type ManagedVolumeSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required.
+	// Name of the volume; required.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Storage driver: local, nfs or ceph-rbd; empty means local.
 	Driver string `protobuf:"bytes,2,opt,name=driver,proto3" json:"driver,omitempty"`
-	// GiB.
+	// Size of the volume in GiB.
 	SizeGb     int64  `protobuf:"varint,3,opt,name=size_gb,json=sizeGb,proto3" json:"size_gb,omitempty"`
 	AccessMode string `protobuf:"bytes,4,opt,name=access_mode,json=accessMode,proto3" json:"access_mode,omitempty"`
 	FsType     string `protobuf:"bytes,5,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`
-	// Required.
+	// Path in the container at which the volume is mounted; required.
 	MountPath string `protobuf:"bytes,6,opt,name=mount_path,json=mountPath,proto3" json:"mount_path,omitempty"`
 	ReadOnly  bool   `protobuf:"varint,7,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
-	// Delete (default) or Retain.
+	// What happens to the volume when its workload is deleted: Delete (default) or Retain.
 	RetainPolicy  string `protobuf:"bytes,8,opt,name=retain_policy,json=retainPolicy,proto3" json:"retain_policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5507,7 +5787,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5519,7 +5799,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5532,7 +5812,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -5595,28 +5875,29 @@ func (x *ManagedVolumeSpec) GetRetainPolicy() string {
 type WorkloadUsageSnapshot struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// Type of the workload as a word: container, compose or vm.
+	// Type of the workload: container, compose or vm.
 	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
-	// 100 = one core.
+	// CPU use in percent; 100 = one core.
 	CpuPercent     float64 `protobuf:"fixed64,3,opt,name=cpu_percent,json=cpuPercent,proto3" json:"cpu_percent,omitempty"`
 	MemoryBytes    int64   `protobuf:"varint,4,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	DiskReadBytes  int64   `protobuf:"varint,5,opt,name=disk_read_bytes,json=diskReadBytes,proto3" json:"disk_read_bytes,omitempty"`
 	DiskWriteBytes int64   `protobuf:"varint,6,opt,name=disk_write_bytes,json=diskWriteBytes,proto3" json:"disk_write_bytes,omitempty"`
 	NetRxBytes     int64   `protobuf:"varint,7,opt,name=net_rx_bytes,json=netRxBytes,proto3" json:"net_rx_bytes,omitempty"`
 	NetTxBytes     int64   `protobuf:"varint,8,opt,name=net_tx_bytes,json=netTxBytes,proto3" json:"net_tx_bytes,omitempty"`
-	// Unix seconds in the agent API.
+	// Time of the measurement. The agent API sends it in Unix seconds.
 	CollectedAt *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=collected_at,json=collectedAt,proto3" json:"collected_at,omitempty"`
 	Source      string                 `protobuf:"bytes,10,opt,name=source,proto3" json:"source,omitempty"`
-	// Bytes; 0 without a limit.
+	// Memory limit in bytes; 0 means none.
 	MemoryLimitBytes int64 `protobuf:"varint,1000,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
 	// Disk space in bytes that the workload uses besides its image and volumes; 0 if not measured.
 	DiskBytes int64 `protobuf:"varint,1001,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
 	// Limit for disk_bytes, in bytes; 0 means none.
 	DiskLimitBytes int64 `protobuf:"varint,1002,opt,name=disk_limit_bytes,json=diskLimitBytes,proto3" json:"disk_limit_bytes,omitempty"`
-	// The engine enforces the disk limit. Otherwise the agent measures the use, and stops a workload above the limit.
+	// Set if the engine enforces the disk limit. Otherwise the agent measures the use, and stops a workload above
+	// the limit.
 	DiskCapped bool `protobuf:"varint,1003,opt,name=disk_capped,json=diskCapped,proto3" json:"disk_capped,omitempty"`
-	// cpu_percent does not say how busy the workload is now: there is only one measurement, or the newest one is older
-	// than a minute.
+	// Set if cpu_percent does not show the present use: the agent has measured the workload only once so far,
+	// or last measured it more than a minute ago.
 	CpuUnmeasured bool `protobuf:"varint,1393,opt,name=cpu_unmeasured,json=cpuUnmeasured,proto3" json:"cpu_unmeasured,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5624,7 +5905,7 @@ type WorkloadUsageSnapshot struct {
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5636,7 +5917,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5649,7 +5930,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -5760,7 +6041,7 @@ func (x *WorkloadUsageSnapshot) GetCpuUnmeasured() bool {
 // Reason of a workload's state, for programs (code) and for users (message).
 type ReasonDetail struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Stable reason code, such as ImagePull, BackoffWait or AwaitFailover.
+	// Reason code, such as ImagePull, BackoffWait or AwaitFailover. Codes do not change between versions.
 	Code           string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
 	Message        string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	LastTransition *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=last_transition,json=lastTransition,proto3" json:"last_transition,omitempty"`
@@ -5772,7 +6053,7 @@ type ReasonDetail struct {
 
 func (x *ReasonDetail) Reset() {
 	*x = ReasonDetail{}
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5784,7 +6065,7 @@ func (x *ReasonDetail) String() string {
 func (*ReasonDetail) ProtoMessage() {}
 
 func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5797,7 +6078,7 @@ func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonDetail.ProtoReflect.Descriptor instead.
 func (*ReasonDetail) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ReasonDetail) GetCode() string {
@@ -5850,7 +6131,7 @@ type WorkloadStatus struct {
 	Generation *Generation `protobuf:"bytes,1000,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Revision that the agent runs.
 	RevisionId string `protobuf:"bytes,1001,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
-	// The desired state in the agent's last order.
+	// The desired state of the workload in the last order that the agent has.
 	DesiredState string `protobuf:"bytes,1002,opt,name=desired_state,json=desiredState,proto3" json:"desired_state,omitempty"`
 	RestartCount int32  `protobuf:"varint,1003,opt,name=restart_count,json=restartCount,proto3" json:"restart_count,omitempty"`
 	// IP addresses, without ports.
@@ -5859,7 +6140,8 @@ type WorkloadStatus struct {
 	ObservedAt *timestamppb.Timestamp `protobuf:"bytes,1005,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`
 	// Content hash of the specification that the agent runs.
 	Content string `protobuf:"bytes,1006,opt,name=content,proto3" json:"content,omitempty"`
-	// A tombstone: the agent does not have this workload and refuses older generations of it.
+	// Set if the agent has only a tombstone (the record of a delete): it has no instance of this workload, and
+	// refuses orders with older generations than the delete.
 	Absent bool `protobuf:"varint,1007,opt,name=absent,proto3" json:"absent,omitempty"`
 	// Ports that the host forwards to the workload. host_port is the port in use, even if
 	// the specification says 0.
@@ -5869,16 +6151,19 @@ type WorkloadStatus struct {
 	Health string `protobuf:"bytes,1009,opt,name=health,proto3" json:"health,omitempty"`
 	// How the last instance ended; absent if no instance has ended.
 	Exit *Exit `protobuf:"bytes,1320,opt,name=exit,proto3" json:"exit,omitempty"`
-	// No instance runs, the cause of the failure belongs to this node, and the agent has tried often enough:
-	// another node may be tried.
-	TryElsewhere  bool `protobuf:"varint,1381,opt,name=try_elsewhere,json=tryElsewhere,proto3" json:"try_elsewhere,omitempty"`
+	// Set if the scheduler may move the workload to another node: no instance runs, the cause of the failure is
+	// on this node (such as a full disk), and several attempts here have failed.
+	TryElsewhere bool `protobuf:"varint,1381,opt,name=try_elsewhere,json=tryElsewhere,proto3" json:"try_elsewhere,omitempty"`
+	// Set if another attempt would fail in the same way: the workload stays Failed until a person changes or
+	// retries it.
+	Terminal      bool `protobuf:"varint,1383,opt,name=terminal,proto3" json:"terminal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5890,7 +6175,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5903,7 +6188,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *WorkloadStatus) GetWorkloadId() string {
@@ -6039,18 +6324,26 @@ func (x *WorkloadStatus) GetTryElsewhere() bool {
 	return false
 }
 
+func (x *WorkloadStatus) GetTerminal() bool {
+	if x != nil {
+		return x.Terminal
+	}
+	return false
+}
+
 type RetryWorkloadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required.
+	// Id of the workload; required.
 	WorkloadId string `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// Request id, a UUIDv7 that the caller makes. A repeated call with the same id returns
-	// the first answer and changes nothing. Empty: the called replica makes an id, and a
-	// repeated call is a new request.
+	// Request id, a UUIDv7 that the caller makes. A repeated call with the same id returns the first answer and
+	// changes nothing. If it is empty, the called replica makes a new id for each call, so a repeated call is
+	// carried out again.
 	RequestId string `protobuf:"bytes,1000,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Restart the instance even if it is healthy. If not set, the call does nothing for a workload
-	// that is in its desired state, or getting there without a failure.
+	// Restart the instance even if it is healthy. If not set, the call does nothing for a workload that is in
+	// its desired state, or is reaching it without a failure.
 	Restart bool `protobuf:"varint,1001,opt,name=restart,proto3" json:"restart,omitempty"`
-	// Condition on the present revision, as in ApplyWorkloadRequest. Not for a group.
+	// Expected present revision: its number or etag. If the workload has another one, the change is refused
+	// with FAILED_PRECONDITION. Empty means any. Not for a group.
 	IfRevision    string `protobuf:"bytes,1290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -6058,7 +6351,7 @@ type RetryWorkloadRequest struct {
 
 func (x *RetryWorkloadRequest) Reset() {
 	*x = RetryWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6070,7 +6363,7 @@ func (x *RetryWorkloadRequest) String() string {
 func (*RetryWorkloadRequest) ProtoMessage() {}
 
 func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6083,7 +6376,7 @@ func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RetryWorkloadRequest) GetWorkloadId() string {
@@ -6121,7 +6414,7 @@ type RetryWorkloadResponse struct {
 	Reason string `protobuf:"bytes,1000,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Log index at which the change is committed.
 	Index uint64 `protobuf:"varint,1001,opt,name=index,proto3" json:"index,omitempty"`
-	// Nothing was done, because the workload needs no retry.
+	// Set if nothing was done, because the workload needs no retry.
 	Unchanged     bool `protobuf:"varint,1002,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -6129,7 +6422,7 @@ type RetryWorkloadResponse struct {
 
 func (x *RetryWorkloadResponse) Reset() {
 	*x = RetryWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6141,7 +6434,7 @@ func (x *RetryWorkloadResponse) String() string {
 func (*RetryWorkloadResponse) ProtoMessage() {}
 
 func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6154,7 +6447,7 @@ func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RetryWorkloadResponse) GetAccepted() bool {
@@ -6187,7 +6480,7 @@ func (x *RetryWorkloadResponse) GetUnchanged() bool {
 
 type ListNodesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only nodes with this status: Ready, NotReady or Draining, in any case; empty means all.
+	// Return only nodes with this status: Ready, NotReady or Draining, in upper or lower case; empty means all.
 	Status string `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
 	// How fresh the answer must be.
 	Level ReadLevel `protobuf:"varint,1000,opt,name=level,proto3,enum=persys.control.v1.ReadLevel" json:"level,omitempty"`
@@ -6203,7 +6496,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6215,7 +6508,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6228,7 +6521,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListNodesRequest) GetStatus() string {
@@ -6279,7 +6572,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6291,7 +6584,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6304,7 +6597,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -6333,9 +6626,10 @@ type ListNodesResponse struct {
 	Nodes []*NodeView            `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	// Log index that the answer reflects.
 	Index uint64 `protobuf:"varint,1000,opt,name=index,proto3" json:"index,omitempty"`
-	// Empty on the last page.
+	// Token for the next page; empty on the last page.
 	NextPageToken string `protobuf:"bytes,1001,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// The answer was served without a confirmation by the leader.
+	// Set if the replica answered from its own state without a confirmation by the leader, so that the answer
+	// may be old.
 	Stale bool `protobuf:"varint,1002,opt,name=stale,proto3" json:"stale,omitempty"`
 	// Only if stale is set: milliseconds since this replica last heard from a leader.
 	AgeMs         int64 `protobuf:"varint,1003,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
@@ -6345,7 +6639,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6357,7 +6651,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6370,7 +6664,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListNodesResponse) GetNodes() []*NodeView {
@@ -6413,7 +6707,8 @@ type GetNodeResponse struct {
 	Node  *NodeView              `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	// Log index that the answer reflects.
 	Index uint64 `protobuf:"varint,1000,opt,name=index,proto3" json:"index,omitempty"`
-	// The answer was served without a confirmation by the leader.
+	// Set if the replica answered from its own state without a confirmation by the leader, so that the answer
+	// may be old.
 	Stale bool `protobuf:"varint,1002,opt,name=stale,proto3" json:"stale,omitempty"`
 	// Only if stale is set: milliseconds since this replica last heard from a leader.
 	AgeMs         int64 `protobuf:"varint,1003,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
@@ -6423,7 +6718,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6435,7 +6730,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6448,7 +6743,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GetNodeResponse) GetNode() *NodeView {
@@ -6479,52 +6774,57 @@ func (x *GetNodeResponse) GetAgeMs() int64 {
 	return 0
 }
 
-// View of a node.
+// NodeView is a node as callers see it.
 type NodeView struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// Ready, NotReady or Draining.
+	// Status of the node: Ready, NotReady or Draining.
 	Status       string `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
 	StatusReason string `protobuf:"bytes,3,opt,name=status_reason,json=statusReason,proto3" json:"status_reason,omitempty"`
-	// Cause of the last change of the status: register, heartbeat, monitor or reconciler.
+	// What last changed the status: register (the agent registered), heartbeat, monitor (the lease has ended)
+	// or reconciler.
 	StatusUpdatedBy string                 `protobuf:"bytes,4,opt,name=status_updated_by,json=statusUpdatedBy,proto3" json:"status_updated_by,omitempty"`
 	StatusUpdatedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=status_updated_at,json=statusUpdatedAt,proto3" json:"status_updated_at,omitempty"`
 	LastHeartbeat   *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_heartbeat,json=lastHeartbeat,proto3" json:"last_heartbeat,omitempty"`
 	GrpcEndpoint    string                 `protobuf:"bytes,7,opt,name=grpc_endpoint,json=grpcEndpoint,proto3" json:"grpc_endpoint,omitempty"`
-	// Cores, not millicores.
+	// Total CPU in cores, not millicores.
 	TotalCpuCores float64 `protobuf:"fixed64,8,opt,name=total_cpu_cores,json=totalCpuCores,proto3" json:"total_cpu_cores,omitempty"`
 	// Available CPU in cores (not millicores): the total less the allocations.
 	AvailableCpuCores float64 `protobuf:"fixed64,9,opt,name=available_cpu_cores,json=availableCpuCores,proto3" json:"available_cpu_cores,omitempty"`
-	// MiB.
+	// Total memory in MiB.
 	TotalMemoryMb int64 `protobuf:"varint,10,opt,name=total_memory_mb,json=totalMemoryMb,proto3" json:"total_memory_mb,omitempty"`
-	// MiB: total less allocations.
+	// Available memory in MiB: the total less the allocations.
 	AvailableMemoryMb      int64             `protobuf:"varint,11,opt,name=available_memory_mb,json=availableMemoryMb,proto3" json:"available_memory_mb,omitempty"`
 	SupportedWorkloadTypes []string          `protobuf:"bytes,12,rep,name=supported_workload_types,json=supportedWorkloadTypes,proto3" json:"supported_workload_types,omitempty"`
 	Labels                 map[string]string `protobuf:"bytes,13,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The node takes no new workloads, whatever its status.
+	// Set if the node takes no new workloads, whatever its status.
 	Cordoned bool `protobuf:"varint,1000,opt,name=cordoned,proto3" json:"cordoned,omitempty"`
 	// Millicores allocated to workloads on this node.
 	ReservedCpuMillicores int64 `protobuf:"varint,1001,opt,name=reserved_cpu_millicores,json=reservedCpuMillicores,proto3" json:"reserved_cpu_millicores,omitempty"`
 	// MiB allocated to workloads on this node.
 	ReservedMemoryMb int64 `protobuf:"varint,1002,opt,name=reserved_memory_mb,json=reservedMemoryMb,proto3" json:"reserved_memory_mb,omitempty"`
-	// Only the leader knows this value; absent in answers of other replicas.
+	// End of the lease. Only the leader knows the end of the lease; absent in answers of other replicas.
 	LeaseExpiresAt *timestamppb.Timestamp `protobuf:"bytes,1003,opt,name=lease_expires_at,json=leaseExpiresAt,proto3" json:"lease_expires_at,omitempty"`
 	Taints         []*Taint               `protobuf:"bytes,1004,rep,name=taints,proto3" json:"taints,omitempty"`
 	StoragePools   []*StoragePoolView     `protobuf:"bytes,1005,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
-	// Workloads assigned here.
+	// Number of workloads that are assigned to the node.
 	Workloads    int32  `protobuf:"varint,1006,opt,name=workloads,proto3" json:"workloads,omitempty"`
 	AgentVersion string `protobuf:"bytes,1007,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
 	EngineId     string `protobuf:"bytes,1008,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
 	// Measured usage of the node. Only the leader has it; absent in answers of other replicas.
 	Usage *NodeUsage `protobuf:"bytes,1020,opt,name=usage,proto3" json:"usage,omitempty"`
-	// A fencer on the machine stops workloads with on_lost_lease: stop at the end of the lease.
+	// Set if a fencer on the machine stops workloads with on_lost_lease: stop at the end of the lease.
 	SelfFencing bool `protobuf:"varint,1021,opt,name=self_fencing,json=selfFencing,proto3" json:"self_fencing,omitempty"`
-	// Number of seconds after the end of the lease within which the fencer has stopped these workloads.
+	// Number of seconds after the end of the lease within which the fencer has stopped the workloads with
+	// on_lost_lease: stop.
 	FenceBoundSeconds uint32 `protobuf:"varint,1022,opt,name=fence_bound_seconds,json=fenceBoundSeconds,proto3" json:"fence_bound_seconds,omitempty"`
-	// Labels and taints that people set or removed. The resulting values are in labels and taints.
-	SetLabels     []string `protobuf:"bytes,1290,rep,name=set_labels,json=setLabels,proto3" json:"set_labels,omitempty"`
-	SetTaints     []string `protobuf:"bytes,1291,rep,name=set_taints,json=setTaints,proto3" json:"set_taints,omitempty"`
+	// Keys of those labels that people have set on the node; the field labels has their values.
+	SetLabels []string `protobuf:"bytes,1290,rep,name=set_labels,json=setLabels,proto3" json:"set_labels,omitempty"`
+	// Keys of those taints that people have set on the node; the field taints has their values and effects.
+	SetTaints []string `protobuf:"bytes,1291,rep,name=set_taints,json=setTaints,proto3" json:"set_taints,omitempty"`
+	// Keys of labels that the agent reports and that people removed.
 	RemovedLabels []string `protobuf:"bytes,1292,rep,name=removed_labels,json=removedLabels,proto3" json:"removed_labels,omitempty"`
+	// Keys of taints that the agent reports and that people removed.
 	RemovedTaints []string `protobuf:"bytes,1293,rep,name=removed_taints,json=removedTaints,proto3" json:"removed_taints,omitempty"`
 	// Devices that workloads can reserve, sorted by name.
 	Devices       []*DeviceView `protobuf:"bytes,1552,rep,name=devices,proto3" json:"devices,omitempty"`
@@ -6534,7 +6834,7 @@ type NodeView struct {
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6546,7 +6846,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6559,7 +6859,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *NodeView) GetNodeId() string {
@@ -6772,12 +7072,12 @@ func (x *NodeView) GetDevices() []*DeviceView {
 	return nil
 }
 
-// Devices of one kind on a node.
+// DeviceView counts the devices of one kind on a node.
 type DeviceView struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Total int64                  `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`
-	// Reserved for workloads.
+	// Number of devices that workloads have reserved.
 	Reserved      int64 `protobuf:"varint,3,opt,name=reserved,proto3" json:"reserved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -6785,7 +7085,7 @@ type DeviceView struct {
 
 func (x *DeviceView) Reset() {
 	*x = DeviceView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6797,7 +7097,7 @@ func (x *DeviceView) String() string {
 func (*DeviceView) ProtoMessage() {}
 
 func (x *DeviceView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6810,7 +7110,7 @@ func (x *DeviceView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceView.ProtoReflect.Descriptor instead.
 func (*DeviceView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *DeviceView) GetName() string {
@@ -6836,9 +7136,9 @@ func (x *DeviceView) GetReserved() int64 {
 
 type ListWorkloadsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only workloads of this node; empty means all.
+	// Return only workloads of this node; empty means all.
 	NodeId string `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// Only workloads with exactly this status, in any case; empty means all.
+	// Return only workloads with exactly this status, in upper or lower case; empty means all.
 	Status string `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
 	// How fresh the answer must be.
 	Level ReadLevel `protobuf:"varint,1000,opt,name=level,proto3,enum=persys.control.v1.ReadLevel" json:"level,omitempty"`
@@ -6848,13 +7148,13 @@ type ListWorkloadsRequest struct {
 	PageSize int32 `protobuf:"varint,1002,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// The next_page_token from the previous page.
 	PageToken string `protobuf:"bytes,1003,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
-	// Only members of this group; empty means all.
+	// Return only members of this group; empty means all.
 	Group string `protobuf:"bytes,1004,opt,name=group,proto3" json:"group,omitempty"`
-	// Only workloads whose id, group, image or source contains this text, in any case.
+	// Return only workloads whose id, group, image or source contains this text, in upper or lower case.
 	Search string `protobuf:"bytes,1005,opt,name=search,proto3" json:"search,omitempty"`
-	// Only workloads of this namespace; empty means all that the caller may see.
+	// Return only workloads of this namespace; empty means all that the caller may see.
 	Namespace string `protobuf:"bytes,1030,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// Only those of this kind, in any case; empty means all.
+	// Return only workloads of this kind, in upper or lower case; empty means all.
 	Kind          string `protobuf:"bytes,1335,opt,name=kind,proto3" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -6862,7 +7162,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6874,7 +7174,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6887,7 +7187,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListWorkloadsRequest) GetNodeId() string {
@@ -6973,7 +7273,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6985,7 +7285,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6998,7 +7298,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *GetWorkloadRequest) GetWorkloadId() string {
@@ -7027,9 +7327,10 @@ type ListWorkloadsResponse struct {
 	Workloads []*WorkloadView        `protobuf:"bytes,1,rep,name=workloads,proto3" json:"workloads,omitempty"`
 	// Log index that the answer reflects.
 	Index uint64 `protobuf:"varint,1000,opt,name=index,proto3" json:"index,omitempty"`
-	// Empty on the last page.
+	// Token for the next page; empty on the last page.
 	NextPageToken string `protobuf:"bytes,1001,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// The answer was served without a confirmation by the leader.
+	// Set if the replica answered from its own state without a confirmation by the leader, so that the answer
+	// may be old.
 	Stale bool `protobuf:"varint,1002,opt,name=stale,proto3" json:"stale,omitempty"`
 	// Only if stale is set: milliseconds since this replica last heard from a leader.
 	AgeMs         int64 `protobuf:"varint,1003,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
@@ -7039,7 +7340,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7051,7 +7352,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7064,7 +7365,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*WorkloadView {
@@ -7107,7 +7408,8 @@ type GetWorkloadResponse struct {
 	Workload *WorkloadView          `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
 	// Log index that the answer reflects.
 	Index uint64 `protobuf:"varint,1000,opt,name=index,proto3" json:"index,omitempty"`
-	// The answer was served without a confirmation by the leader.
+	// Set if the replica answered from its own state without a confirmation by the leader, so that the answer
+	// may be old.
 	Stale bool `protobuf:"varint,1002,opt,name=stale,proto3" json:"stale,omitempty"`
 	// Only if stale is set: milliseconds since this replica last heard from a leader.
 	AgeMs         int64 `protobuf:"varint,1003,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
@@ -7117,7 +7419,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7129,7 +7431,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7142,7 +7444,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *WorkloadView {
@@ -7173,47 +7475,47 @@ func (x *GetWorkloadResponse) GetAgeMs() int64 {
 	return 0
 }
 
-// View of a workload.
+// WorkloadView is a workload as callers see it.
 type WorkloadView struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
 	Type       string                 `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
-	// Running, Stopped or Deleted.
+	// Desired state: Running, Stopped or Deleted.
 	DesiredState string `protobuf:"bytes,3,opt,name=desired_state,json=desiredState,proto3" json:"desired_state,omitempty"`
-	// Status: Pending, Scheduled, Updating, Running, Stopped, Failed, Unknown, RetryPending,
-	// Deleting or Deleted. Addresses are in another field.
+	// Status: Pending, Scheduled, Updating, Running, Stopped, Failed, Unknown, RetryPending, Deleting or
+	// Deleted.
 	Status         string `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
 	AssignedNodeId string `protobuf:"bytes,5,opt,name=assigned_node_id,json=assignedNodeId,proto3" json:"assigned_node_id,omitempty"`
-	// Revision that the agent gets: c1-<16 hex>, with -r<n> after n forced restarts.
+	// Revision in the orders to the agent: c1-<16 hex digits>, followed by -r<n> after n forced restarts.
 	RevisionId    string `protobuf:"bytes,6,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
 	RetryAttempts int32  `protobuf:"varint,7,opt,name=retry_attempts,json=retryAttempts,proto3" json:"retry_attempts,omitempty"`
-	// 0 means no limit.
+	// Maximum number of attempts; 0 means no limit.
 	RetryMaxAttempts int32                  `protobuf:"varint,8,opt,name=retry_max_attempts,json=retryMaxAttempts,proto3" json:"retry_max_attempts,omitempty"`
 	RetryNextAt      *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=retry_next_at,json=retryNextAt,proto3" json:"retry_next_at,omitempty"`
-	// Free text, not the enum value.
+	// Reason of the failure as text for people. It is not one of the names of the enum FailureReason.
 	FailureReason string                 `protobuf:"bytes,10,opt,name=failure_reason,json=failureReason,proto3" json:"failure_reason,omitempty"`
 	LastUpdated   *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=last_updated,json=lastUpdated,proto3" json:"last_updated,omitempty"`
 	Reason        *ReasonDetail          `protobuf:"bytes,12,opt,name=reason,proto3" json:"reason,omitempty"`
 	Usage         *WorkloadUsageSnapshot `protobuf:"bytes,13,opt,name=usage,proto3" json:"usage,omitempty"`
 	// Generation of the present order for the workload.
 	Generation *Generation `protobuf:"bytes,1000,opt,name=generation,proto3" json:"generation,omitempty"`
-	// Log index of the last change.
+	// Log index of the last change of the workload.
 	Index     uint64 `protobuf:"varint,1001,opt,name=index,proto3" json:"index,omitempty"`
 	Group     string `protobuf:"bytes,1002,opt,name=group,proto3" json:"group,omitempty"`
 	Priority  int32  `protobuf:"varint,1003,opt,name=priority,proto3" json:"priority,omitempty"`
 	Exclusive bool   `protobuf:"varint,1004,opt,name=exclusive,proto3" json:"exclusive,omitempty"`
-	// IP addresses, without ports.
+	// IP addresses of the workload, without ports.
 	Addresses []string               `protobuf:"bytes,1005,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,1006,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	// Content hash of the spec: c1:<hex>.
 	Content string `protobuf:"bytes,1007,opt,name=content,proto3" json:"content,omitempty"`
-	// The assigned agent has stored this generation.
+	// Set if the agent of the assigned node has stored the order of this generation.
 	AssignmentAcknowledged bool `protobuf:"varint,1008,opt,name=assignment_acknowledged,json=assignmentAcknowledged,proto3" json:"assignment_acknowledged,omitempty"`
-	// The revision_id that the caller sent.
+	// The revision_id that the caller of the apply sent.
 	CallerRevisionId string            `protobuf:"bytes,1009,opt,name=caller_revision_id,json=callerRevisionId,proto3" json:"caller_revision_id,omitempty"`
 	Labels           map[string]string `protobuf:"bytes,1010,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Ports            []*Port           `protobuf:"bytes,1011,rep,name=ports,proto3" json:"ports,omitempty"`
-	// What the workload runs: the image, the Git repository, or "inline".
+	// Source of the workload: the image, the Git repository, or "inline".
 	ImageOrSource string `protobuf:"bytes,1012,opt,name=image_or_source,json=imageOrSource,proto3" json:"image_or_source,omitempty"`
 	// Last message from the agent or the planner.
 	Message string `protobuf:"bytes,1013,opt,name=message,proto3" json:"message,omitempty"`
@@ -7221,7 +7523,8 @@ type WorkloadView struct {
 	Spec *WorkloadSpec `protobuf:"bytes,1014,opt,name=spec,proto3" json:"spec,omitempty"`
 	// healthy, unhealthy or starting for a running workload; empty without a health check.
 	Health string `protobuf:"bytes,1015,opt,name=health,proto3" json:"health,omitempty"`
-	// Only in answers of GetWorkload: the agent's recent tasks, as read when the last order timed out, newest first.
+	// Only in answers of GetWorkload: the agent's recent tasks, newest first. The leader read them when the
+	// last order to the agent timed out.
 	LastActions []*WorkloadAction `protobuf:"bytes,1016,rep,name=last_actions,json=lastActions,proto3" json:"last_actions,omitempty"`
 	// The workload's namespace.
 	Namespace string `protobuf:"bytes,1030,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -7229,23 +7532,24 @@ type WorkloadView struct {
 	Etag string `protobuf:"bytes,1290,opt,name=etag,proto3" json:"etag,omitempty"`
 	// Only in answers of GetWorkload: number of the present revision, from 1.
 	RevisionNumber uint64 `protobuf:"varint,1291,opt,name=revision_number,json=revisionNumber,proto3" json:"revision_number,omitempty"`
-	// job, cron or system; empty for a service.
+	// Kind of the workload: job, cron or system; empty for a service, which runs until it is stopped.
 	Kind string `protobuf:"bytes,1320,opt,name=kind,proto3" json:"kind,omitempty"`
 	// Result of a finished job.
 	JobResult *JobResult `protobuf:"bytes,1321,opt,name=job_result,json=jobResult,proto3" json:"job_result,omitempty"`
-	// Of a cron or a parameterized job.
+	// State of a cron or a parameterized job; absent for other workloads.
 	Template *TemplateView `protobuf:"bytes,1322,opt,name=template,proto3" json:"template,omitempty"`
 	// Cron or parameterized job that the workload is a run of; empty for other workloads.
 	Owner string `protobuf:"bytes,1323,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Time of the schedule for which the run was created.
 	ScheduledAt *timestamppb.Timestamp `protobuf:"bytes,1324,opt,name=scheduled_at,json=scheduledAt,proto3" json:"scheduled_at,omitempty"`
-	// Of a member of a group whose size the leader chooses.
+	// State of the autoscaler, for a member of a group with autoscale.
 	Autoscale *AutoscaleStatus `protobuf:"bytes,1392,opt,name=autoscale,proto3" json:"autoscale,omitempty"`
-	// The workload is an extra member of its group, which exists only during an update with order start-first.
+	// Set for a surge member: an extra member of a group, which exists only during an update with order
+	// start-first.
 	Surge bool `protobuf:"varint,1412,opt,name=surge,proto3" json:"surge,omitempty"`
 	// Members of a system workload; only in answers of GetWorkload.
 	Members *SystemMembers `protobuf:"bytes,1450,opt,name=members,proto3" json:"members,omitempty"`
-	// Set while instances are being stopped or removed.
+	// Set while instances of the workload are being stopped or removed.
 	Stopping      *Stopping `protobuf:"bytes,1560,opt,name=stopping,proto3" json:"stopping,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -7253,7 +7557,7 @@ type WorkloadView struct {
 
 func (x *WorkloadView) Reset() {
 	*x = WorkloadView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7265,7 +7569,7 @@ func (x *WorkloadView) String() string {
 func (*WorkloadView) ProtoMessage() {}
 
 func (x *WorkloadView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7278,7 +7582,7 @@ func (x *WorkloadView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadView.ProtoReflect.Descriptor instead.
 func (*WorkloadView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *WorkloadView) GetWorkloadId() string {
@@ -7575,15 +7879,15 @@ func (x *WorkloadView) GetStopping() *Stopping {
 	return nil
 }
 
-// Instances that have not ended yet although they shall.
+// Stopping says on which nodes instances of a workload are still being stopped or removed.
 type Stopping struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Nodes that still have one, in order of their ids.
+	// Nodes that still have an instance, in the order of their ids.
 	NodeIds []string `protobuf:"bytes,1,rep,name=node_ids,json=nodeIds,proto3" json:"node_ids,omitempty"`
-	// Time of the order to remove it; not set for an instance that is only stopped.
+	// Time at which the removal of the instance was ordered; not set for an instance that is only stopped.
 	Since *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
-	// Time in seconds after which a container is killed that has not ended by itself; 0 if it is not known, as for a stack, whose
-	// services have times of their own.
+	// Seconds after which a container that has not ended by itself is killed; 0 if unknown, for example for a
+	// stack, because each of its services has its own grace period.
 	GraceSeconds  int32 `protobuf:"varint,3,opt,name=grace_seconds,json=graceSeconds,proto3" json:"grace_seconds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -7591,7 +7895,7 @@ type Stopping struct {
 
 func (x *Stopping) Reset() {
 	*x = Stopping{}
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7603,7 +7907,7 @@ func (x *Stopping) String() string {
 func (*Stopping) ProtoMessage() {}
 
 func (x *Stopping) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7616,7 +7920,7 @@ func (x *Stopping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stopping.ProtoReflect.Descriptor instead.
 func (*Stopping) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Stopping) GetNodeIds() []string {
@@ -7640,13 +7944,15 @@ func (x *Stopping) GetGraceSeconds() int32 {
 	return 0
 }
 
-// How far the members of a system workload are, on the nodes that match now.
+// SystemMembers says how many members of a system workload are ready. It covers the nodes that match the
+// specification now.
 type SystemMembers struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Number of nodes that have a member or get one. Lost nodes and members that a user stopped do not count.
+	// Number of nodes that have a member or are about to get one. Lost nodes, and nodes whose member a user
+	// has stopped, do not count.
 	Nodes int32 `protobuf:"varint,1,opt,name=nodes,proto3" json:"nodes,omitempty"`
-	// Number of members on these nodes that run the present specification and are available, or, of a job, have
-	// succeeded.
+	// Number of members on these nodes that run the present specification and are available. Members of a job
+	// must have succeeded instead.
 	Ready int32 `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"`
 	// Number of members that stay failed until a user acts.
 	Failed int32 `protobuf:"varint,3,opt,name=failed,proto3" json:"failed,omitempty"`
@@ -7658,7 +7964,7 @@ type SystemMembers struct {
 
 func (x *SystemMembers) Reset() {
 	*x = SystemMembers{}
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7670,7 +7976,7 @@ func (x *SystemMembers) String() string {
 func (*SystemMembers) ProtoMessage() {}
 
 func (x *SystemMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7683,7 +7989,7 @@ func (x *SystemMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMembers.ProtoReflect.Descriptor instead.
 func (*SystemMembers) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *SystemMembers) GetNodes() int32 {
@@ -7714,13 +8020,13 @@ func (x *SystemMembers) GetWaiting() []*SystemMember {
 	return nil
 }
 
-// A node whose member is not ready.
+// SystemMember is a node whose member of a system workload is not ready.
 type SystemMember struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// Empty before the member exists.
+	// Id of the member; empty before the member exists.
 	WorkloadId string `protobuf:"bytes,2,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// As in WorkloadView.
+	// Status of the member, as in WorkloadView.
 	Status        string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
 	ReasonCode    string `protobuf:"bytes,4,opt,name=reason_code,json=reasonCode,proto3" json:"reason_code,omitempty"`
 	ReasonMessage string `protobuf:"bytes,5,opt,name=reason_message,json=reasonMessage,proto3" json:"reason_message,omitempty"`
@@ -7731,7 +8037,7 @@ type SystemMember struct {
 
 func (x *SystemMember) Reset() {
 	*x = SystemMember{}
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7743,7 +8049,7 @@ func (x *SystemMember) String() string {
 func (*SystemMember) ProtoMessage() {}
 
 func (x *SystemMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7756,7 +8062,7 @@ func (x *SystemMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMember.ProtoReflect.Descriptor instead.
 func (*SystemMember) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *SystemMember) GetNodeId() string {
@@ -7819,7 +8125,7 @@ type WorkloadAction struct {
 
 func (x *WorkloadAction) Reset() {
 	*x = WorkloadAction{}
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7831,7 +8137,7 @@ func (x *WorkloadAction) String() string {
 func (*WorkloadAction) ProtoMessage() {}
 
 func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7844,7 +8150,7 @@ func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
 func (*WorkloadAction) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *WorkloadAction) GetTaskId() string {
@@ -7908,7 +8214,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7920,7 +8226,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7933,7 +8239,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -7953,45 +8259,55 @@ func (x *GetClusterSummaryRequest) GetMinIndex() uint64 {
 type GetClusterSummaryResponse struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	TotalNodes int32                  `protobuf:"varint,1,opt,name=total_nodes,json=totalNodes,proto3" json:"total_nodes,omitempty"`
-	// Status Ready.
+	// Number of nodes with status Ready.
 	ReadyNodes int32 `protobuf:"varint,2,opt,name=ready_nodes,json=readyNodes,proto3" json:"ready_nodes,omitempty"`
-	// All others.
+	// Number of all other nodes.
 	NotReadyNodes    int32 `protobuf:"varint,3,opt,name=not_ready_nodes,json=notReadyNodes,proto3" json:"not_ready_nodes,omitempty"`
 	TotalWorkloads   int32 `protobuf:"varint,4,opt,name=total_workloads,json=totalWorkloads,proto3" json:"total_workloads,omitempty"`
 	RunningWorkloads int32 `protobuf:"varint,5,opt,name=running_workloads,json=runningWorkloads,proto3" json:"running_workloads,omitempty"`
-	// Number of workloads that are Pending, Unknown or Updating; Scheduled and RetryPending have other fields.
+	// Number of workloads whose status is Pending, Unknown or Updating. Workloads that are Scheduled or
+	// RetryPending are counted in other fields.
 	PendingWorkloads int32 `protobuf:"varint,6,opt,name=pending_workloads,json=pendingWorkloads,proto3" json:"pending_workloads,omitempty"`
 	FailedWorkloads  int32 `protobuf:"varint,7,opt,name=failed_workloads,json=failedWorkloads,proto3" json:"failed_workloads,omitempty"`
-	// Number of workloads whose status or desired state is Deleted; other fields count them too.
+	// Number of workloads whose status is Deleting or Deleted.
 	DeletedWorkloads int32                  `protobuf:"varint,8,opt,name=deleted_workloads,json=deletedWorkloads,proto3" json:"deleted_workloads,omitempty"`
 	GeneratedAt      *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=generated_at,json=generatedAt,proto3" json:"generated_at,omitempty"`
 	// Log index that the answer reflects.
 	Index uint64 `protobuf:"varint,1000,opt,name=index,proto3" json:"index,omitempty"`
-	// normal, degraded or recovery.
+	// Mode of the control plane: normal, degraded or recovery.
 	Mode string `protobuf:"bytes,1001,opt,name=mode,proto3" json:"mode,omitempty"`
 	// Name of the leading replica; empty when unknown.
 	LeaderId              string `protobuf:"bytes,1002,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
 	ScheduledWorkloads    int32  `protobuf:"varint,1003,opt,name=scheduled_workloads,json=scheduledWorkloads,proto3" json:"scheduled_workloads,omitempty"`
 	RetryPendingWorkloads int32  `protobuf:"varint,1004,opt,name=retry_pending_workloads,json=retryPendingWorkloads,proto3" json:"retry_pending_workloads,omitempty"`
 	StoppedWorkloads      int32  `protobuf:"varint,1005,opt,name=stopped_workloads,json=stoppedWorkloads,proto3" json:"stopped_workloads,omitempty"`
-	// The answer was served without a confirmation by the leader.
+	// Set if the replica answered from its own state without a confirmation by the leader, so that the answer
+	// may be old.
 	Stale bool `protobuf:"varint,1006,opt,name=stale,proto3" json:"stale,omitempty"`
-	// As in ListNodesResponse.
+	// Only if stale is set: milliseconds since this replica last heard from a leader.
 	AgeMs int64 `protobuf:"varint,1007,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
-	// Total resources of all nodes, and the allocations on them.
-	TotalCpuMillicores    int64 `protobuf:"varint,1008,opt,name=total_cpu_millicores,json=totalCpuMillicores,proto3" json:"total_cpu_millicores,omitempty"`
+	// Total CPU of all nodes.
+	TotalCpuMillicores int64 `protobuf:"varint,1008,opt,name=total_cpu_millicores,json=totalCpuMillicores,proto3" json:"total_cpu_millicores,omitempty"`
+	// CPU of all nodes that is reserved for workloads.
 	ReservedCpuMillicores int64 `protobuf:"varint,1009,opt,name=reserved_cpu_millicores,json=reservedCpuMillicores,proto3" json:"reserved_cpu_millicores,omitempty"`
-	// MiB.
-	TotalMemoryMb    int64 `protobuf:"varint,1010,opt,name=total_memory_mb,json=totalMemoryMb,proto3" json:"total_memory_mb,omitempty"`
+	// Total memory of all nodes in MiB.
+	TotalMemoryMb int64 `protobuf:"varint,1010,opt,name=total_memory_mb,json=totalMemoryMb,proto3" json:"total_memory_mb,omitempty"`
+	// Memory of all nodes in MiB that is reserved for workloads.
 	ReservedMemoryMb int64 `protobuf:"varint,1011,opt,name=reserved_memory_mb,json=reservedMemoryMb,proto3" json:"reserved_memory_mb,omitempty"`
-	// GB, over all storage pools.
-	TotalDiskGb    int64 `protobuf:"varint,1012,opt,name=total_disk_gb,json=totalDiskGb,proto3" json:"total_disk_gb,omitempty"`
+	// Total disk space in GB, over all storage pools.
+	TotalDiskGb int64 `protobuf:"varint,1012,opt,name=total_disk_gb,json=totalDiskGb,proto3" json:"total_disk_gb,omitempty"`
+	// Disk space in GB that is reserved for workloads, over all storage pools.
 	ReservedDiskGb int64 `protobuf:"varint,1013,opt,name=reserved_disk_gb,json=reservedDiskGb,proto3" json:"reserved_disk_gb,omitempty"`
-	// Measured usage, by workloads and others, of the nodes that are up. Only the leader has it.
+	// Measured CPU use of the nodes that are up, including programs that are not workloads. Only the leader has
+	// it.
 	UsedCpuMillicores int64 `protobuf:"varint,1030,opt,name=used_cpu_millicores,json=usedCpuMillicores,proto3" json:"used_cpu_millicores,omitempty"`
-	UsedMemoryMb      int64 `protobuf:"varint,1031,opt,name=used_memory_mb,json=usedMemoryMb,proto3" json:"used_memory_mb,omitempty"`
-	UsedDiskGb        int64 `protobuf:"varint,1032,opt,name=used_disk_gb,json=usedDiskGb,proto3" json:"used_disk_gb,omitempty"`
-	// Number of nodes in the figures of measured usage; 0 if no node measures, or if a follower answers.
+	// Measured memory use of the nodes that are up, in MiB, including programs that are not workloads. Only the
+	// leader has it.
+	UsedMemoryMb int64 `protobuf:"varint,1031,opt,name=used_memory_mb,json=usedMemoryMb,proto3" json:"used_memory_mb,omitempty"`
+	// Measured disk use of the nodes that are up, in GB, including files that are not of workloads. Only the
+	// leader has it.
+	UsedDiskGb int64 `protobuf:"varint,1032,opt,name=used_disk_gb,json=usedDiskGb,proto3" json:"used_disk_gb,omitempty"`
+	// Number of nodes that the fields used_* include; 0 if no node measures, or if a follower answers.
 	MeasuredNodes int32 `protobuf:"varint,1033,opt,name=measured_nodes,json=measuredNodes,proto3" json:"measured_nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -7999,7 +8315,7 @@ type GetClusterSummaryResponse struct {
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8011,7 +8327,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8024,7 +8340,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -8216,8 +8532,8 @@ func (x *GetClusterSummaryResponse) GetMeasuredNodes() int32 {
 	return 0
 }
 
-// One message of ControlStream: arms 1 to 4 are requests to the scheduler, arms from 1000 are
-// answers.
+// One message of ControlStream: the oneof fields 1 to 4 are requests to the scheduler, those from 1000 on
+// are answers.
 type ControlMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -8240,7 +8556,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8252,7 +8568,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8265,7 +8581,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -8421,13 +8737,13 @@ func (*ControlMessage_DeleteResult) isControlMessage_Message() {}
 
 func (*ControlMessage_Error) isControlMessage_Message() {}
 
-// Order of the changes of a workload. Compared by incarnation, then by sequence. An agent refuses
-// orders with a lower generation than its own.
+// Generation is the number of an order for a workload. Generations are compared by incarnation, then by
+// sequence. An agent refuses orders with a lower generation than its own.
 type Generation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Incarnation: Unix milliseconds of the cluster's formation or restore, or one above the previous value.
 	Incarnation uint64 `protobuf:"varint,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// Advanced once per command.
+	// Sequence number. Each command that changes orders advances it by one.
 	Sequence      uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -8435,7 +8751,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8447,7 +8763,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8460,7 +8776,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -8477,7 +8793,8 @@ func (x *Generation) GetSequence() uint64 {
 	return 0
 }
 
-// Fencing token of a leader. Compared by incarnation, then term; never across clusters.
+// Epoch is the fencing token of a leader. Epochs are compared by incarnation, then by term; never across
+// clusters.
 type Epoch struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId   string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -8492,7 +8809,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8504,7 +8821,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8517,7 +8834,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -8551,7 +8868,7 @@ func (x *Epoch) GetShard() string {
 // A placement rule on node labels. All constraints of a workload must hold.
 type Constraint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Node label.
+	// Key of a node label.
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// Operator: one of =, !=, in, not-in, exists, not-exists.
 	Operator string `protobuf:"bytes,2,opt,name=operator,proto3" json:"operator,omitempty"`
@@ -8563,7 +8880,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[79]
+	mi := &file_api_control_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8575,7 +8892,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[79]
+	mi := &file_api_control_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8588,7 +8905,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Constraint) GetKey() string {
@@ -8612,13 +8929,13 @@ func (x *Constraint) GetValues() []string {
 	return nil
 }
 
-// Allows a workload on nodes with a matching taint.
+// Toleration allows a workload on nodes with a matching taint.
 type Toleration struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Empty matches any value.
+	// Value of the taint; empty matches any value.
 	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
-	// Empty matches any effect.
+	// Effect of the taint; empty matches any effect.
 	Effect        string `protobuf:"bytes,3,opt,name=effect,proto3" json:"effect,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -8626,7 +8943,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[80]
+	mi := &file_api_control_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8638,7 +8955,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[80]
+	mi := &file_api_control_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8651,7 +8968,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Toleration) GetKey() string {
@@ -8680,10 +8997,11 @@ type Taint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Value string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
-	// Effect: NoSchedule keeps new workloads away, PreferNoSchedule does so if another node takes
-	// them. NoExecute keeps new workloads away and moves running ones.
+	// Effect: NoSchedule keeps new workloads away from the node. PreferNoSchedule keeps them away if another
+	// node can take them. NoExecute keeps new workloads away and moves running ones to other nodes.
 	Effect string `protobuf:"bytes,3,opt,name=effect,proto3" json:"effect,omitempty"`
-	// Only for NoExecute: seconds after since until running workloads that do not tolerate the taint leave.
+	// Only for NoExecute: number of seconds after the time in since at which running workloads that do not
+	// tolerate the taint leave the node.
 	Seconds uint32 `protobuf:"varint,4,opt,name=seconds,proto3" json:"seconds,omitempty"`
 	// Only for NoExecute: when the node got the taint. Schedulers set this.
 	Since         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
@@ -8693,7 +9011,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[81]
+	mi := &file_api_control_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8705,7 +9023,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[81]
+	mi := &file_api_control_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8718,7 +9036,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Taint) GetKey() string {
@@ -8756,16 +9074,16 @@ func (x *Taint) GetSince() *timestamppb.Timestamp {
 	return nil
 }
 
-// A storage pool with its allocations.
+// StoragePoolView is a storage pool with its allocations.
 type StoragePoolView struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Type  string                 `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
-	// GiB.
+	// Total size in GiB.
 	TotalGb int64 `protobuf:"varint,3,opt,name=total_gb,json=totalGb,proto3" json:"total_gb,omitempty"`
-	// GiB allocated to workloads on the node.
+	// Space in GiB that is allocated to workloads on the node.
 	ReservedGb int64 `protobuf:"varint,4,opt,name=reserved_gb,json=reservedGb,proto3" json:"reserved_gb,omitempty"`
-	// GiB in use, from the latest heartbeat; only the leader has it.
+	// Used space in GiB, from the latest heartbeat; only the leader has it.
 	UsedGb        int64 `protobuf:"varint,5,opt,name=used_gb,json=usedGb,proto3" json:"used_gb,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -8773,7 +9091,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[82]
+	mi := &file_api_control_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8785,7 +9103,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[82]
+	mi := &file_api_control_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8798,7 +9116,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -8836,7 +9154,8 @@ func (x *StoragePoolView) GetUsedGb() int64 {
 	return 0
 }
 
-// Answer to a request of ControlStream for which the unary call would return a gRPC error.
+// Answer to a request of ControlStream that failed. The unary call with the same request would return this
+// gRPC error.
 type StreamError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A gRPC status code.
@@ -8848,7 +9167,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[83]
+	mi := &file_api_control_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8860,7 +9179,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[83]
+	mi := &file_api_control_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8873,7 +9192,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{83}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -8961,11 +9280,14 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"networking\x1a:\n" +
 	"\fDevicesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"V\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\x91\x01\n" +
 	"\x0eNodeNetworking\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x10\n" +
 	"\x03mtu\x18\x02 \x01(\rR\x03mtu\x12\x18\n" +
-	"\aproblem\x18\x03 \x01(\tR\aproblem\"P\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\x12\x19\n" +
+	"\aingress\x18\xa4\r \x01(\bR\aingress\x12\x1e\n" +
+	"\n" +
+	"held_ports\x18\xa5\r \x01(\tR\theldPorts\"P\n" +
 	"\vStoragePool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x19\n" +
@@ -8990,7 +9312,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\x12\x16\n" +
 	"\x06digest\x18\x05 \x01(\x04R\x06digest\"P\n" +
 	"\x19WatchNetworkNamesResponse\x123\n" +
-	"\x05names\x18\x01 \x01(\v2\x1d.persys.agent.v1.NetworkNamesR\x05names\"\xe4\x03\n" +
+	"\x05names\x18\x01 \x01(\v2\x1d.persys.agent.v1.NetworkNamesR\x05names\"\xa0\x04\n" +
 	"\x10HeartbeatRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x122\n" +
 	"\x05usage\x18\x02 \x01(\v2\x1c.persys.control.v1.NodeUsageR\x05usage\x12N\n" +
@@ -9002,7 +9324,21 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"cluster_id\x18\xea\a \x01(\tR\tclusterId\x12$\n" +
 	"\rnetwork_index\x18\xc8\v \x01(\x04R\fnetworkIndex\x120\n" +
-	"\x13network_incarnation\x18\xcc\v \x01(\x04R\x12networkIncarnation\"Z\n" +
+	"\x13network_incarnation\x18\xcc\v \x01(\x04R\x12networkIncarnation\x12:\n" +
+	"\avolumes\x18\xac\f \x01(\v2\x1f.persys.control.v1.VolumeReportR\avolumes\"c\n" +
+	"\fVolumeReport\x127\n" +
+	"\avolumes\x18\x01 \x03(\v2\x1d.persys.control.v1.HeldVolumeR\avolumes\x12\x1a\n" +
+	"\bcomplete\x18\x02 \x01(\bR\bcomplete\"\xca\x01\n" +
+	"\n" +
+	"HeldVolume\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06driver\x18\x03 \x01(\tR\x06driver\x12\x17\n" +
+	"\asize_gb\x18\x04 \x01(\x03R\x06sizeGb\x12\x12\n" +
+	"\x04pool\x18\x05 \x01(\tR\x04pool\x12\x16\n" +
+	"\x06retain\x18\x06 \x01(\bR\x06retain\x12\x14\n" +
+	"\x05owner\x18\a \x01(\tR\x05owner\x12\x17\n" +
+	"\aby_hand\x18\b \x01(\bR\x06byHand\"Z\n" +
 	"\x10StoragePoolUsage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x17\n" +
 	"\aused_gb\x18\x02 \x01(\x03R\x06usedGb\x12\x19\n" +
@@ -9077,7 +9413,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\brevision\x18\x04 \x01(\x04R\brevision\x12\x0e\n" +
 	"\x02by\x18\x05 \x01(\tR\x02by\x129\n" +
 	"\n" +
-	"applied_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tappliedAt\"\x91\x01\n" +
+	"applied_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tappliedAt\"\xb5\x01\n" +
 	"\x15DeleteWorkloadRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x1e\n" +
@@ -9086,11 +9422,13 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05force\x18\xe9\a \x01(\bR\x05force\x12 \n" +
 	"\vif_revision\x18\x8a\n" +
 	" \x01(\tR\n" +
-	"ifRevision\"n\n" +
+	"ifRevision\x12\"\n" +
+	"\fkeep_volumes\x18\xb8\r \x01(\bR\vkeepVolumes\"\x92\x01\n" +
 	"\x16DeleteWorkloadResponse\x12\x18\n" +
 	"\asuccess\x18\x01 \x01(\bR\asuccess\x12#\n" +
 	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x12\x15\n" +
-	"\x05index\x18\xe8\a \x01(\x04R\x05index\"\xf3\f\n" +
+	"\x05index\x18\xe8\a \x01(\x04R\x05index\x12\"\n" +
+	"\fvolumes_kept\x18\xb8\r \x01(\bR\vvolumesKept\"\xf3\f\n" +
 	"\fWorkloadSpec\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12E\n" +
 	"\tresources\x18\x02 \x01(\v2'.persys.control.v1.ResourceRequirementsR\tresources\x12@\n" +
@@ -9263,7 +9601,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\adevices\x18\x8e\f \x03(\v24.persys.control.v1.ResourceRequirements.DevicesEntryR\adevices\x1a:\n" +
 	"\fDevicesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xac\x16\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xd2\x16\n" +
 	"\rContainerSpec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12;\n" +
@@ -9367,7 +9705,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	" \x01(\x03R\fmemswapLimit\x12\x17\n" +
 	"\x06expose\x18\xe0\n" +
 	" \x03(\tR\x06expose\x12@\n" +
-	"\bnetworks\x18\xcb\v \x03(\v2#.persys.control.v1.ContainerNetworkR\bnetworks\x128\n" +
+	"\bnetworks\x18\xcb\v \x03(\v2#.persys.control.v1.ContainerNetworkR\bnetworks\x12$\n" +
+	"\rendpoint_mode\x18\xde\f \x01(\tR\fendpointMode\x128\n" +
 	"\asecrets\x18\xb4\v \x03(\v2\x1d.persys.control.v1.ObjectFileR\asecrets\x128\n" +
 	"\aconfigs\x18\xb5\v \x03(\v2\x1d.persys.control.v1.ObjectFileR\aconfigs\x12R\n" +
 	"\venv_secrets\x18\xb6\v \x03(\v20.persys.control.v1.ContainerSpec.EnvSecretsEntryR\n" +
@@ -9442,13 +9781,14 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\vVolumeMount\x12\x1b\n" +
 	"\thost_path\x18\x01 \x01(\tR\bhostPath\x12%\n" +
 	"\x0econtainer_path\x18\x02 \x01(\tR\rcontainerPath\x12\x1b\n" +
-	"\tread_only\x18\x03 \x01(\bR\breadOnly\"\x96\x01\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\"\xab\x01\n" +
 	"\x04Port\x12\x1b\n" +
 	"\thost_port\x18\x01 \x01(\x05R\bhostPort\x12%\n" +
 	"\x0econtainer_port\x18\x02 \x01(\x05R\rcontainerPort\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x13\n" +
 	"\x04name\x18\xe8\a \x01(\tR\x04name\x12\x19\n" +
-	"\aaddress\x18\xdd\t \x01(\tR\aaddress\"\x97\x04\n" +
+	"\aaddress\x18\xdd\t \x01(\tR\aaddress\x12\x13\n" +
+	"\x04mode\x18\xa6\r \x01(\tR\x04mode\"\x97\x04\n" +
 	"\vComposeSpec\x12\x1f\n" +
 	"\vsource_type\x18\x01 \x01(\tR\n" +
 	"sourceType\x12\x19\n" +
@@ -9549,7 +9889,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12C\n" +
 	"\x0flast_transition\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x0elastTransition\x12>\n" +
 	"\rnext_retry_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\vnextRetryAt\x12\x1c\n" +
-	"\tretryable\x18\x05 \x01(\bR\tretryable\"\xc4\x06\n" +
+	"\tretryable\x18\x05 \x01(\bR\tretryable\"\xe1\x06\n" +
 	"\x0eWorkloadStatus\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x14\n" +
@@ -9576,7 +9916,9 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04exit\x18\xa8\n" +
 	" \x01(\v2\x17.persys.control.v1.ExitR\x04exit\x12$\n" +
 	"\rtry_elsewhere\x18\xe5\n" +
-	" \x01(\bR\ftryElsewhere\"\x94\x01\n" +
+	" \x01(\bR\ftryElsewhere\x12\x1b\n" +
+	"\bterminal\x18\xe7\n" +
+	" \x01(\bR\bterminal\"\x94\x01\n" +
 	"\x14RetryWorkloadRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x1e\n" +
@@ -9910,7 +10252,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 102)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 104)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -9926,290 +10268,294 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*WatchNetworkNamesRequest)(nil),           // 11: persys.control.v1.WatchNetworkNamesRequest
 	(*WatchNetworkNamesResponse)(nil),          // 12: persys.control.v1.WatchNetworkNamesResponse
 	(*HeartbeatRequest)(nil),                   // 13: persys.control.v1.HeartbeatRequest
-	(*StoragePoolUsage)(nil),                   // 14: persys.control.v1.StoragePoolUsage
-	(*NodeUsage)(nil),                          // 15: persys.control.v1.NodeUsage
-	(*HeartbeatResponse)(nil),                  // 16: persys.control.v1.HeartbeatResponse
-	(*ApplyWorkloadRequest)(nil),               // 17: persys.control.v1.ApplyWorkloadRequest
-	(*ApplyWorkloadResponse)(nil),              // 18: persys.control.v1.ApplyWorkloadResponse
-	(*TakenBack)(nil),                          // 19: persys.control.v1.TakenBack
-	(*DeleteWorkloadRequest)(nil),              // 20: persys.control.v1.DeleteWorkloadRequest
-	(*DeleteWorkloadResponse)(nil),             // 21: persys.control.v1.DeleteWorkloadResponse
-	(*WorkloadSpec)(nil),                       // 22: persys.control.v1.WorkloadSpec
-	(*Autoscale)(nil),                          // 23: persys.control.v1.Autoscale
-	(*AutoscaleStatus)(nil),                    // 24: persys.control.v1.AutoscaleStatus
-	(*RescheduleSpec)(nil),                     // 25: persys.control.v1.RescheduleSpec
-	(*SpreadRule)(nil),                         // 26: persys.control.v1.SpreadRule
-	(*AffinityRule)(nil),                       // 27: persys.control.v1.AffinityRule
-	(*JobSpec)(nil),                            // 28: persys.control.v1.JobSpec
-	(*ParameterizedSpec)(nil),                  // 29: persys.control.v1.ParameterizedSpec
-	(*ParameterSpec)(nil),                      // 30: persys.control.v1.ParameterSpec
-	(*CronSpec)(nil),                           // 31: persys.control.v1.CronSpec
-	(*TemplateView)(nil),                       // 32: persys.control.v1.TemplateView
-	(*Exit)(nil),                               // 33: persys.control.v1.Exit
-	(*JobResult)(nil),                          // 34: persys.control.v1.JobResult
-	(*UpdateStrategy)(nil),                     // 35: persys.control.v1.UpdateStrategy
-	(*HealthCheck)(nil),                        // 36: persys.control.v1.HealthCheck
-	(*ResourceRequirements)(nil),               // 37: persys.control.v1.ResourceRequirements
-	(*ContainerSpec)(nil),                      // 38: persys.control.v1.ContainerSpec
-	(*ObjectFile)(nil),                         // 39: persys.control.v1.ObjectFile
-	(*ContainerNetwork)(nil),                   // 40: persys.control.v1.ContainerNetwork
-	(*Ulimit)(nil),                             // 41: persys.control.v1.Ulimit
-	(*Device)(nil),                             // 42: persys.control.v1.Device
-	(*DeviceRequest)(nil),                      // 43: persys.control.v1.DeviceRequest
-	(*Logging)(nil),                            // 44: persys.control.v1.Logging
-	(*EngineHealthCheck)(nil),                  // 45: persys.control.v1.EngineHealthCheck
-	(*VolumeMount)(nil),                        // 46: persys.control.v1.VolumeMount
-	(*Port)(nil),                               // 47: persys.control.v1.Port
-	(*ComposeSpec)(nil),                        // 48: persys.control.v1.ComposeSpec
-	(*StackObject)(nil),                        // 49: persys.control.v1.StackObject
-	(*StackFile)(nil),                          // 50: persys.control.v1.StackFile
-	(*VMSpec)(nil),                             // 51: persys.control.v1.VMSpec
-	(*VMLogin)(nil),                            // 52: persys.control.v1.VMLogin
-	(*DiskConfig)(nil),                         // 53: persys.control.v1.DiskConfig
-	(*NetworkConfig)(nil),                      // 54: persys.control.v1.NetworkConfig
-	(*CloudInitConfig)(nil),                    // 55: persys.control.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),                  // 56: persys.control.v1.ManagedVolumeSpec
-	(*WorkloadUsageSnapshot)(nil),              // 57: persys.control.v1.WorkloadUsageSnapshot
-	(*ReasonDetail)(nil),                       // 58: persys.control.v1.ReasonDetail
-	(*WorkloadStatus)(nil),                     // 59: persys.control.v1.WorkloadStatus
-	(*RetryWorkloadRequest)(nil),               // 60: persys.control.v1.RetryWorkloadRequest
-	(*RetryWorkloadResponse)(nil),              // 61: persys.control.v1.RetryWorkloadResponse
-	(*ListNodesRequest)(nil),                   // 62: persys.control.v1.ListNodesRequest
-	(*GetNodeRequest)(nil),                     // 63: persys.control.v1.GetNodeRequest
-	(*ListNodesResponse)(nil),                  // 64: persys.control.v1.ListNodesResponse
-	(*GetNodeResponse)(nil),                    // 65: persys.control.v1.GetNodeResponse
-	(*NodeView)(nil),                           // 66: persys.control.v1.NodeView
-	(*DeviceView)(nil),                         // 67: persys.control.v1.DeviceView
-	(*ListWorkloadsRequest)(nil),               // 68: persys.control.v1.ListWorkloadsRequest
-	(*GetWorkloadRequest)(nil),                 // 69: persys.control.v1.GetWorkloadRequest
-	(*ListWorkloadsResponse)(nil),              // 70: persys.control.v1.ListWorkloadsResponse
-	(*GetWorkloadResponse)(nil),                // 71: persys.control.v1.GetWorkloadResponse
-	(*WorkloadView)(nil),                       // 72: persys.control.v1.WorkloadView
-	(*Stopping)(nil),                           // 73: persys.control.v1.Stopping
-	(*SystemMembers)(nil),                      // 74: persys.control.v1.SystemMembers
-	(*SystemMember)(nil),                       // 75: persys.control.v1.SystemMember
-	(*WorkloadAction)(nil),                     // 76: persys.control.v1.WorkloadAction
-	(*GetClusterSummaryRequest)(nil),           // 77: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 78: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 79: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 80: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 81: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 82: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 83: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 84: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 85: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 86: persys.control.v1.StreamError
-	nil,                                        // 87: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 88: persys.control.v1.NodeCapabilities.DevicesEntry
-	nil,                                        // 89: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 90: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 91: persys.control.v1.WorkloadSpec.TagsEntry
-	nil,                                        // 92: persys.control.v1.ResourceRequirements.DevicesEntry
-	nil,                                        // 93: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 94: persys.control.v1.ContainerSpec.UlimitsEntry
-	nil,                                        // 95: persys.control.v1.ContainerSpec.SysctlsEntry
-	nil,                                        // 96: persys.control.v1.ContainerSpec.LabelsEntry
-	nil,                                        // 97: persys.control.v1.ContainerSpec.AnnotationsEntry
-	nil,                                        // 98: persys.control.v1.ContainerSpec.EnvSecretsEntry
-	nil,                                        // 99: persys.control.v1.ContainerSpec.EnvConfigsEntry
-	nil,                                        // 100: persys.control.v1.DeviceRequest.OptionsEntry
-	nil,                                        // 101: persys.control.v1.Logging.OptionsEntry
-	nil,                                        // 102: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 103: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 104: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 105: google.protobuf.Timestamp
-	(*v1.NetworkNames)(nil),                    // 106: persys.agent.v1.NetworkNames
-	(*v1.NetworkView)(nil),                     // 107: persys.agent.v1.NetworkView
-	(*durationpb.Duration)(nil),                // 108: google.protobuf.Duration
+	(*VolumeReport)(nil),                       // 14: persys.control.v1.VolumeReport
+	(*HeldVolume)(nil),                         // 15: persys.control.v1.HeldVolume
+	(*StoragePoolUsage)(nil),                   // 16: persys.control.v1.StoragePoolUsage
+	(*NodeUsage)(nil),                          // 17: persys.control.v1.NodeUsage
+	(*HeartbeatResponse)(nil),                  // 18: persys.control.v1.HeartbeatResponse
+	(*ApplyWorkloadRequest)(nil),               // 19: persys.control.v1.ApplyWorkloadRequest
+	(*ApplyWorkloadResponse)(nil),              // 20: persys.control.v1.ApplyWorkloadResponse
+	(*TakenBack)(nil),                          // 21: persys.control.v1.TakenBack
+	(*DeleteWorkloadRequest)(nil),              // 22: persys.control.v1.DeleteWorkloadRequest
+	(*DeleteWorkloadResponse)(nil),             // 23: persys.control.v1.DeleteWorkloadResponse
+	(*WorkloadSpec)(nil),                       // 24: persys.control.v1.WorkloadSpec
+	(*Autoscale)(nil),                          // 25: persys.control.v1.Autoscale
+	(*AutoscaleStatus)(nil),                    // 26: persys.control.v1.AutoscaleStatus
+	(*RescheduleSpec)(nil),                     // 27: persys.control.v1.RescheduleSpec
+	(*SpreadRule)(nil),                         // 28: persys.control.v1.SpreadRule
+	(*AffinityRule)(nil),                       // 29: persys.control.v1.AffinityRule
+	(*JobSpec)(nil),                            // 30: persys.control.v1.JobSpec
+	(*ParameterizedSpec)(nil),                  // 31: persys.control.v1.ParameterizedSpec
+	(*ParameterSpec)(nil),                      // 32: persys.control.v1.ParameterSpec
+	(*CronSpec)(nil),                           // 33: persys.control.v1.CronSpec
+	(*TemplateView)(nil),                       // 34: persys.control.v1.TemplateView
+	(*Exit)(nil),                               // 35: persys.control.v1.Exit
+	(*JobResult)(nil),                          // 36: persys.control.v1.JobResult
+	(*UpdateStrategy)(nil),                     // 37: persys.control.v1.UpdateStrategy
+	(*HealthCheck)(nil),                        // 38: persys.control.v1.HealthCheck
+	(*ResourceRequirements)(nil),               // 39: persys.control.v1.ResourceRequirements
+	(*ContainerSpec)(nil),                      // 40: persys.control.v1.ContainerSpec
+	(*ObjectFile)(nil),                         // 41: persys.control.v1.ObjectFile
+	(*ContainerNetwork)(nil),                   // 42: persys.control.v1.ContainerNetwork
+	(*Ulimit)(nil),                             // 43: persys.control.v1.Ulimit
+	(*Device)(nil),                             // 44: persys.control.v1.Device
+	(*DeviceRequest)(nil),                      // 45: persys.control.v1.DeviceRequest
+	(*Logging)(nil),                            // 46: persys.control.v1.Logging
+	(*EngineHealthCheck)(nil),                  // 47: persys.control.v1.EngineHealthCheck
+	(*VolumeMount)(nil),                        // 48: persys.control.v1.VolumeMount
+	(*Port)(nil),                               // 49: persys.control.v1.Port
+	(*ComposeSpec)(nil),                        // 50: persys.control.v1.ComposeSpec
+	(*StackObject)(nil),                        // 51: persys.control.v1.StackObject
+	(*StackFile)(nil),                          // 52: persys.control.v1.StackFile
+	(*VMSpec)(nil),                             // 53: persys.control.v1.VMSpec
+	(*VMLogin)(nil),                            // 54: persys.control.v1.VMLogin
+	(*DiskConfig)(nil),                         // 55: persys.control.v1.DiskConfig
+	(*NetworkConfig)(nil),                      // 56: persys.control.v1.NetworkConfig
+	(*CloudInitConfig)(nil),                    // 57: persys.control.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),                  // 58: persys.control.v1.ManagedVolumeSpec
+	(*WorkloadUsageSnapshot)(nil),              // 59: persys.control.v1.WorkloadUsageSnapshot
+	(*ReasonDetail)(nil),                       // 60: persys.control.v1.ReasonDetail
+	(*WorkloadStatus)(nil),                     // 61: persys.control.v1.WorkloadStatus
+	(*RetryWorkloadRequest)(nil),               // 62: persys.control.v1.RetryWorkloadRequest
+	(*RetryWorkloadResponse)(nil),              // 63: persys.control.v1.RetryWorkloadResponse
+	(*ListNodesRequest)(nil),                   // 64: persys.control.v1.ListNodesRequest
+	(*GetNodeRequest)(nil),                     // 65: persys.control.v1.GetNodeRequest
+	(*ListNodesResponse)(nil),                  // 66: persys.control.v1.ListNodesResponse
+	(*GetNodeResponse)(nil),                    // 67: persys.control.v1.GetNodeResponse
+	(*NodeView)(nil),                           // 68: persys.control.v1.NodeView
+	(*DeviceView)(nil),                         // 69: persys.control.v1.DeviceView
+	(*ListWorkloadsRequest)(nil),               // 70: persys.control.v1.ListWorkloadsRequest
+	(*GetWorkloadRequest)(nil),                 // 71: persys.control.v1.GetWorkloadRequest
+	(*ListWorkloadsResponse)(nil),              // 72: persys.control.v1.ListWorkloadsResponse
+	(*GetWorkloadResponse)(nil),                // 73: persys.control.v1.GetWorkloadResponse
+	(*WorkloadView)(nil),                       // 74: persys.control.v1.WorkloadView
+	(*Stopping)(nil),                           // 75: persys.control.v1.Stopping
+	(*SystemMembers)(nil),                      // 76: persys.control.v1.SystemMembers
+	(*SystemMember)(nil),                       // 77: persys.control.v1.SystemMember
+	(*WorkloadAction)(nil),                     // 78: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 79: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 80: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 81: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 82: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 83: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 84: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 85: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 86: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 87: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 88: persys.control.v1.StreamError
+	nil,                                        // 89: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 90: persys.control.v1.NodeCapabilities.DevicesEntry
+	nil,                                        // 91: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 92: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 93: persys.control.v1.WorkloadSpec.TagsEntry
+	nil,                                        // 94: persys.control.v1.ResourceRequirements.DevicesEntry
+	nil,                                        // 95: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 96: persys.control.v1.ContainerSpec.UlimitsEntry
+	nil,                                        // 97: persys.control.v1.ContainerSpec.SysctlsEntry
+	nil,                                        // 98: persys.control.v1.ContainerSpec.LabelsEntry
+	nil,                                        // 99: persys.control.v1.ContainerSpec.AnnotationsEntry
+	nil,                                        // 100: persys.control.v1.ContainerSpec.EnvSecretsEntry
+	nil,                                        // 101: persys.control.v1.ContainerSpec.EnvConfigsEntry
+	nil,                                        // 102: persys.control.v1.DeviceRequest.OptionsEntry
+	nil,                                        // 103: persys.control.v1.Logging.OptionsEntry
+	nil,                                        // 104: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 105: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 106: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 107: google.protobuf.Timestamp
+	(*v1.NetworkNames)(nil),                    // 108: persys.agent.v1.NetworkNames
+	(*v1.NetworkView)(nil),                     // 109: persys.agent.v1.NetworkView
+	(*durationpb.Duration)(nil),                // 110: google.protobuf.Duration
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	105, // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	107, // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
 	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	105, // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	107, // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
 	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	87,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	105, // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	89,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	107, // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
 	9,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	84,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
-	88,  // 9: persys.control.v1.NodeCapabilities.devices:type_name -> persys.control.v1.NodeCapabilities.DevicesEntry
+	86,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	90,  // 9: persys.control.v1.NodeCapabilities.devices:type_name -> persys.control.v1.NodeCapabilities.DevicesEntry
 	8,   // 10: persys.control.v1.NodeCapabilities.networking:type_name -> persys.control.v1.NodeNetworking
-	105, // 11: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	81,  // 12: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
-	106, // 13: persys.control.v1.WatchNetworkNamesResponse.names:type_name -> persys.agent.v1.NetworkNames
-	15,  // 14: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
-	59,  // 15: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	105, // 16: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
-	57,  // 17: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	14,  // 18: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	105, // 19: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	81,  // 20: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
-	107, // 21: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
-	22,  // 22: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
-	0,   // 23: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	80,  // 24: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	80,  // 25: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
-	19,  // 26: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
-	105, // 27: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
-	37,  // 28: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
-	38,  // 29: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
-	48,  // 30: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
-	51,  // 31: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	89,  // 32: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	82,  // 33: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	90,  // 34: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	83,  // 35: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
-	36,  // 36: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
-	35,  // 37: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
-	28,  // 38: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
-	31,  // 39: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
-	25,  // 40: persys.control.v1.WorkloadSpec.reschedule:type_name -> persys.control.v1.RescheduleSpec
-	26,  // 41: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
-	27,  // 42: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
-	27,  // 43: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
-	91,  // 44: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
-	23,  // 45: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
-	23,  // 46: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
-	105, // 47: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
-	105, // 48: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
-	82,  // 49: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
-	29,  // 50: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
-	30,  // 51: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
-	31,  // 52: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
-	105, // 53: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
-	105, // 54: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
-	105, // 55: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
-	105, // 56: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
-	105, // 57: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
-	105, // 58: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
-	105, // 59: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
-	33,  // 60: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
-	92,  // 61: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
-	93,  // 62: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
-	46,  // 63: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
-	47,  // 64: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
-	56,  // 65: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	94,  // 66: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
-	95,  // 67: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
-	42,  // 68: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
-	43,  // 69: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
-	44,  // 70: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
-	96,  // 71: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
-	97,  // 72: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
-	45,  // 73: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
-	40,  // 74: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
-	39,  // 75: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
-	39,  // 76: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
-	98,  // 77: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
-	99,  // 78: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
-	100, // 79: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
-	101, // 80: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
-	108, // 81: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	108, // 82: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	108, // 83: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	108, // 84: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	102, // 85: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
-	56,  // 86: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	50,  // 87: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
-	49,  // 88: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
-	39,  // 89: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
-	53,  // 90: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
-	54,  // 91: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
-	55,  // 92: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
-	56,  // 93: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	52,  // 94: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	105, // 95: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	105, // 96: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	105, // 97: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
-	0,   // 98: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	105, // 99: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
-	58,  // 100: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
-	57,  // 101: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	80,  // 102: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	105, // 103: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
-	47,  // 104: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
-	33,  // 105: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
-	2,   // 106: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 107: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
-	66,  // 108: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
-	66,  // 109: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	105, // 110: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	105, // 111: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	103, // 112: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	105, // 113: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	84,  // 114: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	85,  // 115: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	15,  // 116: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	67,  // 117: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
-	2,   // 118: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 119: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	72,  // 120: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	72,  // 121: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	105, // 122: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	105, // 123: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	58,  // 124: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	57,  // 125: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	80,  // 126: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	105, // 127: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	104, // 128: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	47,  // 129: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	22,  // 130: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	76,  // 131: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	34,  // 132: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
-	32,  // 133: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
-	105, // 134: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
-	24,  // 135: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	74,  // 136: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
-	73,  // 137: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
-	105, // 138: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
-	75,  // 139: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
-	105, // 140: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	105, // 141: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	105, // 142: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 143: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	105, // 144: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 145: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	13,  // 146: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	17,  // 147: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	20,  // 148: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	10,  // 149: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	16,  // 150: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	18,  // 151: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	21,  // 152: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	86,  // 153: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	105, // 154: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
-	41,  // 155: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
-	6,   // 156: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	13,  // 157: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	11,  // 158: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
-	17,  // 159: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	20,  // 160: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	60,  // 161: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 162: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	62,  // 163: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	63,  // 164: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	68,  // 165: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	69,  // 166: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	77,  // 167: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	79,  // 168: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	10,  // 169: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	16,  // 170: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	12,  // 171: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
-	18,  // 172: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	21,  // 173: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	61,  // 174: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 175: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	64,  // 176: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	65,  // 177: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	70,  // 178: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	71,  // 179: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	78,  // 180: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	79,  // 181: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	169, // [169:182] is the sub-list for method output_type
-	156, // [156:169] is the sub-list for method input_type
-	156, // [156:156] is the sub-list for extension type_name
-	156, // [156:156] is the sub-list for extension extendee
-	0,   // [0:156] is the sub-list for field type_name
+	107, // 11: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	83,  // 12: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	108, // 13: persys.control.v1.WatchNetworkNamesResponse.names:type_name -> persys.agent.v1.NetworkNames
+	17,  // 14: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
+	61,  // 15: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
+	107, // 16: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	59,  // 17: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	14,  // 18: persys.control.v1.HeartbeatRequest.volumes:type_name -> persys.control.v1.VolumeReport
+	15,  // 19: persys.control.v1.VolumeReport.volumes:type_name -> persys.control.v1.HeldVolume
+	16,  // 20: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
+	107, // 21: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	83,  // 22: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	109, // 23: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
+	24,  // 24: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
+	0,   // 25: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
+	82,  // 26: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	82,  // 27: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
+	21,  // 28: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
+	107, // 29: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
+	39,  // 30: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
+	40,  // 31: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
+	50,  // 32: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
+	53,  // 33: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
+	91,  // 34: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	84,  // 35: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	92,  // 36: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	85,  // 37: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	38,  // 38: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
+	37,  // 39: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
+	30,  // 40: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
+	33,  // 41: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
+	27,  // 42: persys.control.v1.WorkloadSpec.reschedule:type_name -> persys.control.v1.RescheduleSpec
+	28,  // 43: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
+	29,  // 44: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
+	29,  // 45: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
+	93,  // 46: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
+	25,  // 47: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
+	25,  // 48: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
+	107, // 49: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
+	107, // 50: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
+	84,  // 51: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
+	31,  // 52: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
+	32,  // 53: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
+	33,  // 54: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
+	107, // 55: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
+	107, // 56: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
+	107, // 57: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
+	107, // 58: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
+	107, // 59: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
+	107, // 60: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
+	107, // 61: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
+	35,  // 62: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
+	94,  // 63: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
+	95,  // 64: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	48,  // 65: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
+	49,  // 66: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
+	58,  // 67: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	96,  // 68: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
+	97,  // 69: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
+	44,  // 70: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
+	45,  // 71: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
+	46,  // 72: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
+	98,  // 73: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
+	99,  // 74: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
+	47,  // 75: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
+	42,  // 76: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
+	41,  // 77: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
+	41,  // 78: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
+	100, // 79: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
+	101, // 80: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
+	102, // 81: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
+	103, // 82: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
+	110, // 83: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	110, // 84: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	110, // 85: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	110, // 86: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	104, // 87: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	58,  // 88: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	52,  // 89: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
+	51,  // 90: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
+	41,  // 91: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
+	55,  // 92: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
+	56,  // 93: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
+	57,  // 94: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
+	58,  // 95: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	54,  // 96: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
+	107, // 97: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	107, // 98: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	107, // 99: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	0,   // 100: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
+	107, // 101: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	60,  // 102: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
+	59,  // 103: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	82,  // 104: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	107, // 105: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	49,  // 106: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
+	35,  // 107: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
+	2,   // 108: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 109: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
+	68,  // 110: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
+	68,  // 111: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
+	107, // 112: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	107, // 113: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	105, // 114: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	107, // 115: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	86,  // 116: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	87,  // 117: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	17,  // 118: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	69,  // 119: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
+	2,   // 120: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 121: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	74,  // 122: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	74,  // 123: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	107, // 124: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	107, // 125: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	60,  // 126: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	59,  // 127: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	82,  // 128: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	107, // 129: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	106, // 130: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	49,  // 131: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	24,  // 132: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	78,  // 133: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	36,  // 134: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
+	34,  // 135: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
+	107, // 136: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	26,  // 137: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	76,  // 138: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
+	75,  // 139: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
+	107, // 140: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
+	77,  // 141: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
+	107, // 142: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	107, // 143: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	107, // 144: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 145: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	107, // 146: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 147: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	13,  // 148: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	19,  // 149: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	22,  // 150: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	10,  // 151: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	18,  // 152: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	20,  // 153: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	23,  // 154: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	88,  // 155: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	107, // 156: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	43,  // 157: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 158: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	13,  // 159: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	11,  // 160: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
+	19,  // 161: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	22,  // 162: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	62,  // 163: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 164: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	64,  // 165: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	65,  // 166: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	70,  // 167: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	71,  // 168: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	79,  // 169: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	81,  // 170: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	10,  // 171: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	18,  // 172: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	12,  // 173: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
+	20,  // 174: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	23,  // 175: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	63,  // 176: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 177: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	66,  // 178: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	67,  // 179: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	72,  // 180: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	73,  // 181: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	80,  // 182: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	81,  // 183: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	171, // [171:184] is the sub-list for method output_type
+	158, // [158:171] is the sub-list for method input_type
+	158, // [158:158] is the sub-list for extension type_name
+	158, // [158:158] is the sub-list for extension extendee
+	0,   // [0:158] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -10217,18 +10563,18 @@ func file_api_control_v1_control_proto_init() {
 	if File_api_control_v1_control_proto != nil {
 		return
 	}
-	file_api_control_v1_control_proto_msgTypes[19].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[21].OneofWrappers = []any{
 		(*WorkloadSpec_Container)(nil),
 		(*WorkloadSpec_Compose)(nil),
 		(*WorkloadSpec_Vm)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[21].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[22].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[25].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[28].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[35].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[36].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[76].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[23].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[24].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[27].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[30].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[37].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[38].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[78].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -10245,7 +10591,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   102,
+			NumMessages:   104,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -2,7 +2,7 @@
 //
 // Compatible on the wire with legacy v1 peers. Every number below 1000 belongs to that shared
 // contract and never changes. Our own additions start at 1000; older peers skip them as unknown
-// fields. api/testdata/control.tsv lists the contract, and a test compares it with this file.
+// fields. api/testdata/control.tsv lists all numbers of the contract, and a test compares this file with it.
 //
 // Units, unless a field says otherwise: CPU in millicores (1000 = one core), memory in MiB (fields
 // ending in _mb), disk in GiB (fields ending in _gb).
@@ -50,29 +50,31 @@ const (
 // AgentControl is served by every scheduler replica (TCP 8085). Any replica answers any call:
 // writes and linearizable reads are forwarded to the leader, one hop at most.
 //
-// Refusals of a well-formed request are in the response (success, accepted or acknowledged =
-// false). A gRPC error means a malformed request, an unknown id on a read, or that there is no
+// If a well-formed request is refused, the response says so (success, accepted or acknowledged = false). A
+// gRPC error means a malformed request, an unknown id on a read, or that there is no
 // leader.
 type AgentControlClient interface {
-	// Registers a node and grants its first lease. InvalidArgument without a node id or with an
-	// invalid grpc_endpoint; otherwise a refusal has accepted = false and a reason.
+	// Registers a node and grants its first lease. The error is InvalidArgument if the node id is missing or
+	// grpc_endpoint is invalid. Every other refusal is an answer with accepted = false and a reason.
 	RegisterNode(ctx context.Context, in *RegisterNodeRequest, opts ...grpc.CallOption) (*RegisterNodeResponse, error)
-	// Reports liveness, usage and workload statuses, and extends the lease. NotFound for an unknown
-	// node, which must register again.
+	// Reports liveness, usage and workload statuses, and extends the lease. The error is NotFound if the
+	// schedulers do not know the node; the agent must then register again.
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatResponse, error)
-	// Returns the names of the members of the node's networks, for its resolver. Waits up to 4 s for others than those
-	// with the digest that the agent has. Any replica that knows a leader answers; otherwise Unavailable.
+	// Returns the names of the members of the node's networks, for its resolver. If the agent already has the
+	// present names, by the digest that it sends, the call waits for up to 4 s for a change. Any replica that
+	// knows a leader answers; a replica without a leader answers Unavailable.
 	WatchNetworkNames(ctx context.Context, in *WatchNetworkNamesRequest, opts ...grpc.CallOption) (*WatchNetworkNamesResponse, error)
-	// Creates or changes one workload, or, without a spec, only its desired state. InvalidArgument
-	// without a workload id; every other refusal has success = false. Success means that a majority
-	// of the replicas has committed the change.
+	// Creates or changes one workload, or, without a spec, only its desired state. The error is
+	// InvalidArgument if the workload id is missing. Every other refusal is an answer with success = false.
+	// Success means that a majority of the replicas has committed the change.
 	ApplyWorkload(ctx context.Context, in *ApplyWorkloadRequest, opts ...grpc.CallOption) (*ApplyWorkloadResponse, error)
-	// Marks a workload for deletion. The record is removed when the agent has confirmed that the
-	// workload is gone.
+	// Marks a workload for deletion. The record is removed when the workload's agent has confirmed that it has
+	// no instance of the workload any more.
 	DeleteWorkload(ctx context.Context, in *DeleteWorkloadRequest, opts ...grpc.CallOption) (*DeleteWorkloadResponse, error)
-	// Ends the back-off of a failed workload, so that it is retried at once.
+	// Ends the pause before the next attempt of a failed workload, so that it is tried again at once.
 	RetryWorkload(ctx context.Context, in *RetryWorkloadRequest, opts ...grpc.CallOption) (*RetryWorkloadResponse, error)
-	// Submits a change that the automation service proposes; it is applied only if it is allowed.
+	// Submits a change that an automation service outside of the cluster proposes. A proposal to scale a group
+	// is carried out only if the group's namespace allows it (Namespace.allow_scaling).
 	SubmitAutomationSuggestion(ctx context.Context, in *SubmitAutomationSuggestionRequest, opts ...grpc.CallOption) (*SubmitAutomationSuggestionResponse, error)
 	// Lists the nodes that match the filters, in id order.
 	ListNodes(ctx context.Context, in *ListNodesRequest, opts ...grpc.CallOption) (*ListNodesResponse, error)
@@ -84,8 +86,8 @@ type AgentControlClient interface {
 	GetWorkload(ctx context.Context, in *GetWorkloadRequest, opts ...grpc.CallOption) (*GetWorkloadResponse, error)
 	// Returns the numbers of nodes and workloads by state.
 	GetClusterSummary(ctx context.Context, in *GetClusterSummaryRequest, opts ...grpc.CallOption) (*GetClusterSummaryResponse, error)
-	// Carries register, heartbeat, apply and delete over one stream. Each request is answered, in
-	// order, by one message with the request's correlation id and an answer arm (numbers from 1000).
+	// Carries register, heartbeat, apply and delete over one stream. Each request is answered, in order, by
+	// one message with the request's correlation id. The oneof fields with numbers from 1000 are the answers.
 	ControlStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ControlMessage, ControlMessage], error)
 }
 
@@ -237,29 +239,31 @@ type AgentControl_ControlStreamClient = grpc.BidiStreamingClient[ControlMessage,
 // AgentControl is served by every scheduler replica (TCP 8085). Any replica answers any call:
 // writes and linearizable reads are forwarded to the leader, one hop at most.
 //
-// Refusals of a well-formed request are in the response (success, accepted or acknowledged =
-// false). A gRPC error means a malformed request, an unknown id on a read, or that there is no
+// If a well-formed request is refused, the response says so (success, accepted or acknowledged = false). A
+// gRPC error means a malformed request, an unknown id on a read, or that there is no
 // leader.
 type AgentControlServer interface {
-	// Registers a node and grants its first lease. InvalidArgument without a node id or with an
-	// invalid grpc_endpoint; otherwise a refusal has accepted = false and a reason.
+	// Registers a node and grants its first lease. The error is InvalidArgument if the node id is missing or
+	// grpc_endpoint is invalid. Every other refusal is an answer with accepted = false and a reason.
 	RegisterNode(context.Context, *RegisterNodeRequest) (*RegisterNodeResponse, error)
-	// Reports liveness, usage and workload statuses, and extends the lease. NotFound for an unknown
-	// node, which must register again.
+	// Reports liveness, usage and workload statuses, and extends the lease. The error is NotFound if the
+	// schedulers do not know the node; the agent must then register again.
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatResponse, error)
-	// Returns the names of the members of the node's networks, for its resolver. Waits up to 4 s for others than those
-	// with the digest that the agent has. Any replica that knows a leader answers; otherwise Unavailable.
+	// Returns the names of the members of the node's networks, for its resolver. If the agent already has the
+	// present names, by the digest that it sends, the call waits for up to 4 s for a change. Any replica that
+	// knows a leader answers; a replica without a leader answers Unavailable.
 	WatchNetworkNames(context.Context, *WatchNetworkNamesRequest) (*WatchNetworkNamesResponse, error)
-	// Creates or changes one workload, or, without a spec, only its desired state. InvalidArgument
-	// without a workload id; every other refusal has success = false. Success means that a majority
-	// of the replicas has committed the change.
+	// Creates or changes one workload, or, without a spec, only its desired state. The error is
+	// InvalidArgument if the workload id is missing. Every other refusal is an answer with success = false.
+	// Success means that a majority of the replicas has committed the change.
 	ApplyWorkload(context.Context, *ApplyWorkloadRequest) (*ApplyWorkloadResponse, error)
-	// Marks a workload for deletion. The record is removed when the agent has confirmed that the
-	// workload is gone.
+	// Marks a workload for deletion. The record is removed when the workload's agent has confirmed that it has
+	// no instance of the workload any more.
 	DeleteWorkload(context.Context, *DeleteWorkloadRequest) (*DeleteWorkloadResponse, error)
-	// Ends the back-off of a failed workload, so that it is retried at once.
+	// Ends the pause before the next attempt of a failed workload, so that it is tried again at once.
 	RetryWorkload(context.Context, *RetryWorkloadRequest) (*RetryWorkloadResponse, error)
-	// Submits a change that the automation service proposes; it is applied only if it is allowed.
+	// Submits a change that an automation service outside of the cluster proposes. A proposal to scale a group
+	// is carried out only if the group's namespace allows it (Namespace.allow_scaling).
 	SubmitAutomationSuggestion(context.Context, *SubmitAutomationSuggestionRequest) (*SubmitAutomationSuggestionResponse, error)
 	// Lists the nodes that match the filters, in id order.
 	ListNodes(context.Context, *ListNodesRequest) (*ListNodesResponse, error)
@@ -271,8 +275,8 @@ type AgentControlServer interface {
 	GetWorkload(context.Context, *GetWorkloadRequest) (*GetWorkloadResponse, error)
 	// Returns the numbers of nodes and workloads by state.
 	GetClusterSummary(context.Context, *GetClusterSummaryRequest) (*GetClusterSummaryResponse, error)
-	// Carries register, heartbeat, apply and delete over one stream. Each request is answered, in
-	// order, by one message with the request's correlation id and an answer arm (numbers from 1000).
+	// Carries register, heartbeat, apply and delete over one stream. Each request is answered, in order, by
+	// one message with the request's correlation id. The oneof fields with numbers from 1000 are the answers.
 	ControlStream(grpc.BidiStreamingServer[ControlMessage, ControlMessage]) error
 	mustEmbedUnimplementedAgentControlServer()
 }

@@ -20,7 +20,8 @@ var schedulerPaths = [...]string{"/var/lib/persys/scheduler", "/etc/persys/sched
 // settingsDir is the folder of settings and certificates.
 const settingsDir = "/etc/persys"
 
-// ceiling returns the ceiling of this machine: the most that any workload may ask of it.
+// ceiling returns the policy of this machine (PERSYS_POLICY) and its protected paths. They limit the rights and
+// resources that any workload can get on this node.
 func (c *Config) ceiling() (agent.Ceiling, error) {
 	out := agent.Ceiling{
 		Private:   []string{c.StatePath + ".tls", c.StatePath + ".schedulers", c.FencerDir, c.CredsFile, c.ComposeDir, settingsDir},
@@ -53,7 +54,7 @@ func (c *Config) ceiling() (agent.Ceiling, error) {
 	return out, err
 }
 
-// policy returns the policy that PERSYS_POLICY names; nil if it is not set.
+// policy returns the policy that the setting PERSYS_POLICY names; nil if the setting is empty.
 func (c *Config) policy() (*policy.Policy, error) {
 	if c.Policy == "" {
 		return nil, nil

@@ -34,18 +34,18 @@ func TestThePolicySettingNamesAPolicyOrFile(t *testing.T) {
 		switch {
 		case tt.fault != "":
 			if err == nil || !strings.Contains(err.Error(), tt.fault) || !strings.Contains(err.Error(), "PERSYS_POLICY") {
-				t.Errorf("%q: %v, want %q", tt.setting, err, tt.fault)
+				t.Errorf("with PERSYS_POLICY %q, reading the policy returned %v, want %q", tt.setting, err, tt.fault)
 			}
 		case err != nil:
 			t.Errorf("%q: %v", tt.setting, err)
 		case tt.name == "" && got.Policy != nil, tt.name != "" && (got.Policy == nil || got.Policy.Name != tt.name):
-			t.Errorf("%q: the policy is %+v, want %q", tt.setting, got.Policy, tt.name)
+			t.Errorf("with PERSYS_POLICY %q the policy is %+v, want %q", tt.setting, got.Policy, tt.name)
 		}
 	}
 }
 
-// TestPathsOfTheCeiling: the ceiling lists the agent's keys and files as private, and the data folders of
-// schedulers as protected.
+// TestPathsOfTheCeiling: the agent's limits for workloads (its ceiling) must list the agent's own keys and files, and
+// the data folders of schedulers, as paths that no workload may mount.
 func TestPathsOfTheCeiling(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", "/home/x/state")
 	var c Config
@@ -71,6 +71,6 @@ func TestPathsOfTheCeiling(t *testing.T) {
 		}
 	}
 	if !slices.Equal(got.Protected, []string{"/srv/s1"}) {
-		t.Errorf("protected are %v", got.Protected)
+		t.Errorf("the protected folders are %v", got.Protected)
 	}
 }

@@ -178,8 +178,8 @@ func (c *Config) hosts() []string {
 	return enrol.Hosts(c.GRPCAddr, advertised)
 }
 
-// begin fills in the settings that have no value and returns the name of this node and the version that it
-// reports.
+// begin fills in the settings that have no value. It returns the name of this node and, in reports, the version that
+// the agent sends to the schedulers.
 func (c *Config) begin(version string) (node, reports string, err error) {
 	if err := c.complete(); err != nil {
 		return "", "", err
@@ -256,7 +256,7 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// gc returns the settings of garbage collection.
+// gc converts the settings of garbage collection to the form that package agent takes.
 func (c *Config) gc() agent.GC {
 	out := agent.GC{Orphans: c.GCOrphans, FailedAfter: c.GCFailedAge, VolumesAfter: c.GCVolumeAge, ImageBudget: int64(c.GCImageBudget) << 30}
 	if c.GC {
@@ -265,7 +265,7 @@ func (c *Config) gc() agent.GC {
 	return out
 }
 
-// storage returns the settings of managed volumes.
+// storage converts the settings of managed volumes to the form that package volume takes.
 func (c *Config) storage() volume.Config {
 	out := volume.Config{
 		Pools: []volume.PoolConfig{{Name: volume.DefaultPool, Path: c.LocalRoot}},

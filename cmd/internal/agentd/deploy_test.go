@@ -52,8 +52,8 @@ type daemonSet struct {
 	}
 }
 
-// The agent's Kubernetes manifest sets only variables that the agent has, to valid values, exposes the ports
-// that the program listens on, and runs the image that this repository builds.
+// The agent's Kubernetes manifest must set only variables that the agent has, to valid values, exposes the ports that
+// the program listens on, and runs the image that this repository builds.
 func TestDaemonSetFitsTheProgram(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/kubernetes/persys-agent.yaml")
 	if err != nil {
@@ -115,7 +115,7 @@ func TestDaemonSetFitsTheProgram(t *testing.T) {
 		t.Error(err)
 	}
 	if cfg.NodeID != "some-node" || cfg.Join != "persys-join-1.abc.def" || !cfg.TLSEnabled || cfg.Insecure {
-		t.Errorf("node %q, token %q, TLS %v", cfg.NodeID, cfg.Join, cfg.TLSEnabled)
+		t.Errorf("the settings of the manifest give node name %q, join token %q and TLS %v", cfg.NodeID, cfg.Join, cfg.TLSEnabled)
 	}
 	for _, path := range []string{cfg.StatePath, cfg.ComposeDir, strings.TrimPrefix(cfg.DockerHost, "unix://"), "/tmp/x"} {
 		if !mounted(path) {
@@ -132,19 +132,19 @@ func TestDaemonSetFitsTheProgram(t *testing.T) {
 		t.Errorf("the manifest has ports %v, but the agent listens on %d and %d", ports, cfg.GRPCPort, cfg.MetricsPort)
 	}
 	if g := c.LivenessProbe.HTTPGet; g.Path != "/health" || ports[g.Port] != cfg.MetricsPort {
-		t.Errorf("probed at %+v", g)
+		t.Errorf("the probe of the manifest uses %+v", g)
 	}
 	if d.Spec.Template.Metadata.Annotations["prometheus.io/port"] != strconv.Itoa(cfg.MetricsPort) {
-		t.Errorf("scraped at %v", d.Spec.Template.Metadata.Annotations)
+		t.Errorf("the manifest's annotations for Prometheus are %v", d.Spec.Template.Metadata.Annotations)
 	}
 	if _, err := os.Stat("../../../deploy/docker/persys-agent.Dockerfile"); err != nil {
-		t.Errorf("image %s: %v", c.Image, err)
+		t.Errorf("the manifest has image %s: %v", c.Image, err)
 	}
 }
 
-// The agent's unit file must not contain a directive that gives the service its own mount namespace (systemd.exec,
-// PrivateMounts=), because an engine would not see the volumes that the agent mounts. The file must set User, because
-// only then does systemd set HOME, below which Docker's configuration is.
+// The agent's systemd unit must not contain a directive that gives the service a mount namespace of its own (such as
+// PrivateMounts= of systemd.exec). In such a namespace the container engine would not see the volumes that the agent
+// mounts. The unit must set User=: only then does systemd set HOME, and Docker's configuration is in the home folder.
 func TestUnitIsAsTheMachineIs(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/systemd/persys-agent.service")
 	if err != nil {
@@ -159,8 +159,9 @@ func TestUnitIsAsTheMachineIs(t *testing.T) {
 	}
 }
 
-// If the package is removed, or replaced by the package with support for virtual machines, exclusive
-// workloads keep running. So the fencer, which stops them when the node's lease ends, must keep running too.
+// A user removes the agent's operating system package, or replaces it by the package with support for virtual
+// machines. Exclusive workloads keep running meanwhile. So the fencer (the process that stops them when the node's
+// lease ends) must keep running too.
 func TestRemovalLeavesTheFencerRunning(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/packages/prerm")
 	if err != nil {

@@ -26,7 +26,7 @@ func TestDevicesOfTheSettings(t *testing.T) {
 			text = err.Error()
 		}
 		if !strings.HasPrefix(text, c.want) {
-			t.Errorf("devices %v: %s, want %s", c.devices, text, c.want)
+			t.Errorf("with devices %v the answer is %s, want %s", c.devices, text, c.want)
 		}
 	}
 }

@@ -27,7 +27,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// engine is the real Docker engine with the image of the probe program.
+// engine is the Docker engine of this machine, on which the image of the probe program (a small test server) was
+// built.
 type engine struct {
 	*mobytest.Engine
 	cli   *client.Client
@@ -80,7 +81,7 @@ func newMachine(t *testing.T, change ...func(*Config)) *machine {
 	return m
 }
 
-// sweep removes the containers and mounts that a failed test left.
+// sweep removes the containers and mounts that a failed test has left on the machine.
 func (m *machine) sweep() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -120,7 +121,7 @@ func (m *machine) start() {
 	m.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
-			m.Errorf("the agent: %v", err)
+			m.Errorf("the agent ended with %v", err)
 		}
 	})
 	testbed.Until(m, "the runtimes answer", func() bool {
@@ -177,7 +178,8 @@ func (m *machine) containers(name string) []string {
 	return out
 }
 
-// ask sends a request to the probe in a workload's container. While the probe starts, it tries again.
+// ask sends a request to the probe program in a workload's container, and returns the answer. It repeats the request
+// until the probe program has started.
 func (m *machine) ask(name, path, file string) string {
 	m.Helper()
 	text := ""

@@ -29,7 +29,8 @@ const (
 	UntilIdle     = "--until-idle"
 )
 
-// fencerFor returns the agent's connection to its fencers; nil if PERSYS_FENCER is off.
+// fencerFor returns the agent's connection to its fencers (processes that stop exclusive workloads when the node's
+// lease ends); nil if the setting PERSYS_FENCER is off.
 func (c *Config) fencerFor(version string, log *slog.Logger) (agent.Fencer, error) {
 	if c.Fencer == "off" {
 		return nil, nil
@@ -74,10 +75,11 @@ func startFencer(untilIdle bool) (*os.Process, error) {
 		}
 	}
 	cmd := exec.Command(self, args...)
-	cmd.Args[0] = Name // the file may contain other programs, which start under other names
+	cmd.Args[0] = Name // the executable file may contain several programs; the name in Args[0] selects the one that runs
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
-		// The fencer must not report to the supervisor (systemd) that watches this process.
+		// Remove these variables from the fencer's environment: it needs no join token, and must not report to the
+		// supervisor (systemd) that watches this process.
 		return slices.Contains([]string{"PERSYS_JOIN", "PERSYS_JOIN_FILE", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}, name)
 	})
 	cmd.Stderr = os.Stderr
@@ -138,7 +140,8 @@ func supervised(env func(string) string, pid int) (beat, done func(), err error)
 	}, func() { conn.Close() }, nil
 }
 
-// stops returns the kinds of workloads that a fencer with these settings can stop.
+// stops returns the kinds of workloads (containers, stacks, virtual machines) that a fencer with these settings can
+// stop.
 func (c *Config) stops() []driver.Kind {
 	if c.Simulate != "" {
 		return []driver.Kind{driver.Container, driver.Compose, driver.VM}

@@ -77,7 +77,7 @@ func TestTheFencerReportsToItsSupervisor(t *testing.T) {
 	other()
 	other()
 	if got := hears(time.Second); !strings.HasPrefix(got, "READY=1") {
-		t.Errorf("the supervisor got %q", got)
+		t.Errorf("the supervisor got the message %q, want READY=1", got)
 	}
 	if got := hears(10 * time.Millisecond); got != "" {
 		t.Errorf("a fencer with the watchdog variables of another process sends %q, want no message after READY=1", got)
@@ -86,7 +86,7 @@ func TestTheFencerReportsToItsSupervisor(t *testing.T) {
 		t.Errorf("without a supervisor, supervised returned %v", err)
 	}
 	if _, _, err := supervised(env("WATCHDOG_USEC=often"), 7); err == nil || !strings.Contains(err.Error(), "WATCHDOG_USEC") {
-		t.Errorf("a wrong interval: %v", err)
+		t.Errorf("with an invalid WATCHDOG_USEC, supervised returned %v, want an error that names it", err)
 	}
 }
 
@@ -97,7 +97,8 @@ func TestFencerOffEndsTheProgram(t *testing.T) {
 	}
 }
 
-// A fencer reports which kinds of workloads it can stop, so that no agent relies on it for other kinds.
+// A fencer reports which kinds of workloads it can stop, so that an agent does not accept exclusive workloads of other
+// kinds.
 func TestStopsListsTheKindsOfWorkloads(t *testing.T) {
 	vms := []driver.Kind{}
 	if libvirt.Built {
@@ -113,7 +114,7 @@ func TestStopsListsTheKindsOfWorkloads(t *testing.T) {
 		{Config{Simulate: "/sim"}, []driver.Kind{driver.Container, driver.Compose, driver.VM}},
 	} {
 		if got := c.cfg.stops(); got == nil || !slices.Equal(got, c.want) {
-			t.Errorf("%+v: %v, want %v", c.cfg, got, c.want)
+			t.Errorf("with the settings %+v the fencer stops the kinds %v, want %v", c.cfg, got, c.want)
 		}
 	}
 }

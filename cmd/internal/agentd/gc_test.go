@@ -65,8 +65,8 @@ func (m *machine) collect(dry, orphans bool) map[string]*agentv1.Garbage {
 	return out
 }
 
-// TestGarbageOnTheEngine: on a real Docker engine, a dry run lists the garbage, a run removes it, and all
-// other resources stay.
+// TestGarbageOnTheEngine: on a real Docker engine, a dry run must list the unused resources, and a run must remove
+// exactly these.
 func TestGarbageOnTheEngine(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -108,7 +108,7 @@ func TestGarbageOnTheEngine(t *testing.T) {
 	}
 	m.collect(false, false)
 	if m.there(left) || !gone(old) {
-		t.Error("garbage is left")
+		t.Error("garbage collection left garbage behind")
 	}
 	for _, id := range append(spared, ghost, web) {
 		if !m.there(id) {
@@ -205,9 +205,9 @@ func (m *machine) inspect(workload string) (image string, volumes []string) {
 	return res.Container.Image, volumes
 }
 
-// An image loses its tag when a newer image gets the same tag. If unused images exceed the budget, images without a tag
-// are removed first; an image to which a user gave another tag stays. Anonymous volumes of images are removed together
-// with their containers.
+// An image loses its tag when a newer image gets the same tag. If unused images exceed the disk budget,
+// garbage collection removes images without a tag first. An image to which a user gave another tag stays.
+// Anonymous volumes of images are removed together with their containers.
 func TestImagesWithoutATagAreRemovedFirst(t *testing.T) {
 	none := ""
 	m := newMachine(t)
@@ -254,11 +254,11 @@ func TestImagesWithoutATagAreRemovedFirst(t *testing.T) {
 	}
 	name(other)
 	if found := m.collect(false, false); len(found) != 1 || !found["image "+first].GetRemoved() {
-		t.Fatalf("found %v; want %s", found, first)
+		t.Fatalf("garbage collection found %v; want only image %s, removed", found, first)
 	}
 	for what, want := range map[string]bool{first: false, second: true, other: true} {
 		if _, err := m.cli.ImageInspect(t.Context(), what); (err == nil) != want {
-			t.Errorf("image %s exists: %v, want %v", what, err == nil, want)
+			t.Errorf("after garbage collection, whether image %s exists is %v, want %v", what, err == nil, want)
 		}
 	}
 	m.delete("app")
@@ -269,8 +269,9 @@ func TestImagesWithoutATagAreRemovedFirst(t *testing.T) {
 	}
 }
 
-// An agent that lost its state file does not know which workloads it ran. A stack with its network and volume, and an
-// exited container, must stay until a user asks for their removal. Then all of their resources must be removed.
+// An agent has lost its state file, so it does not know which workloads it ran: their instances are orphans. A stack
+// with its network and volume, and an exited container, must stay until a user asks to remove orphans. Then the stack,
+// the container and all of their resources must be removed.
 func TestOrphansOnTheEngine(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -294,7 +295,7 @@ func TestOrphansOnTheEngine(t *testing.T) {
 		return len(res.Items)
 	}
 	if networks() != 1 || len(volumes) != 1 {
-		t.Fatalf("%d networks, volumes %v", networks(), volumes)
+		t.Fatalf("the stack has %d networks and the volumes %v, want one of each", networks(), volumes)
 	}
 	m.stop()
 	if err := os.Remove(m.cfg.StatePath); err != nil {
@@ -310,11 +311,11 @@ func TestOrphansOnTheEngine(t *testing.T) {
 		t.Errorf("after the removal of the orphans these are left: containers %v, %d networks; want none", left, networks())
 	}
 	if _, err := m.cli.VolumeInspect(t.Context(), volumes[0], client.VolumeInspectOptions{}); err == nil {
-		t.Errorf("volume %s is left", volumes[0])
+		t.Errorf("volume %s of a removed stack was not deleted", volumes[0])
 	}
 
-	// A user removed the containers of a stack, so its network is garbage. A network of another node is not
-	// garbage.
+	// A user has removed the containers of a stack by hand. The network of the stack must be removed as garbage, but a
+	// network that an agent of another node made must stay.
 	nets := map[string]bool{}
 	for node, ours := range map[string]bool{m.node: true, "another-node": false} {
 		labels := m.ours("net", agent.Unbound, node)
@@ -331,7 +332,7 @@ func TestOrphansOnTheEngine(t *testing.T) {
 	}
 	for id, want := range nets {
 		if _, err := m.cli.NetworkInspect(t.Context(), id, client.NetworkInspectOptions{}); (err == nil) != want {
-			t.Errorf("network %s exists: %v, want %v", id, err == nil, want)
+			t.Errorf("after garbage collection, whether network %s exists is %v, want %v", id, err == nil, want)
 		}
 	}
 }
@@ -341,9 +342,9 @@ func (m *machine) exited(id string) bool {
 	return err == nil && res.Container.State.Status == container.StateExited
 }
 
-// An image that the agent pulled, with credentials from a file on the machine, is removed when no workload uses it and
-// the images exceed the budget. An image that the engine had before the agent stays. No log or status contains the
-// password.
+// The agent pulls an image with credentials from a file on the machine. When no workload uses the image and unused
+// images exceed the disk budget, the image must be removed. An image that the engine had before the agent was started
+// must stay. The password must not appear in a log or status.
 func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
 	const canary = "c4nary-registry-password"
 	password := ""
@@ -367,7 +368,7 @@ func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
 	m.apply("app", spec) // order the workload again, now that the machine has the correct credentials
 	testbed.Until(m, "the container", func() bool { return len(m.containers("app")) == 1 })
 
-	// A user pulls the other image before a workload uses it.
+	// A user, not the agent, pulls the second image before a workload uses it.
 	auth := client.ImagePullOptions{RegistryAuth: "eyJ1c2VybmFtZSI6InJvYm90IiwicGFzc3dvcmQiOiJjNG5hcnktcmVnaXN0cnktcGFzc3dvcmQifQ=="}
 	res, err := m.cli.ImagePull(t.Context(), before, auth)
 	if err != nil {
@@ -385,7 +386,7 @@ func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
 	}
 	for ref, want := range map[string]bool{pulled: false, before: true} {
 		if _, err := m.cli.ImageInspect(t.Context(), ref); (err == nil) != want {
-			t.Errorf("image %s exists: %v, want %v", ref, err == nil, want)
+			t.Errorf("after garbage collection, whether image %s exists is %v, want %v", ref, err == nil, want)
 		}
 	}
 	m.stop()
@@ -396,7 +397,7 @@ func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
 	said := m.log.String()
 	for where, text := range map[string]string{"the state file": string(state), "the log": said, "the status": refused} {
 		if strings.Contains(text, canary) || strings.Contains(text, auth.RegistryAuth[:24]) {
-			t.Errorf("%s holds the password", where)
+			t.Errorf("%s contains the registry password", where)
 		}
 	}
 }

@@ -37,8 +37,8 @@ func TestPlaintextIsLogged(t *testing.T) {
 	}{
 		{name: "insecure", insecure: true, tls: true, want: []string{"-insecure", "bind=127.0.0.1"}},
 		{name: "no TLS", want: []string{"PERSYS_TLS_ENABLED=false", "bind=0.0.0.0"}},
-		{name: "no TLS, bound elsewhere", told: "127.0.0.2", want: []string{"PERSYS_TLS_ENABLED=false", "bind=127.0.0.2"}},
-		{name: "insecure says it for both", insecure: true, want: []string{"-insecure"}},
+		{name: "no TLS, with another bind address", told: "127.0.0.2", want: []string{"PERSYS_TLS_ENABLED=false", "bind=127.0.0.2"}},
+		{name: "with -insecure and without TLS there is one warning", insecure: true, want: []string{"-insecure"}},
 		{name: "TLS", tls: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -49,8 +49,8 @@ func TestPlaintextIsLogged(t *testing.T) {
 			cfg.NodeID, cfg.StatePath, cfg.Standalone = "n", filepath.Join(t.TempDir(), "state.db"), true
 			cfg.Insecure, cfg.TLSEnabled, cfg.GRPCAddr = tt.insecure, tt.tls, tt.told
 			cfg.GRPCPort, cfg.MetricsPort, cfg.DockerHost, cfg.VM = 0, 0, "", false
-			// The agent logs the listen address before it reads the certificate. There is no certificate
-			// here, so without -insecure the start ends after the log line.
+			// The agent logs the listen address before it reads the certificate. This test has no certificate, so a
+			// start without -insecure fails after it has logged this line.
 			cfg.TLSCert = filepath.Join(t.TempDir(), "none.crt")
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
@@ -61,7 +61,7 @@ func TestPlaintextIsLogged(t *testing.T) {
 			}
 			warnings := strings.Count(out.String(), "plaintext")
 			if warnings != min(len(tt.want), 1) {
-				t.Errorf("%d warnings:\n%s", warnings, out.String())
+				t.Errorf("the agent logged %d warnings:\n%s", warnings, out.String())
 			}
 			for _, want := range tt.want {
 				if !strings.Contains(out.String(), want) {

@@ -13,7 +13,8 @@ import (
 	"github.com/persys/compute/agent/driver/sim"
 )
 
-// When libvirt is installed while the agent runs, the agent adds the driver of virtual machines, exactly once.
+// When libvirt is installed while the agent runs, the agent must add its driver for virtual machines at the next
+// check, and exactly once.
 func TestLibvirtIsAddedOnceItExists(t *testing.T) {
 	engine, err := sim.NewEngine(sim.Options{Kind: driver.VM})
 	if err != nil {
@@ -35,7 +36,7 @@ func TestLibvirtIsAddedOnceItExists(t *testing.T) {
 	} {
 		away, broken = c.away, c.broken
 		if got, err := m.late(agent.Binding{ClusterID: "c1", NodeID: "node-a"}); len(got) != c.want || !errors.Is(err, c.err) {
-			t.Errorf("%s: %d drivers, error %v; want %d, %v", c.what, len(got), err, c.want, c.err)
+			t.Errorf("%s: there are %d drivers and the error %v; want %d and %v", c.what, len(got), err, c.want, c.err)
 		}
 	}
 	if m.away != nil {
@@ -43,7 +44,8 @@ func TestLibvirtIsAddedOnceItExists(t *testing.T) {
 	}
 }
 
-// The agent's systemd unit starts after the sockets of all libvirt daemons.
+// The agent's systemd unit must be ordered after the sockets of all libvirt daemons, so that the agent finds libvirt
+// when the machine boots.
 func TestUnitComesAfterLibvirt(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/systemd/persys-agent.service")
 	if err != nil {

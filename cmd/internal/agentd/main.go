@@ -11,8 +11,8 @@ import (
 // Name is the name of the program.
 const Name = "persys-agent"
 
-// Main runs the program with os.Args until ctx ends. Its tasks in processes of their own must be served (package
-// child): stack.Task and gitfetch.Task.
+// Main runs the program with os.Args until ctx ends. The calling program must serve the tasks that the agent
+// runs in child processes (package child): stack.Task and gitfetch.Task.
 func Main(ctx context.Context, version string) error {
 	var cfg Config
 	fencers, untilIdle := false, false

@@ -15,32 +15,41 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// probeTime is how long an agent looks what its machine can do for networks, before each registration.
+// probeTime is the time limit for finding out, before each registration, whether this machine supports
+// networks between nodes.
 const probeTime = 3 * time.Second
 
-// networks lets the node take part in networks that span nodes.
+// networks configures the agent for networks that span nodes.
 func networks(acfg *agent.Config, cfg *Config, log *slog.Logger) {
 	if !cfg.Docker || cfg.Simulate != "" || cfg.Standalone {
 		return
 	}
-	var running *overlay.Overlay // set before the first registration
+	running := &lateOverlay{}
 	log = log.With("part", "networks")
-	resolver := names.New(func(a netip.Addr) []uint32 { return running.NetworksAt(a) }, "/etc/resolv.conf", log)
+	resolver := names.New(running, "/etc/resolv.conf", log)
 	acfg.Names = resolver
 	acfg.Overlay = func(p agent.Parts) (o network.Overlay, err error) {
-		running, err = overlay.New(overlay.Config{Node: acfg.NodeID, DockerHost: cfg.DockerHost, Store: p.Store, Names: resolver, Metrics: p.Metrics, Logger: log})
-		return running, err
+		running.Overlay, err = overlay.New(overlay.Config{Node: acfg.NodeID, DockerHost: cfg.DockerHost, Store: p.Store, Names: resolver, Metrics: p.Metrics, Logger: log})
+		return running.Overlay, err
 	}
 	acfg.Networking = func(advertise string) *controlv1.NodeNetworking {
 		ctx, cancel := context.WithTimeout(context.Background(), probeTime)
 		defer cancel()
-		return networking(ctx, advertise, running.Address(), net.DefaultResolver.LookupNetIP, overlay.Probe)
+		out := networking(ctx, advertise, running.Address(), net.DefaultResolver.LookupNetIP, overlay.Probe)
+		out.Ingress, out.HeldPorts = true, running.HeldPorts()
+		return out
 	}
+	acfg.HeldPorts = func() string { return running.HeldPorts() }
 }
 
-// networking returns what the node can do for networks. present is the node's address in the networks that it has; it
-// may be the zero address. lookup and probe are the functions of net.Resolver and of package overlay. With a problem
-// there is no address; schedulers then keep the former one.
+// lateOverlay holds the overlay network for the DNS resolver. Each of the two needs the other, so the resolver is
+// created first with an empty lateOverlay, which gets the overlay before the resolver is used.
+type lateOverlay struct{ *overlay.Overlay }
+
+// networking returns the address and the MTU with which the node takes part in networks, or the problem that prevents
+// this. present is the address that the node uses in its networks now; it may be the zero address. lookup and probe
+// are the functions of net.Resolver and of package overlay. If it returns a problem, it returns no address, and the
+// schedulers keep the address that they have for the node.
 func networking(ctx context.Context, advertise string, present netip.Addr, lookup lookupFunc, probe func(context.Context, netip.Addr) (int, string)) *controlv1.NodeNetworking {
 	address, problem := underlay(ctx, advertise, present, lookup)
 	if problem != "" {
@@ -55,8 +64,9 @@ func networking(ctx context.Context, advertise string, present netip.Addr, looku
 
 type lookupFunc func(ctx context.Context, network, host string) ([]netip.Addr, error)
 
-// underlay returns the IP address of the host:port that schedulers dial. Other nodes send the packets of networks to
-// this address. If the look-up of a name fails, the present address stays. problem says why there is no address.
+// underlay returns the IP address that belongs to advertise, the host:port at which schedulers reach this
+// node. Other nodes send the packets of networks to this address. If the look-up of a host name fails,
+// underlay returns present. problem is the reason if there is no address.
 func underlay(ctx context.Context, advertise string, present netip.Addr, lookup lookupFunc) (address netip.Addr, problem string) {
 	host, _, err := net.SplitHostPort(advertise)
 	if err != nil {
@@ -67,7 +77,7 @@ func underlay(ctx context.Context, advertise string, present netip.Addr, lookup 
 	}
 	found, err := lookup(ctx, "ip4", host)
 	switch {
-	case slices.Contains(found, present): // the order of several addresses changes
+	case slices.Contains(found, present): // DNS returns several addresses in varying order, so the present one is kept
 		return present, ""
 	case err == nil && len(found) > 0:
 	case present.IsValid():

@@ -9,14 +9,14 @@ import (
 	"testing"
 )
 
-// TestNetworkingKeepsTheAddress: a failed look-up of the endpoint's name does not take away the address that the node
-// has in its networks. With a problem there is no address.
+// TestNetworkingKeepsTheAddress: a node's endpoint is a host name whose look-up fails. The function networking must
+// return the address that the node uses already. If it reports a problem, it must return no address.
 func TestNetworkingKeepsTheAddress(t *testing.T) {
 	present := netip.MustParseAddr("10.0.0.7")
 	for _, c := range []struct {
 		name, advertise string
 		present         netip.Addr
-		found           []string // what the look-up finds; nil if it fails
+		found           []string // result of the DNS look-up; nil if it fails
 		probe           string   // problem of the probe
 		address         string
 		problem         string // words of the problem
@@ -41,7 +41,7 @@ func TestNetworkingKeepsTheAddress(t *testing.T) {
 		probe := func(context.Context, netip.Addr) (int, string) { return 1450, c.probe }
 		got := networking(t.Context(), c.advertise, c.present, lookup, probe)
 		if got.GetAddress() != c.address || (got.GetProblem() == "") != (c.problem == "") || !strings.Contains(got.GetProblem(), c.problem) {
-			t.Errorf("%s: address %q, problem %q; want %q, %q", c.name, got.GetAddress(), got.GetProblem(), c.address, c.problem)
+			t.Errorf("%s: the address is %q and the problem %q; want %q and %q", c.name, got.GetAddress(), got.GetProblem(), c.address, c.problem)
 		}
 	}
 }

@@ -191,7 +191,8 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	return serve(ctx, a, httpLis, reg, log.With("node", node))
 }
 
-// alongside runs the function run in a goroutine until the returned function end is called.
+// alongside runs the function run in a goroutine. The returned function end stops run and waits for its
+// return.
 func alongside(ctx context.Context, run func(context.Context)) (end func()) {
 	ctx, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -202,8 +203,8 @@ func alongside(ctx context.Context, run func(context.Context)) (end func()) {
 	}
 }
 
-// advertised returns the address at which schedulers reach a listener: its own, or, if that is a wildcard, the address of
-// this machine on the way to the schedulers.
+// advertised returns the address at which schedulers reach a listener: the listener's own address, or, if
+// that is a wildcard such as 0.0.0.0, the address from which this machine sends packets to the schedulers.
 func (c *Config) advertised(bound net.Addr) (string, error) {
 	host, port, err := net.SplitHostPort(bound.String())
 	if err != nil {
@@ -245,7 +246,7 @@ func (c *Config) mapping() (pki.Mapping, error) {
 	return pki.PeerMapping(c.TLSLegacyNames, c.TLSPeers)
 }
 
-// secure sets up mutual TLS for the agent API in acfg.
+// secure configures in acfg that the agent API is served with mutual TLS, with the certificate in files.
 func secure(acfg *agent.Config, cfg *Config, files *pki.Files) error {
 	if !cfg.TLSEnabled {
 		return nil
@@ -270,9 +271,9 @@ func schedulers(ctx context.Context, cfg *Config, files *pki.Files, log *slog.Lo
 		Insecure:  cfg.SchedulerInsecure,
 		UserAgent: "persys-agent",
 		CacheFile: cfg.StatePath + ".schedulers",
-		// A scheduler that does not answer is given up after one second, long before the lease of this node
-		// ends. A lease can be as short as three seconds, and the agent must reach the next leader in that time to
-		// renew it.
+		// After one second without an answer the agent tries another scheduler, long before the lease of
+		// this node ends. A lease can be as short as three seconds, and the agent must reach the next
+		// leader in that time to renew it.
 		StallAfter:   time.Second,
 		ProbeTimeout: time.Second,
 		Log:          log,
@@ -283,7 +284,8 @@ func schedulers(ctx context.Context, cfg *Config, files *pki.Files, log *slog.Lo
 	return dial.Dial(ctx, opt)
 }
 
-// drivers returns a factory that makes the workload drivers. The agent calls it once it knows its cluster.
+// drivers returns a function that makes the drivers of all kinds of workloads. The agent calls the function when it
+// knows the id of its cluster, which the drivers need.
 func drivers(cfg *Config, vms bool, log *slog.Logger) agent.Factory {
 	engine := engineDrivers(cfg, log)
 	return func(b agent.Binding) ([]driver.Driver, error) {
@@ -318,7 +320,8 @@ func machineDriver(cfg *Config, b agent.Binding, log *slog.Logger) (driver.Drive
 	return vm, nil
 }
 
-// machines waits for a libvirt that is installed or started after the agent.
+// machines adds the driver of virtual machines to a running agent when libvirt is installed or started after the
+// agent.
 type machines struct {
 	offered func() error // returns why virtual machines cannot be offered, nil if they can
 	open    func(agent.Binding) (driver.Driver, error)
@@ -366,7 +369,8 @@ func offersVMs(cfg *Config) error {
 
 const defaultLibvirt = "qemu:///system"
 
-// engineDrivers returns a factory of the drivers of the Docker engine, or of the simulated engines.
+// engineDrivers returns a function that makes the drivers of the Docker engine or, if the settings ask for it, of
+// simulated engines.
 func engineDrivers(cfg *Config, log *slog.Logger) agent.Factory {
 	creds := &store.Store{File: cfg.CredsFile, Docker: cfg.DockerConf}
 	return func(b agent.Binding) ([]driver.Driver, error) {
@@ -434,7 +438,7 @@ func serve(ctx context.Context, a *agent.Agent, lis net.Listener, reg *prometheu
 		_ = srv.Close()
 	}
 	if herr := <-done; herr != nil && !errors.Is(herr, http.ErrServerClosed) {
-		log.Warn("HTTP face ended early", "err", herr)
+		log.Warn("the HTTP server ended early", "err", herr)
 	}
 	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
 		return nil

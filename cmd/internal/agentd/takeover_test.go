@@ -117,9 +117,9 @@ func (m *machine) startedAt(id string) string {
 	return res.Container.State.StartedAt
 }
 
-// The agent takes over a node from a legacy v1 agent. No workload is restarted. Container ids, revisions and
-// times stay the same, and a stopped workload stays stopped. From then on the workloads and the volume belong
-// to this agent.
+// The agent takes over a node from a legacy v1 agent. It must restart no workload: container ids, revisions and times
+// must stay the same, and a stopped workload must stay stopped. Afterwards this agent manages the workloads and the
+// volume.
 func TestAnAgentTakesOverFromALegacyAgent(t *testing.T) {
 	m := newMachine(t)
 	e := m.existing()
@@ -140,7 +140,7 @@ func TestAnAgentTakesOverFromALegacyAgent(t *testing.T) {
 			}
 		}
 		if st := m.status("job"); st.GetActualState() != agentv1.ActualState_ACTUAL_STATE_STOPPED {
-			t.Fatalf("the stopped workload is %v", st)
+			t.Fatalf("the workload that was stopped has the status %v", st)
 		}
 		m.collect(false, false)
 		untouched("taken over")
@@ -149,8 +149,7 @@ func TestAnAgentTakesOverFromALegacyAgent(t *testing.T) {
 	m.start()
 	m.running("web")
 
-	// An order with the specification of a running workload does not restart the workload, even if the order names
-	// another revision.
+	// Send an order with the same specification under another revision name. It must not restart the workload.
 	same := &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{
 		Image: m.image, Env: map[string]string{"SECRET": "plain in their file"}, Ports: []*agentv1.PortMapping{{ContainerPort: 8080}},
 		ManagedVolumes: []*agentv1.ManagedVolumeSpec{{Name: "data", Driver: "local", MountPath: "/data", RetainPolicy: "Delete"}},
@@ -161,21 +160,21 @@ func TestAnAgentTakesOverFromALegacyAgent(t *testing.T) {
 	}
 	untouched("ordered as it is")
 
-	// An order with another environment replaces the container. The content of the volume stays.
+	// Send an order with another environment. It must replace the container and keep the content of the volume.
 	same.GetContainer().Env["V"] = "2"
 	m.apply("web", same)
 	if got := m.ask("web", "/read", "/data/f"); got != "200 theirs" {
 		t.Errorf("after an update of the container the volume holds %s, want the former content", got)
 	}
 	if now := m.containers("web"); len(now) != 1 || now[0] == e.containers["web"] {
-		t.Errorf("not updated: %v", now)
+		t.Errorf("after an update the containers are %v, want one new container", now)
 	}
 	for _, name := range []string{"web", "job", "shop"} {
 		m.delete(name)
 	}
 	for name, id := range e.containers {
 		if m.there(id) {
-			t.Errorf("container %s is left", name)
+			t.Errorf("the container of %s was not removed with its workload", name)
 		}
 	}
 	if !gone(e.data) {

@@ -13,9 +13,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestVolumeOfAContainer tests a volume with a size on the real Docker engine. The volume keeps what a container wrote
-// to it after an update, a restart of the agent and a reboot. The container does not start while the volume is not
-// mounted. The volume is deleted with the workload.
+// TestVolumeOfAContainer tests a volume with a size on the real Docker engine. What a container wrote to the volume
+// must still be there after an update of the workload, a restart of the agent and a reboot. The container must not
+// start while the volume is not mounted. When the workload is deleted, the volume must be deleted too.
 func TestVolumeOfAContainer(t *testing.T) {
 	testbed.LoopDevices(t)
 	m := newMachine(t)
@@ -37,7 +37,7 @@ func TestVolumeOfAContainer(t *testing.T) {
 	m.apply("db", next)
 	m.running("db")
 	if now := m.containers("db"); len(now) != 1 || now[0] == first[0] {
-		t.Fatalf("not updated: %v, was %v", now, first)
+		t.Fatalf("after an update the containers are %v, want one that replaces %v", now, first)
 	}
 	identityStore("an update")
 	if err := os.RemoveAll(filepath.Join(m.cfg.LocalRoot, "data.img.part")); err != nil {
@@ -74,7 +74,8 @@ func TestVolumeOfAContainer(t *testing.T) {
 	}
 }
 
-// A managed volume of a Compose workload is used for the external volume of the same name in the Compose file.
+// A Compose file declares an external volume, and the workload's managed_volumes has an entry with the same name. The
+// containers must get that managed volume.
 func TestVolumeOfAStack(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -97,7 +98,7 @@ func TestVolumeOfAStack(t *testing.T) {
 	}
 	m.delete("shop")
 	if _, err := os.Stat(filepath.Join(m.cfg.LocalRoot, "data", "f")); err != nil {
-		t.Errorf("a volume to be retained: %v", err)
+		t.Errorf("after the delete of the workload, its volume with policy Retain is gone: %v", err)
 	}
 	m.apply("bad", stack("", &agentv1.ManagedVolumeSpec{Name: "other"}))
 	testbed.Until(m, "the refusal", func() bool {

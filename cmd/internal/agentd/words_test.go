@@ -21,8 +21,8 @@ import (
 	"github.com/persys/compute/stack"
 )
 
-// TestAContainerAndAServiceMeanTheSame applies the same keys of a specification as a container and as the only service
-// of a stack, and compares the two containers that the engine creates.
+// TestAContainerAndAServiceMeanTheSame runs the same fields of a specification once as a container and once
+// as the only service of a Compose stack, and compares the two containers that the engine creates.
 func TestAContainerAndAServiceMeanTheSame(t *testing.T) {
 	m := newMachine(t)
 	tables := map[string]string{
@@ -108,16 +108,16 @@ expose: ["9000", "9001-9002/udp"]
 		if !ok || strings.ContainsAny(word, ".[") {
 			continue
 		}
-		switch word { // fields that have another name in Compose, or none
+		switch word { // fields that have another name in Compose, or do not exist there
 		case "image", "env", "restart_policy", "stop_grace_period_seconds", "managed_volumes", "env_file":
 			continue
-		case "networks": // those of a container span nodes, those of a stack are on one node
+		case "networks", "endpoint_mode": // networks of a container span nodes, networks of a stack are on one node
 			continue
-		case "secrets", "configs", "env_secrets", "env_configs", "on_change": // those of a container name objects of its namespace
+		case "secrets", "configs", "env_secrets", "env_configs", "on_change": // in a container these fields name objects of its namespace, in a stack they do not
 			continue
 		}
 		if !set[word] {
-			t.Errorf("no row of the table has the word %s", word)
+			t.Errorf("no case of the test has the field %s", word)
 		}
 	}
 }
@@ -138,8 +138,8 @@ func asJSON(t *testing.T, v any) string {
 	return string(out)
 }
 
-// made creates a workload from a specification file without starting it, and returns the engine's description of its
-// container without names and ids.
+// made creates a workload from a specification file without starting it. It returns the engine's
+// description of the container, in which it has removed names and ids.
 func (m *machine) made(t *testing.T, id, body string) container.InspectResponse {
 	t.Helper()
 	docs, err := spec.Parse("t.yaml", []byte("id: "+id+"\n"+body), spec.Options{})
@@ -163,7 +163,7 @@ func (m *machine) made(t *testing.T, id, body string) container.InspectResponse 
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(func() {
 		if err := d.Remove(ctx, driver.ID(id)); err != nil {
-			t.Errorf("remove %s: %v", id, err)
+			t.Errorf("the removal of %s returned %v", id, err)
 		}
 		_ = d.Close()
 		cancel()
@@ -189,21 +189,21 @@ func (m *machine) made(t *testing.T, id, body string) container.InspectResponse 
 		}
 	}
 	if strings.HasPrefix(in.ID, in.Config.Hostname) {
-		in.Config.Hostname = "" // the engine's default
+		in.Config.Hostname = "" // the engine makes the host name from the container's id
 	}
 	if in.Config.StopTimeout == nil {
 		in.Config.StopTimeout = new(10) // the drivers' default, which compose writes into the container
 	}
 	if in.HostConfig.RestartPolicy.Name == "" {
-		in.HostConfig.RestartPolicy.Name = "no" // the same for the engine
+		in.HostConfig.RestartPolicy.Name = "no" // to the engine, an empty policy means no
 	}
 	if len(in.HostConfig.Binds) == 0 {
 		in.HostConfig.Binds = nil
 	}
-	in.HostConfig.CPUShares = 0 // a container also gets a CPU weight in proportion to its quota
+	in.HostConfig.CPUShares = 0 // only a container workload also gets a CPU weight in proportion to its quota
 	in.Config.Image, in.Config.AttachStdout, in.Config.AttachStderr = "", false, false
 	if mode := string(in.HostConfig.NetworkMode); mode != "host" && mode != "none" {
-		in.HostConfig.NetworkMode = "" // a stack has a network of its own
+		in.HostConfig.NetworkMode = "" // differs because a stack has a network of its own
 	}
 	slices.Sort(in.HostConfig.ExtraHosts)
 	slices.SortFunc(in.HostConfig.Ulimits, func(a, b *container.Ulimit) int { return strings.Compare(a.Name, b.Name) })

@@ -21,7 +21,7 @@ func TestLoginInABrowser(t *testing.T) {
 	if !testbed.OwnNetwork(t) {
 		return
 	}
-	w, _ := startLoginWorld(t)
+	w, _ := startLoginWorldOf(t, startScheduler)
 	opts := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(testbed.Program(t, "chromium")),
 		chromedp.Flag("ignore-certificate-errors", true), chromedp.WSURLReadTimeout(time.Minute))
 	if os.Getuid() == 0 {
@@ -47,7 +47,7 @@ func TestLoginInABrowser(t *testing.T) {
 				return err
 			}
 			if got != want {
-				return fmt.Errorf("the script gives %q, want %q", got, want)
+				return fmt.Errorf("the script returned %q, want %q", got, want)
 			}
 			return nil
 		})
@@ -64,13 +64,13 @@ func TestLoginInABrowser(t *testing.T) {
 	sees(`document.getElementById("user")?.textContent`, "ada.l")
 	sees(`location.href`, w.api+"/ui/#/nodes")
 	sees(`document.querySelector("h1")?.textContent`, "Nodes")
-	// Scripts see neither the token nor a cookie.
+	// A script in the page must be able to read neither the token nor a cookie.
 	var kept string
 	if err := do(chromedp.Evaluate(`document.cookie + JSON.stringify(sessionStorage) + JSON.stringify(localStorage) + location.href`, &kept)); err != nil {
 		t.Fatal(err)
 	}
 	if strings.Contains(kept, "eyJ") || strings.Contains(kept, "persys-session") {
-		t.Errorf("scripts see %s", kept)
+		t.Errorf("scripts of the page can read the token or cookie in %s", kept)
 	}
 	// The session continues after the page is reloaded, and the gateway accepts a change from the console's page.
 	if err := do(chromedp.Reload()); err != nil {
@@ -84,4 +84,21 @@ func TestLoginInABrowser(t *testing.T) {
 	press("Sign out")
 	sees(`document.querySelector("h1")?.textContent`, "You are not signed in")
 	sees(`document.getElementById("sign-out").hidden`, "true")
+
+	// A one-time link signs in the user who made it. Its code is then neither in the address bar nor in the
+	// history of the browser.
+	code, _ := w.link("user/olga")
+	if err := do(chromedp.Navigate("about:blank"), chromedp.Navigate(w.api+"/ui/#/link/"+code)); err != nil {
+		t.Fatal(err)
+	}
+	sees(`document.getElementById("user")?.textContent`, "olga")
+	sees(`location.href`, w.api+"/ui/#/")
+	press("olga")
+	sees(`document.querySelector("dialog td")?.textContent`, "operator")
+	press("Sign out")
+	sees(`document.querySelector("h1")?.textContent`, "You are not signed in")
+	if err := do(chromedp.Navigate(w.api + "/ui/#/link/" + code)); err != nil {
+		t.Fatal(err)
+	}
+	sees(`document.getElementById("toasts")?.textContent.includes("ended")`, "true")
 }

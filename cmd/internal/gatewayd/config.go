@@ -121,7 +121,7 @@ func (c *Config) publicTLS() bool {
 	return !c.Insecure && (err != nil || port != "8585")
 }
 
-// clusterFile is the content of the cluster file.
+// clusterFile is the content of the YAML file that lists the gateway's clusters.
 type clusterFile struct {
 	Scheduler struct {
 		Default  string            `yaml:"default_cluster_id"`
@@ -175,8 +175,8 @@ func (c *Config) clusters(log *slog.Logger) (all []gateway.Cluster, first string
 	return all, first, nil
 }
 
-// listed returns the clusters from the first source that names some, and the id of the default cluster that a
-// file names.
+// listed returns the clusters from the first source that names clusters (see clusters), and the id of the
+// default cluster if a file names one.
 func (c *Config) listed() (all []gateway.Cluster, first string, err error) {
 	var entries []clusterEntry
 	if err := strict([]byte(c.Clusters), &entries); err != nil {
@@ -217,8 +217,8 @@ func (c *Config) listed() (all []gateway.Cluster, first string, err error) {
 	return []gateway.Cluster{g}, first, nil
 }
 
-// byDNS returns the schedulers of the discovery domain from its SRV records. If there are no SRV records, it looks up
-// the names that legacy v1 gateways look up, in the same order (contract/gateway-rest.md).
+// byDNS returns the schedulers of the discovery domain from its SRV records. If there are no SRV records,
+// it looks up the same host names as legacy v1 gateways, in the same order (contract/gateway-rest.md).
 func (c *Config) byDNS() string {
 	service := strings.TrimPrefix(c.DiscoveryService, "_")
 	hosts := []string{service + "." + c.DiscoveryDomain}
@@ -255,8 +255,8 @@ func readClusterFile(path string) (f clusterFile, err error) {
 	return f, nil
 }
 
-// strict decodes YAML into a struct and returns an error for unknown keys. Data with only comments counts as
-// empty.
+// strict decodes YAML into a struct and returns an error for unknown keys. Data that contains only comments sets no
+// field.
 func strict(data []byte, into any) error {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	d.KnownFields(true)

@@ -35,7 +35,7 @@ scheduler:
 			"scheduler: {default_cluster_id: b}", "scheduler: {default_cluster_id: c, clusters: [{id: a}, {id: b}, {id: c}]}", "a b c, default c", ""},
 		{"the default cluster of the main file applies to clusters of the cluster file", "",
 			"scheduler: {default_cluster_id: b}", "scheduler: {clusters: [{id: a}, {id: b}]}", "a b, default b", ""},
-		{"the environment's goes before either", "a",
+		{"the default cluster of the environment takes precedence over both files", "a",
 			"scheduler: {default_cluster_id: b}", "scheduler: {default_cluster_id: c, clusters: [{id: a}, {id: b}, {id: c}]}", "a b c, default a", ""},
 		{"DNS discovery adds no cluster to a list of clusters", "",
 			"prow: {discovery_domain: x.test}", "scheduler: {clusters: [{id: prod}]}", "prod, default ", ""},
@@ -67,7 +67,7 @@ scheduler:
 				ids = append(ids, g.ID)
 			}
 			if got := strings.Join(ids, " ") + ", default " + first; got != tt.want {
-				t.Errorf("%s; want %s", got, tt.want)
+				t.Errorf("the clusters are %s; want %s", got, tt.want)
 			}
 			if tt.warns == "" && log.Len() > 0 || !strings.Contains(log.String(), tt.warns) {
 				t.Errorf("logged %q, want %q", log.String(), tt.warns)
@@ -85,7 +85,7 @@ func TestDiscoveryLooksUpNamesInOrder(t *testing.T) {
 	} {
 		c := Config{DiscoveryDomain: "x.test", DiscoveryService: tt.service, DNSAddr: tt.dns}
 		if got := c.byDNS(); got != tt.want {
-			t.Errorf("%s: %s, want %s", tt.service, got, tt.want)
+			t.Errorf("with the service %s the target is %s, want %s", tt.service, got, tt.want)
 		}
 		if _, err := dial.ParseTarget(c.byDNS()); err != nil {
 			t.Error(err)

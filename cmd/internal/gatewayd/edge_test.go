@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,24 +16,38 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestDocumentsAreServed: the gateway serves the API description to callers without a certificate.
+// TestDocumentsAreServed: the gateway serves the API description to callers without a certificate, as OpenAPI 2 and
+// as OpenAPI 3, with the same calls in both.
 func TestDocumentsAreServed(t *testing.T) {
 	w := startWorld(t, nil, "")
 	c := w.as("")
-	code, body, h := w.do(c, "GET", w.api+"/openapi.json", "")
-	var doc struct {
-		Swagger, OpenAPI string
-		Paths            map[string]any
+	var calls [2][]string
+	for i, path := range []string{"/openapi.json", "/openapi3.json"} {
+		code, body, h := w.do(c, "GET", w.api+path, "")
+		var doc struct {
+			Swagger, OpenAPI string
+			Paths            map[string]map[string]struct{ OperationID string }
+		}
+		if err := json.Unmarshal([]byte(body), &doc); err != nil {
+			t.Fatal(err)
+		}
+		want := []string{"2.0", "3.0.3"}[i]
+		if code != 200 || h.Get("Content-Type") != "application/json" || doc.Swagger+doc.OpenAPI != want || doc.Paths["/v1/workloads"] == nil {
+			t.Errorf("GET %s returned %d, %s, version %q, %d paths; want 200, application/json, version %s and /v1/workloads", path, code, h.Get("Content-Type"), doc.Swagger+doc.OpenAPI, len(doc.Paths), want)
+		}
+		for path, verbs := range doc.Paths {
+			for verb, operation := range verbs {
+				calls[i] = append(calls[i], verb+" "+path+" "+operation.OperationID)
+			}
+		}
+		slices.Sort(calls[i])
 	}
-	if err := json.Unmarshal([]byte(body), &doc); err != nil {
-		t.Fatal(err)
+	if !slices.Equal(calls[0], calls[1]) {
+		t.Errorf("openapi.json has the calls\n%q\nopenapi3.json has\n%q", calls[0], calls[1])
 	}
-	if code != 200 || h.Get("Content-Type") != "application/json" || doc.Swagger+doc.OpenAPI == "" || doc.Paths["/v1/workloads"] == nil {
-		t.Errorf("GET /openapi.json returned %d, %s, version %q, %d paths; want 200, application/json, a version and /v1/workloads", code, h.Get("Content-Type"), doc.Swagger+doc.OpenAPI, len(doc.Paths))
-	}
-	code, body, h = w.do(c, "GET", w.api+"/docs", "")
+	code, body, h := w.do(c, "GET", w.api+"/docs", "")
 	if code != 200 || !strings.HasPrefix(h.Get("Content-Type"), "text/html") || !strings.Contains(body, "openapi.json") {
-		t.Errorf("/docs: %d, %s, %d bytes", code, h.Get("Content-Type"), len(body))
+		t.Errorf("GET /docs was answered %d, %s, %d bytes; want an HTML page that loads openapi.json", code, h.Get("Content-Type"), len(body))
 	}
 	if csp := h.Get("Content-Security-Policy"); !strings.Contains(csp, "default-src 'none'") {
 		t.Errorf("/docs has Content-Security-Policy %q, want default-src 'none'", csp)
@@ -52,7 +67,7 @@ func TestCallsAreLimited(t *testing.T) {
 				return false
 			}
 			if code != http.StatusTooManyRequests || h.Get("Retry-After") != "1" || !strings.Contains(body, "too many calls a second") {
-				t.Errorf("%s: %d, Retry-After %q, %s", name, code, h.Get("Retry-After"), body)
+				t.Errorf("%s: a call over the limit was answered %d, Retry-After %q, %s", name, code, h.Get("Retry-After"), body)
 			}
 			return true
 		})
@@ -82,15 +97,15 @@ func TestConnectionsAreLimited(t *testing.T) {
 			t.Errorf("%s: a second connection is served, although the limit is one", name)
 		}
 		if err := get(first); err != nil {
-			t.Errorf("%s: the first connection: %v", name, err)
+			t.Errorf("%s: the first connection was not served again: %v", name, err)
 		}
 		first.CloseIdleConnections()
 		testbed.Until(t, name+": there is room again", func() bool { return get(second) == nil })
 	}
 }
 
-// TestWriteTimeoutIsLongerThanAnyCall: a call that takes its whole deadline still gets its answer, or status
-// 504, even if its request arrived slowly.
+// TestWriteTimeoutIsLongerThanAnyCall: the write timeout of the HTTP server must be longer than the longest time that
+// a request may take to arrive plus the deadline of a call. So a slow call still gets its answer, or status 504.
 func TestWriteTimeoutIsLongerThanAnyCall(t *testing.T) {
 	for _, call := range []time.Duration{time.Second, 20 * time.Second, 10 * time.Minute} {
 		if srv := server(http.NotFoundHandler(), call, slog.New(slog.DiscardHandler)); srv.WriteTimeout <= srv.ReadTimeout+call {

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
+
+	"github.com/persys/compute/pki"
 )
 
 // grants are the login page and the authorization codes of a fake issuer. Every visitor of the login page is logged in
@@ -22,7 +24,7 @@ type grants struct {
 	mu   sync.Mutex
 	open map[string]url.Values // requests to the login page, by authorization code, until the code is exchanged
 	sign func(change func(map[string]any)) string
-	// change changes the claims of the next tokens.
+	// change modifies the claims of the tokens that the issuer signs from now on.
 	change func(map[string]any)
 }
 
@@ -97,11 +99,11 @@ func (v *visitor) begin(next string) string {
 	v.t.Helper()
 	code, body, login := v.at(v.api + "/auth/login?next=" + url.QueryEscape(next))
 	if code != 302 {
-		v.t.Fatalf("login: %d %s", code, body)
+		v.t.Fatalf("the login was answered %d %s, want a redirect", code, body)
 	}
 	code, body, back := v.at(login)
 	if code != 302 || !strings.HasPrefix(back, v.api+"/auth/callback?") {
-		v.t.Fatalf("the issuer: %d %s %s", code, body, back)
+		v.t.Fatalf("the issuer answered %d %s with a redirect to %q, want the gateway's callback", code, body, back)
 	}
 	return back
 }
@@ -109,7 +111,7 @@ func (v *visitor) begin(next string) string {
 func (v *visitor) signIn() {
 	v.t.Helper()
 	if code, body, to := v.at(v.begin("/ui/#/nodes")); code != 303 || to != "/ui/#/nodes" {
-		v.t.Fatalf("callback: %d %s, to %q", code, body, to)
+		v.t.Fatalf("the callback was answered %d %s with a redirect to %q, want the page at which the login began", code, body, to)
 	}
 }
 
@@ -118,11 +120,11 @@ func (v *visitor) user() string {
 	v.t.Helper()
 	code, body, _ := v.at(v.api + "/auth/session")
 	var s struct {
-		Login bool
-		User  string
+		Login, Link bool
+		User        string
 	}
-	if err := json.Unmarshal([]byte(body), &s); code != 200 || err != nil || !s.Login {
-		v.t.Fatalf("session: %d %s, %v", code, body, err)
+	if err := json.Unmarshal([]byte(body), &s); code != 200 || err != nil || !s.Login && !s.Link {
+		v.t.Fatalf("GET /auth/session was answered %d %s (%v), want a session", code, body, err)
 	}
 	return s.User
 }
@@ -130,12 +132,12 @@ func (v *visitor) user() string {
 func (v *visitor) reads(want int, says string) {
 	v.t.Helper()
 	if code, body, _ := v.at(v.api + "/nodes"); code != want || !strings.Contains(body, says) {
-		v.t.Errorf("nodes: %d %s, want %d %q", code, body, want, says)
+		v.t.Errorf("GET /nodes was answered %d %s, want %d %q", code, body, want, says)
 	}
 }
 
-// cookie returns a cookie as the browser stores it; nil for none. Go's jar forgets the attributes, which
-// TestLoginAtTheConsole reads from the answers.
+// cookie returns a cookie as the browser stores it, or nil if the browser has no such cookie. Go's cookie jar
+// does not keep the attributes of cookies; TestLoginAtTheConsole checks them in the answers.
 func (v *visitor) cookie(name string) *http.Cookie {
 	v.t.Helper()
 	u, err := url.Parse(v.api)
@@ -164,8 +166,13 @@ const loginCookie, sessionCookie = "__Host-persys-login", "__Host-persys-session
 
 func startLoginWorld(t *testing.T) (*world, *issuer) {
 	t.Helper()
+	return startLoginWorldOf(t, startFake)
+}
+
+func startLoginWorldOf(t *testing.T, schedulers func(*testing.T, pki.DevSet) string) (*world, *issuer) {
+	t.Helper()
 	i := newIssuer(t)
-	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_OIDC_ISSUER": i.url, "PERSYS_GATEWAY_OIDC_AUDIENCE": "persys", "PERSYS_GATEWAY_OIDC_ROLES": "ops=admin"}, "")
+	w := startWorldOf(t, map[string]string{"PERSYS_GATEWAY_OIDC_ISSUER": i.url, "PERSYS_GATEWAY_OIDC_AUDIENCE": "persys", "PERSYS_GATEWAY_OIDC_ROLES": "ops=admin"}, "", schedulers)
 	return w, i
 }
 
@@ -180,7 +187,7 @@ func TestLoginAtTheConsole(t *testing.T) {
 	}
 	_, _, h := w.do(v.c, "GET", w.api+"/auth/login", "")
 	if c := h.Get("Set-Cookie"); !strings.HasPrefix(c, loginCookie+"=") || !strings.HasSuffix(c, "; Path=/; Max-Age=600; HttpOnly; Secure; SameSite=Lax") {
-		t.Errorf("the login cookie: %s", c)
+		t.Errorf("the login cookie has wrong attributes: %s", c)
 	}
 	_, _, h = w.do(v.c, "GET", v.begin("/ui/"), "")
 	if c := h.Values("Set-Cookie"); len(c) != 2 || !strings.HasPrefix(c[0], loginCookie+"=; Path=/; Max-Age=0;") ||
@@ -188,10 +195,11 @@ func TestLoginAtTheConsole(t *testing.T) {
 		t.Errorf("the callback sets the cookies %q; want the login cookie deleted and a session cookie set", c)
 	}
 	if got := v.user(); got != "ada.l" {
-		t.Errorf("the user is %q", got)
+		t.Errorf("the user of the session is %q, want ada.l", got)
 	}
 	v.reads(200, "oidc:"+i.url+"#ada")
-	// If a caller has a certificate and a session, the session decides who the caller is.
+	// The browser has both the certificate of olga and the session of another user. The gateway must treat it as the
+	// user of the session.
 	both := w.visitor("user/olga")
 	both.reads(200, "/user/olga")
 	both.signIn()
@@ -217,15 +225,15 @@ func TestLoginAtTheConsole(t *testing.T) {
 			t.Errorf("a logout requested by a page of %s was answered %d %s, want 403", other[1], code, body)
 		}
 		if code, body, _ := w.do(v.c, "GET", w.api+"/v1/workloads/web/exec", "", append([]string{"Connection", "Upgrade", "Upgrade", "websocket"}, other[:2]...)...); code != 403 {
-			t.Errorf("exec of a page of %s: %d %s", other[1], code, body)
+			t.Errorf("exec requested by a page of %s was answered %d %s, want 403", other[1], code, body)
 		}
 	}
 	v.reads(200, "#ada")
 	if code, body, _ := w.do(v.c, "GET", w.api+"/auth/logout", ""); code != 501 {
-		t.Errorf("a logout by GET: %d %s", code, body)
+		t.Errorf("a logout by GET was answered %d %s, want 501", code, body)
 	}
 	if code, body, _ := w.do(v.c, "POST", w.api+"/auth/logout", "", own...); code != 204 || v.cookie(sessionCookie) != nil {
-		t.Errorf("logout: %d %s", code, body)
+		t.Errorf("the logout was answered %d %s, want 204 and no session cookie", code, body)
 	}
 	v.reads(401, "no client certificate and no bearer token")
 }
@@ -295,10 +303,10 @@ func TestLoginsThatFail(t *testing.T) {
 			}
 			code, body, to := v.at(back)
 			if code != x.want || !strings.Contains(body, x.says) || to != "" {
-				t.Errorf("%d %s, to %q; want %d %q", code, body, to, x.want, x.says)
+				t.Errorf("the callback was answered %d %s with a redirect to %q; want %d %q and no redirect", code, body, to, x.want, x.says)
 			}
 			if v.cookie(sessionCookie) != nil || v.cookie(loginCookie) != nil {
-				t.Error("a cookie is left")
+				t.Error("after the failed login a cookie is left")
 			}
 			v.reads(401, "")
 		})
@@ -319,7 +327,7 @@ func TestLoginsThatFail(t *testing.T) {
 				again.plant(loginCookie, x.cookie)
 			}
 			if code, body, _ := again.at(back); code != x.want || again.cookie(sessionCookie) != nil {
-				t.Errorf("%s: %d %s", x.fact, code, body)
+				t.Errorf("%s: the replayed code was answered %d %s", x.fact, code, body)
 			}
 		}
 	})
@@ -334,18 +342,18 @@ func TestLoginReturnsToTheConsoleOnly(t *testing.T) {
 		"/ui/\r\nSet-Cookie: a=b", "/ui/#\r\nX: y", "/ui", "ui/", "/auth/logout", "/ui/?x", " /ui/", "/ui/#" + strings.Repeat("x", 4096),
 	} {
 		if code, body, to := v.at(v.api + "/auth/login?next=" + url.QueryEscape(next)); code != 400 || to != "" {
-			t.Errorf("%.60q: %d %s, to %q", next, code, body, to)
+			t.Errorf("the login with next=%.60q was answered %d %s with a redirect to %q, want 400", next, code, body, to)
 		}
 	}
 	for next, want := range map[string]string{"": "/ui/", "/ui/": "/ui/", "/ui/#/workloads/web?tab=logs": "/ui/#/workloads/web?tab=logs"} {
 		if code, body, to := v.at(v.begin(next)); code != 303 || to != want {
-			t.Errorf("%q: %d %s, to %q", next, code, body, to)
+			t.Errorf("the login with next=%q was answered %d %s with a redirect to %q", next, code, body, to)
 		}
 	}
 }
 
-// TestSessionsEnd: a session ends when its token ends. A cookie that is no token of the issuer makes no
-// session.
+// TestSessionsEnd: when the ID token in the session cookie expires, the session must end. A cookie whose value is not
+// a token of the issuer must give no session.
 func TestSessionsEnd(t *testing.T) {
 	w, i := startLoginWorld(t)
 	other := newIssuer(t)
@@ -353,29 +361,30 @@ func TestSessionsEnd(t *testing.T) {
 		{"an expired session", i.token(t, nil, jose.RS256, func(m map[string]any) { m["exp"] = time.Now().Add(-time.Minute).Unix() }), "sign in again"},
 		{"a token of another issuer", other.token(t, nil, jose.RS256, nil), "sign in again"},
 		{"the token of an account", "persys~bot~secret", "sign in again"},
-		{"rubbish", "x", "sign in again"},
+		{"a cookie that is not a token", "x", "sign in again"},
 	} {
 		v := w.visitor("user/olga")
 		v.plant(sessionCookie, x.token)
 		v.reads(401, x.says)
-		// The console requests /auth/session, which deletes the invalid cookie. Then the certificate decides
-		// who the caller is.
+		// The console requests /auth/session, which deletes the invalid cookie. After that, the caller is the user of
+		// the certificate.
 		if got := v.user(); got != "" || v.cookie(sessionCookie) != nil {
-			t.Errorf("%s: user %q, cookie %v", x.fact, got, v.cookie(sessionCookie))
+			t.Errorf("%s: the user is %q and the cookie %v, want neither", x.fact, got, v.cookie(sessionCookie))
 		}
 		v.reads(200, "/user/olga")
 	}
-	// A gateway without an issuer reads no session cookie.
+	// A gateway without a configured OIDC issuer must ignore an ID token in the session cookie.
 	v := startWorld(t, nil, "").visitor("user/olga")
 	v.plant(sessionCookie, "x")
 	v.reads(200, "/user/olga")
-	if code, body, _ := v.at(v.api + "/auth/session"); code != 200 || body != "{\"login\":false}\n" {
-		t.Errorf("session: %d %s", code, body)
+	if code, body, _ := v.at(v.api + "/auth/session"); code != 200 || body != "{\"login\":false,\"link\":true}\n" {
+		t.Errorf("without an issuer, GET /auth/session was answered %d %s, want a login by link only", code, body)
 	}
 }
 
-// TestASessionOutlivesAnOutageOfTheIssuer: while the issuer's keys cannot be fetched, tokens are refused with 503,
-// and the cookie of the console stays.
+// TestASessionOutlivesAnOutageOfTheIssuer: the gateway cannot fetch the keys with which the OIDC issuer signs tokens.
+// Meanwhile it must refuse tokens with status 503 and must not delete the console's session cookie, because the token
+// in it may be valid.
 func TestASessionOutlivesAnOutageOfTheIssuer(t *testing.T) {
 	w, i := startLoginWorld(t)
 	i.lost.Store(true)

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// inBand stands for an answer with status 200 and the reason of the refusal in the field error_message. The
-// contract requires it for a change that the scheduler understands but refuses.
+// inBand stands for an answer with status 200 whose field error_message has the reason of the refusal. The
+// contract requires such an answer for a change that the scheduler understands but refuses.
 const inBand = -1
 
 // TestOddRequestsAreRefused sends malformed and contradictory requests through a gateway to a scheduler, on
@@ -24,7 +24,7 @@ func TestOddRequestsAreRefused(t *testing.T) {
 	for _, id := range []string{"web", "api"} {
 		body := `{"workload_id":"` + id + `","desired_state":"stopped","spec":{"type":"container","container":{"image":"app:1"}}}`
 		if code, text, _ := w.do(c, "POST", w.api+"/v1/workloads", body); code != 200 || strings.Contains(text, "error_message") {
-			t.Fatalf("apply %s: %d %s", id, code, text)
+			t.Fatalf("the apply of %s was answered %d %s", id, code, text)
 		}
 	}
 	listed := func() string {
@@ -37,7 +37,7 @@ func TestOddRequestsAreRefused(t *testing.T) {
 			}
 		}
 		if err := json.Unmarshal([]byte(text), &all); code != 200 || err != nil {
-			t.Fatalf("list: %d %s", code, text)
+			t.Fatalf("the list of workloads was answered %d %s", code, text)
 		}
 		return fmt.Sprint(all.Workloads)
 	}
@@ -126,41 +126,41 @@ func TestOddRequestsAreRefused(t *testing.T) {
 		"an Idempotency-Key of no UUID":   {both, spec(image), []string{"Idempotency-Key", "1"}, 0, "UUID of version 7"},
 		"an Idempotency-Key of version 4": {both, spec(image), []string{"Idempotency-Key", "7d7f0b7e-4b6f-4f37-9d6d-3b1a1b2c3d4e"}, 0, "UUID of version 7"},
 
-		"a parameter twice":                {[]string{"GET /v1/workloads?status=Running&status=Failed", "GET /workloads?status=Running&status=Failed", "GET /list?status=Running&status=Failed", "GET /nodes?status=Ready&status=Ready"}, ``, nil, 0, `parameter \"status\" is given twice`},
-		"a parameter in both forms":        {[]string{"GET /v1/workloads?page_size=1&pageSize=2"}, ``, nil, 0, "given twice"},
-		"an unknown parameter":             {[]string{"GET /v1/workloads?pagesize=10"}, ``, nil, 0, `unknown parameter \"pagesize\"`},
-		"a parameter of the path":          {[]string{"GET /v1/workloads/web?workload_id=api"}, ``, nil, 0, "part of the path"},
-		"a negative page":                  {[]string{"GET /v1/workloads?page_size=-1", "GET /v1/nodes?page_size=-1"}, ``, nil, 0, "page_size"},
-		"a page of 10,001":                 {[]string{"GET /v1/workloads?page_size=10001", "GET /v1/nodes?page_size=10001"}, ``, nil, 0, "page_size"},
-		"a page of a word":                 {[]string{"GET /v1/workloads?page_size=ten"}, ``, nil, 0, "ten"},
-		"a page token of another":          {[]string{"GET /v1/workloads?page_token=%2fetc", "GET /v1/nodes?page_token=a%20b", "GET /v1/workloads?page_token=" + strings.Repeat("a", 4000)}, ``, nil, 0, "page_token"},
-		"a page token that is not UTF-8":   {[]string{"GET /v1/workloads?page_token=%ff%fe"}, ``, nil, 0, "page_token"},
-		"a page token with NUL":            {[]string{"GET /v1/nodes?page_token=%00"}, ``, nil, 0, "page_token"},
-		"an unknown status":                {[]string{"GET /v1/workloads?status=Runnning", "GET /workloads?status=Runnning", "GET /list?status=Runnning"}, ``, nil, 0, "Runnning"},
-		"an unknown node status":           {[]string{"GET /v1/nodes?status=Redy", "GET /nodes?status=Redy"}, ``, nil, 0, "Redy"},
-		"an unknown event type":            {[]string{"GET /v1/events?types=WorkloadAppeared"}, ``, nil, 0, "WorkloadAppeared"},
-		"an unknown read level":            {[]string{"GET /v1/workloads?level=READ_LEVEL_FRESH"}, ``, nil, 0, "READ_LEVEL_FRESH"},
-		"a bad escape":                     {[]string{"GET /v1/workloads?status=%zz", "GET /workloads?status=%zz"}, ``, nil, 0, "%zz"},
-		"a semicolon between parameters":   {[]string{"GET /v1/workloads?status=Running;node_id=a", "GET /workloads?status=Running;node_id=a"}, ``, nil, 0, "semicolon"},
-		"a parameter of 60,000 characters": {[]string{"GET /v1/workloads?node_id=" + strings.Repeat("a", 60_000), "GET /workloads?node_id=" + strings.Repeat("a", 60_000)}, ``, nil, 0, "node_id"},
-		"an id that cannot be":             {[]string{"GET /v1/workloads/a%20b", "GET /workloads/a%20b", "GET /v1/nodes/a%20b", "GET /nodes/a%20b"}, ``, nil, 404, "a b"},
-		"an id with NUL":                   {[]string{"GET /v1/workloads/a%00b", "GET /workloads/a%00b"}, ``, nil, 0, "control characters"},
-		"an id with an escaped slash":      {[]string{"GET /v1/workloads/a%2fb"}, ``, nil, 404, "no route GET /v1/workloads/a/b"},
-		"an id of 10,000 characters":       {[]string{"GET /v1/workloads/" + strings.Repeat("a", 10_000), "GET /workloads/" + strings.Repeat("a", 10_000)}, ``, nil, 0, "has 100"},
-		"an id that is not there":          {[]string{"GET /v1/workloads/nobody", "GET /workloads/nobody", "GET /v1/nodes/nobody", "GET /nodes/nobody"}, ``, nil, 404, "nobody"},
-		"a trailing slash":                 {[]string{"GET /workloads/", "GET /nodes/", "GET /v1/workloads/web/"}, ``, nil, 404, "no route GET"},
-		"a trailing slash for an id":       {[]string{"GET /v1/workloads/", "GET /v1/nodes/"}, ``, nil, 0, "must not be blank"},
-		"a delete of an id that cannot be": {[]string{"DELETE /v1/workloads/a%20b", "DELETE /workloads/a%20b"}, ``, nil, inBand, "a b"},
-		"a node that cannot be":            {[]string{"GET /v1/workloads?node_id=a%20b", "GET /workloads?node_id=a%20b", "GET /v1/events?node_id=a%20b"}, ``, nil, 0, "node_id"},
-		"a group that cannot be":           {[]string{"GET /v1/workloads?group=-"}, ``, nil, 0, "group"},
-		"an id of null":                    {[]string{"POST /v1/nodes/web/cordon"}, `{"node_id":null,"on":"yes"}`, nil, 0, "yes"},
-		"PATCH":                            {[]string{"PATCH /v1/workloads/web", "PATCH /v1/workloads", "PATCH /workloads/web", "PATCH /nodes"}, `{}`, nil, 405, "no route PATCH"},
-		"PUT":                              {[]string{"PUT /v1/workloads/web", "PUT /workloads/web"}, `{}`, nil, 405, "no route PUT"},
-		"a method that nobody knows":       {[]string{"FETCH /v1/workloads/web", "FETCH /workloads/web"}, ``, nil, 405, "no route FETCH"},
-		"a route that nobody knows":        {[]string{"GET /v1/pods", "GET /pods", "GET /v2/workloads"}, ``, nil, 404, "no route GET"},
-		"a cluster that nobody knows":      {[]string{"GET /clusters/other/v1/workloads", "GET /clusters/other/workloads", "GET /v1/workloads?cluster_id=other"}, ``, nil, 0, "other"},
-		"a body of a call without one":     {[]string{"DELETE /v1/workloads/web"}, `{"force":true}`, nil, 0, "takes no body"},
-		"another id than the path's":       {[]string{"POST /v1/nodes/web/cordon"}, `{"node_id":"api"}`, nil, 0, "path's"},
+		"a parameter twice":                    {[]string{"GET /v1/workloads?status=Running&status=Failed", "GET /workloads?status=Running&status=Failed", "GET /list?status=Running&status=Failed", "GET /nodes?status=Ready&status=Ready"}, ``, nil, 0, `parameter \"status\" is given twice`},
+		"a parameter in both forms":            {[]string{"GET /v1/workloads?page_size=1&pageSize=2"}, ``, nil, 0, "given twice"},
+		"an unknown parameter":                 {[]string{"GET /v1/workloads?pagesize=10"}, ``, nil, 0, `unknown parameter \"pagesize\"`},
+		"a parameter of the path":              {[]string{"GET /v1/workloads/web?workload_id=api"}, ``, nil, 0, "part of the path"},
+		"a negative page":                      {[]string{"GET /v1/workloads?page_size=-1", "GET /v1/nodes?page_size=-1"}, ``, nil, 0, "page_size"},
+		"a page of 10,001":                     {[]string{"GET /v1/workloads?page_size=10001", "GET /v1/nodes?page_size=10001"}, ``, nil, 0, "page_size"},
+		"a page of a word":                     {[]string{"GET /v1/workloads?page_size=ten"}, ``, nil, 0, "ten"},
+		"a page token of another":              {[]string{"GET /v1/workloads?page_token=%2fetc", "GET /v1/nodes?page_token=a%20b", "GET /v1/workloads?page_token=" + strings.Repeat("a", 4000)}, ``, nil, 0, "page_token"},
+		"a page token that is not UTF-8":       {[]string{"GET /v1/workloads?page_token=%ff%fe"}, ``, nil, 0, "page_token"},
+		"a page token with NUL":                {[]string{"GET /v1/nodes?page_token=%00"}, ``, nil, 0, "page_token"},
+		"an unknown status":                    {[]string{"GET /v1/workloads?status=Runnning", "GET /workloads?status=Runnning", "GET /list?status=Runnning"}, ``, nil, 0, "Runnning"},
+		"an unknown node status":               {[]string{"GET /v1/nodes?status=Redy", "GET /nodes?status=Redy"}, ``, nil, 0, "Redy"},
+		"an unknown event type":                {[]string{"GET /v1/events?types=WorkloadAppeared"}, ``, nil, 0, "WorkloadAppeared"},
+		"an unknown read level":                {[]string{"GET /v1/workloads?level=READ_LEVEL_FRESH"}, ``, nil, 0, "READ_LEVEL_FRESH"},
+		"a bad escape":                         {[]string{"GET /v1/workloads?status=%zz", "GET /workloads?status=%zz"}, ``, nil, 0, "%zz"},
+		"a semicolon between parameters":       {[]string{"GET /v1/workloads?status=Running;node_id=a", "GET /workloads?status=Running;node_id=a"}, ``, nil, 0, "semicolon"},
+		"a parameter of 60,000 characters":     {[]string{"GET /v1/workloads?node_id=" + strings.Repeat("a", 60_000), "GET /workloads?node_id=" + strings.Repeat("a", 60_000)}, ``, nil, 0, "node_id"},
+		"an id with a space":                   {[]string{"GET /v1/workloads/a%20b", "GET /workloads/a%20b", "GET /v1/nodes/a%20b", "GET /nodes/a%20b"}, ``, nil, 404, "a b"},
+		"an id with NUL":                       {[]string{"GET /v1/workloads/a%00b", "GET /workloads/a%00b"}, ``, nil, 0, "control characters"},
+		"an id with an escaped slash":          {[]string{"GET /v1/workloads/a%2fb"}, ``, nil, 404, "no route GET /v1/workloads/a/b"},
+		"an id of 10,000 characters":           {[]string{"GET /v1/workloads/" + strings.Repeat("a", 10_000), "GET /workloads/" + strings.Repeat("a", 10_000)}, ``, nil, 0, "has 100"},
+		"an id that does not exist":            {[]string{"GET /v1/workloads/nobody", "GET /workloads/nobody", "GET /v1/nodes/nobody", "GET /nodes/nobody"}, ``, nil, 404, "nobody"},
+		"a trailing slash":                     {[]string{"GET /workloads/", "GET /nodes/", "GET /v1/workloads/web/"}, ``, nil, 404, "no route GET"},
+		"a trailing slash for an id":           {[]string{"GET /v1/workloads/", "GET /v1/nodes/"}, ``, nil, 0, "must not be blank"},
+		"a delete of an id with a space":       {[]string{"DELETE /v1/workloads/a%20b", "DELETE /workloads/a%20b"}, ``, nil, inBand, "a b"},
+		"a node id with a space":               {[]string{"GET /v1/workloads?node_id=a%20b", "GET /workloads?node_id=a%20b", "GET /v1/events?node_id=a%20b"}, ``, nil, 0, "node_id"},
+		"an invalid group name":                {[]string{"GET /v1/workloads?group=-"}, ``, nil, 0, "group"},
+		"an id of null":                        {[]string{"POST /v1/nodes/web/cordon"}, `{"node_id":null,"on":"yes"}`, nil, 0, "yes"},
+		"PATCH":                                {[]string{"PATCH /v1/workloads/web", "PATCH /v1/workloads", "PATCH /workloads/web", "PATCH /nodes"}, `{}`, nil, 405, "no route PATCH"},
+		"PUT":                                  {[]string{"PUT /v1/workloads/web", "PUT /workloads/web"}, `{}`, nil, 405, "no route PUT"},
+		"an unknown method":                    {[]string{"FETCH /v1/workloads/web", "FETCH /workloads/web"}, ``, nil, 405, "no route FETCH"},
+		"an unknown route":                     {[]string{"GET /v1/pods", "GET /pods", "GET /v2/workloads"}, ``, nil, 404, "no route GET"},
+		"an unknown cluster":                   {[]string{"GET /clusters/other/v1/workloads", "GET /clusters/other/workloads", "GET /v1/workloads?cluster_id=other"}, ``, nil, 0, "other"},
+		"a body of a call without one":         {[]string{"DELETE /v1/workloads/web"}, `{"force":true}`, nil, 0, "takes no body"},
+		"a body with another id than the path": {[]string{"POST /v1/nodes/web/cordon"}, `{"node_id":"api"}`, nil, 0, "path's"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, call := range row.calls {
@@ -181,7 +181,7 @@ func TestOddRequestsAreRefused(t *testing.T) {
 					path = path[:100]
 				}
 				if code != want || !strings.Contains(text, row.says) {
-					t.Errorf("%s %s: %d %.400s, want %d with %q", method, path, code, text, want, row.says)
+					t.Errorf("%s %s was answered %d %.400s, want %d with %q", method, path, code, text, want, row.says)
 				}
 			}
 		})
@@ -191,8 +191,8 @@ func TestOddRequestsAreRefused(t *testing.T) {
 	}
 }
 
-// odd sends a request in which headers may occur several times, and returns the status and the text of the
-// error.
+// odd sends a request with a list of headers, in which a header may occur several times. It returns the status and the
+// text of the error.
 func (w *world) odd(t *testing.T, c *http.Client, method, path, body string, headers []string) (int, string) {
 	t.Helper()
 	u, err := url.Parse(w.api)
@@ -247,7 +247,7 @@ func TestCloudInitOverHTTP(t *testing.T) {
 		for _, path := range []string{"/v1/workloads", "/workloads/schedule"} {
 			code, got, _ := w.do(c, "POST", w.api+path, body)
 			if code != 200 || strings.Contains(got, `"error_message"`) != (row.says != "") || !strings.Contains(got, row.says) || row.says != "" && !strings.Contains(got, "cloud_init") {
-				t.Errorf("%s: %s: %d %.300s, want %q", path, name, code, got, row.says)
+				t.Errorf("%s: user data with %s was answered %d %.300s, want %q", path, name, code, got, row.says)
 			}
 		}
 	}

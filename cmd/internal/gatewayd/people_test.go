@@ -23,7 +23,7 @@ func TestAccountsThroughTheGateway(t *testing.T) {
 		t.Helper()
 		code, answer, _ := w.do(admin, method, w.api+path, body)
 		if code != 200 {
-			t.Fatalf("%s %s: %d %s", method, path, code, answer)
+			t.Fatalf("%s %s was answered %d %s", method, path, code, answer)
 		}
 		return answer
 	}
@@ -46,9 +46,9 @@ func TestAccountsThroughTheGateway(t *testing.T) {
 			}
 		})
 	}
-	// persysctl login asks for the issuer before it has a token.
+	// persysctl login asks the gateway for its issuer before it has a token, so this route must work without a token.
 	if code, answer, _ := w.do(nobody, "GET", w.api+"/auth/oidc", ""); code != 200 || !strings.Contains(answer, users.url) || !strings.Contains(answer, "persys") {
-		t.Errorf("the issuer: %d %s", code, answer)
+		t.Errorf("the question for the issuer was answered %d %s", code, answer)
 	}
 	n := 0
 	for _, x := range []struct {
@@ -60,7 +60,7 @@ func TestAccountsThroughTheGateway(t *testing.T) {
 		{"a rotated token", rotated, 200, 403, 200, ""},
 		{"a wrong token", created + "x", 401, 401, 401, "account rotate"},
 		{"an account that does not exist", "persys~nobody~secret", 401, 401, 401, "nobody"},
-		{"half a token", "persys~", 401, 401, 401, "bearer token"},
+		{"a token that has only its prefix", "persys~", 401, 401, 401, "bearer token"},
 		{"the job of a CI system", build(nil), 200, 403, 200, "acts only in shop"},
 		{"the job of another repository", build(func(m map[string]any) { m["repository"] = "evil/web" }), 401, 401, 401, "claims of no account"},
 		{"the job of an unprotected branch", build(func(m map[string]any) { m["ref_protected"] = false }), 401, 401, 401, "claims of no account"},
@@ -85,25 +85,26 @@ func TestAccountsThroughTheGateway(t *testing.T) {
 					code = 403 // the answer has status 200 and a refusal for its only workload; count it as 403
 				}
 				if code != want {
-					t.Errorf("apply in %s: %d %s, want %d", ns, code, answer, want)
+					t.Errorf("an apply in namespace %s was answered %d %s, want %d", ns, code, answer, want)
 				}
 				said += answer
 			}
 			if code, answer, _ := w.do(nobody, "GET", w.api+"/clusters", "", auth...); code != x.list {
-				t.Errorf("clusters: %d %s, want %d", code, answer, x.list)
+				t.Errorf("GET /clusters was answered %d %s, want %d", code, answer, x.list)
 			}
 			if code, answer, _ := w.do(nobody, "POST", w.api+"/v1/mode", `{"mode":"normal","reason":"x"}`, auth...); code != 403 && code != 401 {
-				t.Errorf("mode: %d %s", code, answer)
+				t.Errorf("a change of the mode was answered %d %s, want a refusal", code, answer)
 			}
 			if !strings.Contains(said, x.says) {
-				t.Errorf("says %s, want %q", said, x.says)
+				t.Errorf("the answers are %s, want %q in them", said, x.says)
 			}
 		})
 	}
 	if code, answer, _ := w.do(nobody, "GET", w.api+"/nodes", "", "Authorization", "Bearer "+tokenIn(t, must("PUT", "/v1/accounts/late", `{}`))); code != 403 || !strings.Contains(answer, "no role") {
 		t.Errorf("a call of an account without a role was answered %d %s, want 403", code, answer)
 	}
-	// A legacy v1 scheduler checks no permissions, so the gateway does not forward calls of accounts to it.
+	// A legacy v1 scheduler would not check the permissions of an account. So the gateway must refuse calls of
+	// accounts to a cluster of such schedulers.
 	legacy := startWorld(t, nil, "")
 	for _, token := range []string{created, build(nil)} {
 		if code, answer, _ := legacy.do(legacy.as(""), "GET", legacy.api+"/nodes", "", "Authorization", "Bearer "+token); code == 200 {

@@ -58,7 +58,8 @@ func (fakeScheduler) Status(context.Context, *clusterv1.StatusRequest) (*cluster
 	return &clusterv1.StatusResponse{SelfId: "s1", LeaderId: "s1", Mode: "normal"}, nil
 }
 
-// ListNodes returns one node, whose labels contain the caller's identity as the gateway reported it.
+// ListNodes returns one node. Its labels contain the metadata in which the gateway has sent the caller's identity, so
+// that tests can check it.
 func (fakeScheduler) ListNodes(ctx context.Context, _ *controlv1.ListNodesRequest) (*controlv1.ListNodesResponse, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	said := map[string]string{}
@@ -74,7 +75,8 @@ func (fakeScheduler) DeleteWorkload(context.Context, *controlv1.DeleteWorkloadRe
 	return &controlv1.DeleteWorkloadResponse{Success: true}, nil
 }
 
-// SetMode is allowed for admins only, as at a real scheduler. It checks the user that the gateway reports.
+// SetMode refuses callers who are not admins, as a real scheduler does. The caller is the user that the gateway names
+// in the call.
 func (fakeScheduler) SetMode(ctx context.Context, _ *clusterv1.SetModeRequest) (*clusterv1.SetModeResponse, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	for _, identity := range md.Get(dial.KeyOnBehalf) {
@@ -354,8 +356,8 @@ func TestBearerTokensGiveRoles(t *testing.T) {
 		{"an expired token", i.token(t, nil, rs, func(m map[string]any) { m["exp"] = time.Now().Add(-time.Minute).Unix() }), 401, 401, 401, "expired"},
 		{"a token signed with another key", i.token(t, other, rs, nil), 401, 401, 401, "the bearer token"},
 		{"a token that uses the public key as a shared secret", i.token(t, []byte(strings.Repeat("k", 32)), jose.HS256, nil), 401, 401, 401, "the bearer token"},
-		{"no token at all", "", 401, 401, 401, "no client certificate and no bearer token"},
-		{"rubbish", "a.b.c", 401, 401, 401, "the bearer token"},
+		{"neither a token nor a certificate", "", 401, 401, 401, "no client certificate and no bearer token"},
+		{"a token that is not a JWT", "a.b.c", 401, 401, 401, "the bearer token"},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			auth := []string{"Authorization", "Bearer " + x.token}
@@ -369,16 +371,16 @@ func TestBearerTokensGiveRoles(t *testing.T) {
 			}{{"GET", "/nodes", "", x.read}, {"DELETE", "/workloads/web", "", x.delete}, {"POST", "/v1/mode", `{"mode":"normal","reason":"x"}`, x.mode}} {
 				code, body, h := w.do(c, call.method, w.api+call.path, call.body, auth...)
 				if code != call.want {
-					t.Errorf("%s %s: %d %s, want %d", call.method, call.path, code, body, call.want)
+					t.Errorf("%s %s was answered %d %s, want %d", call.method, call.path, code, body, call.want)
 				}
 				if code == 401 && h.Get("WWW-Authenticate") == "" {
-					t.Errorf("401 without WWW-Authenticate")
+					t.Errorf("an answer with status 401 has no header WWW-Authenticate")
 				}
 				said += body
 			}
 			// protojson adds a space after commas in some builds, so remove it.
 			if !strings.Contains(strings.ReplaceAll(said, `", "`, `","`), x.says) {
-				t.Errorf("says %s, want %q", said, x.says)
+				t.Errorf("the answers are %s, want %q in them", said, x.says)
 			}
 		})
 	}
@@ -398,11 +400,12 @@ func TestCertificatesGiveRoles(t *testing.T) {
 			want               int
 		}{{"GET", "/nodes", "", x.read}, {"DELETE", "/workloads/web", "", x.delete}, {"POST", "/v1/mode", `{"mode":"normal","reason":"x"}`, x.mode}} {
 			if code, body, _ := w.do(c, call.method, w.api+call.path, call.body); code != call.want {
-				t.Errorf("%q: %s %s: %d %s, want %d", x.who, call.method, call.path, code, body, call.want)
+				t.Errorf("with the certificate of %q, %s %s was answered %d %s, want %d", x.who, call.method, call.path, code, body, call.want)
 			}
 		}
 	}
-	// The gateway reports to the schedulers the same identity that they would read from the caller's certificate.
+	// The identity that the gateway sends with a call must be the one that a scheduler would read from the caller's
+	// certificate.
 	leaf := w.certs.Leaf["user/olga"]
 	olga, err := pki.LoadFiles(pki.FilesConfig{CA: leaf.CA, Cert: leaf.Cert, Key: leaf.Key})
 	if err != nil {
@@ -411,7 +414,7 @@ func TestCertificatesGiveRoles(t *testing.T) {
 	issued := fmt.Sprintf(`"persys-issued":"%d"`, pki.IssueTime(olga.Leaf(), olga.Identity()).UnixNano())
 	if _, body, _ := w.do(w.as("user/olga"), "GET", w.api+"/nodes", ""); !strings.Contains(body, issued) || !strings.Contains(body, `"persys-from":"127.0.0.1"`) ||
 		!strings.Contains(body, "/user/olga") || strings.Contains(body, "persys-user") {
-		t.Errorf("the scheduler got %s, want %s", body, issued)
+		t.Errorf("the gateway reported to the scheduler the identity %s, want %s", body, issued)
 	}
 	// Without a configured issuer the gateway accepts no token.
 	if code, body, _ := w.do(w.as(""), "GET", w.api+"/nodes", "", "Authorization", "Bearer x.y.z"); code != 401 || !strings.Contains(body, "auth.oidc.issuer is not set") {
@@ -422,7 +425,7 @@ func TestCertificatesGiveRoles(t *testing.T) {
 	if err == nil {
 		defer resp.Body.Close()
 		if resp.StatusCode != http.StatusBadRequest {
-			t.Errorf("plain text is answered %d", resp.StatusCode)
+			t.Errorf("plain HTTP on the TLS port was answered %d, want 400", resp.StatusCode)
 		}
 	}
 	// The TLS listener refuses an old TLS version.
@@ -431,7 +434,7 @@ func TestCertificatesGiveRoles(t *testing.T) {
 	old.Transport.(*http.Transport).TLSClientConfig.MaxVersion = tls.VersionTLS11
 	if resp, err := old.Get(w.api + "/nodes"); err == nil {
 		resp.Body.Close()
-		t.Error("TLS 1.1 was taken")
+		t.Error("a connection with TLS 1.1 was accepted")
 	}
 	// A certificate of another CA is refused in the handshake.
 	foreign, err := pki.DevCerts(t.TempDir(), pki.DevOptions{Users: []string{"admin"}})
@@ -449,8 +452,8 @@ func TestCertificatesGiveRoles(t *testing.T) {
 }
 
 // If a page of another site posts a form, the browser sends the user's certificate with the form without
-// asking the user. So the gateway must refuse such a form. A token is safe, because only a page that has the
-// token can send it.
+// asking the user. So the gateway must refuse such a form. A request with a bearer token
+// is not refused for this reason, because a page of another site does not know the token.
 func TestFormsOfOtherSites(t *testing.T) {
 	i := newIssuer(t)
 	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_OIDC_ISSUER": i.url, "PERSYS_GATEWAY_OIDC_AUDIENCE": "persys", "PERSYS_GATEWAY_OIDC_ROLES": "ops=admin"}, "")
@@ -473,7 +476,7 @@ func TestFormsOfOtherSites(t *testing.T) {
 		{"a form of another site with a token", "", "POST", "/v1/mode", slices.Concat(token, form), 415},
 	} {
 		if code, body, _ := w.do(w.as(x.who), x.method, w.api+x.path, `{"mode":"normal","reason":"=x"}`, x.headers...); code != x.want || code == 403 && !strings.Contains(body, "https://evil.example asked for a change") {
-			t.Errorf("%s: %d %s, want %d", x.fact, code, body, x.want)
+			t.Errorf("%s: the answer is %d %s, want %d", x.fact, code, body, x.want)
 		}
 	}
 }
@@ -485,7 +488,7 @@ func TestClientCertificateRequired(t *testing.T) {
 	}
 	if resp, err := w.as("").Get(w.api + "/health"); err == nil {
 		resp.Body.Close()
-		t.Errorf("a client without a certificate got %d", resp.StatusCode)
+		t.Errorf("a client without a certificate got the answer %d, want an ended handshake", resp.StatusCode)
 	}
 }
 
@@ -510,7 +513,7 @@ func TestSchedulersDiscoveredByName(t *testing.T) {
 			return strings.Contains(body, `"healthy_schedulers":1`)
 		})
 		if code, body, _ := w.do(c, "GET", w.api+"/nodes", ""); code != 200 {
-			t.Errorf("%s: %d %s", strategy, code, body)
+			t.Errorf("with the routing strategy %s a read was answered %d %s", strategy, code, body)
 		}
 	}
 }
@@ -549,7 +552,7 @@ func TestRoutesOfOtherServicesAnswer501(t *testing.T) {
 			for _, method := range []string{"GET", "POST"} {
 				code, body, _ := w.do(c, method, w.api+path, "{}", "Content-Type", "application/json")
 				if code != http.StatusNotImplemented || !strings.Contains(body, "is not served by this gateway: ") {
-					t.Errorf("%s %s: %d %s, want 501 with a message", method, path, code, body)
+					t.Errorf("%s %s was answered %d %s, want 501 with a message", method, path, code, body)
 				}
 			}
 		}
@@ -636,10 +639,10 @@ webhook:
 		{"signed with the repository's own", "d2", own, sign("own-secret", own), nil, 200, "accepted"},
 		{"a repository with its own secret does not accept the default secret", "d3", own, sign("default-secret", own), nil, 401, "missing or wrong"},
 		{"the same body under another id", "d13", any, sign("default-secret", any), nil, 409, "with the same body"},
-		{"a wrong signature", "d4", next, sign("guess", next), nil, 401, "missing or wrong"},
+		{"a signature made with a wrong secret", "d4", next, sign("guess", next), nil, 401, "missing or wrong"},
 		{"a signature of another body", "d5", any, sign("default-secret", any+" "), nil, 401, "missing or wrong"},
-		{"none", "d6", any, "", nil, 401, "missing or wrong"},
-		{"an older kind of signature", "d7", any, strings.Replace(sign("default-secret", any), "sha256=", "sha1=", 1), nil, 401, "missing or wrong"},
+		{"no signature", "d6", any, "", nil, 401, "missing or wrong"},
+		{"a signature of the older kind, SHA-1", "d7", any, strings.Replace(sign("default-secret", any), "sha256=", "sha1=", 1), nil, 401, "missing or wrong"},
 		{"a delivery without an id", "", any, sign("default-secret", any), nil, 400, "X-GitHub-Delivery"},
 		{"an id that is too long", strings.Repeat("i", 129), any, sign("default-secret", any), nil, 400, "at most 128"},
 		{"no JSON", "d8", "x", sign("default-secret", "x"), nil, 400, "no JSON"},
@@ -649,7 +652,7 @@ webhook:
 		{"a delivery that was refused is accepted when it is sent again", "d4", next, sign("default-secret", next), nil, 200, "accepted"},
 	} {
 		if code, text := post(x.id, x.body, x.sig, x.more...); code != x.code || !strings.Contains(text, x.says) {
-			t.Errorf("%s: %d %s, want %d with %q", x.name, code, text, x.code, x.says)
+			t.Errorf("%s: the delivery was answered %d %s, want %d with %q", x.name, code, text, x.code, x.says)
 		}
 	}
 	testbed.Until(t, "both deliveries are forwarded unchanged", func() bool { return w.forward.has("push d1 "+any) && w.forward.has("push d2 "+own) })
@@ -665,11 +668,12 @@ webhook:
 		t.Errorf("a webhook delivery whose forwarding failed three times was answered %d %s, want 200", code, text)
 	}
 	testbed.Until(t, "the delivery arrives in the end", func() bool { return w.forward.has("push d12 ") })
-	// The gateway refuses the id of an earlier delivery, and forgets the id after the replay time.
-	testbed.Until(t, "an old id is taken again", func() bool { code, _ := post("d2", own, sign("own-secret", own)); return code == 200 })
+	// The gateway refuses a delivery with the id of an earlier one, until it forgets this id after the
+	// replay time.
+	testbed.Until(t, "the id of an old delivery is accepted again", func() bool { code, _ := post("d2", own, sign("own-secret", own)); return code == 200 })
 	// The API listener accepts no webhooks.
 	if code, _, _ := w.do(w.as("user/admin"), "POST", w.api+"/webhooks/github", any); code != 404 {
-		t.Errorf("the API listener answers %d", code)
+		t.Errorf("a webhook delivery to the API listener was answered %d", code)
 	}
 }
 

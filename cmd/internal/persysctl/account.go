@@ -20,9 +20,9 @@ func (c *cli) accountCommand() *cobra.Command {
 		Long: `Create, list and delete the accounts of programs, such as CI systems.
 
 An account acts through a gateway with a bearer token. The token is shown once, lives 24
-hours by default and 30 days at most. Or the account names an OIDC issuer and the claims
-that its tokens must have, so that no secret is stored anywhere. What an account may do
-is a matter of its roles (persysctl role bind --account).`,
+hours by default and 30 days at most. Alternatively the account names an OIDC issuer and
+the claims that its tokens must have, so that no secret is stored. The roles of an account
+decide what it may do (persysctl role bind --account).`,
 		Args: args(0, 0), RunE: help,
 	}
 	list := &cobra.Command{
@@ -78,10 +78,11 @@ func (c *cli) createAccountCommand() *cobra.Command {
 	var ttl time.Duration
 	cmd := &cobra.Command{
 		Use: "create NAME --role ROLE --namespace NAMESPACE,…", Short: "Create an account and print its token", Args: args(1, 1, "NAME"),
-		Long: `Create an account and print its token. You must have all permissions of the role there.
+		Long: `Create an account and print its token. You must have all permissions of the role in the
+namespaces of the account.
 
 With --issuer the account has no token of its own: a token of that OIDC issuer acts as the
-account if it is for --audience and has every --claim. A claim is compared as a whole.`,
+account if it is for --audience and has every --claim with exactly this value.`,
 		Example: `  persysctl account create ci --role operator --namespace shop --ttl 8h > ci.token
   persysctl account create builds --role operator --namespace shop \
     --issuer https://token.actions.githubusercontent.com --audience persys \
@@ -104,7 +105,7 @@ account if it is for --audience and has every --claim. A claim is compared as a 
 		}
 		switch {
 		case req.GetIssuer() != "" && f.Changed("ttl"):
-			return usagef("--ttl: the issuer sets the life of its tokens")
+			return usagef("--ttl: not with --issuer, because the issuer sets how long its tokens are valid")
 		case req.GetIssuer() == "":
 			if req.TtlSeconds, err = seconds(ttl); err != nil {
 				return err

@@ -49,8 +49,9 @@ func (c *cli) applyCommand() *cobra.Command {
 		Long: `Create or change workloads from YAML or JSON: one or many documents, from files,
 folders (*.yaml, *.yml, *.json) or standard input. All documents are checked before
 the first is sent. Unchanged workloads are not touched, so applying again is safe. If a
-file is older than what runs, the answer names the fields that it takes back; "persysctl
-plan" says so before, and --if-revision refuses.
+file is older than the present revision of a workload, the answer names the fields that
+the file sets back. "persysctl plan" names them before the apply, and --if-revision refuses
+the apply.
 
 A Compose file becomes one stack, without changes to the file, as with docker compose -f
 FILE: the stack's name is that of --name, COMPOSE_PROJECT_NAME, the name in the file, or
@@ -225,7 +226,7 @@ func (c *cli) applied(req *controlv1.ApplyWorkloadRequest, r *controlv1.ApplyWor
 		switch {
 		case spec.DesiredState(state) != fsm.DesiredRunning:
 		case req.GetSpec().GetAutoscale() != nil:
-			goals[id] = goalKept() // a group that a person scaled to 0 stays so
+			goals[id] = goalKept() // a group that a person scaled to 0 keeps 0 members
 		case spec.IsJob(req.GetSpec()) && !spec.IsTemplate(req.GetSpec()) && !spec.OnEveryNode(req.GetSpec()):
 			goals[id] = goalFinished()
 		}
@@ -271,8 +272,8 @@ func removed(ids []string) string {
 	return "; deletes " + ids[0] + " to " + ids[len(ids)-1]
 }
 
-// takenBack returns a line for each field that an apply sets back to the value of an earlier revision, because the file
-// is older than the workload's present revision.
+// takenBack returns a line for each field that an apply sets back to an earlier value. An apply does that
+// if its file is older than the workload's present revision.
 func (c *cli) takenBack(before string, list []*controlv1.TakenBack) (lines []string) {
 	for _, b := range list {
 		text := before + c.paint.Paint(screen.Warn, "takes back ") + screen.Clean(b.GetField())
@@ -299,8 +300,8 @@ func revisionFlag(f *pflag.FlagSet, condition *string) {
 	f.StringVar(condition, "if-revision", "", "refuse unless this is the workload's present revision: its number (see persysctl history) or etag; 0 = it does not exist")
 }
 
-// located splits text, the reason for which the scheduler refused workload id, into lines. It adds the file and line of
-// each fault if they are known.
+// located splits text, the scheduler's reason for refusing workload id, into lines. To each error about a field it
+// adds the file and line of that field, if they are known.
 func (c *cli) located(id, text string) []string {
 	doc := c.documents[id]
 	if cut := strings.LastIndexByte(id, '-'); doc == nil && cut > 0 {

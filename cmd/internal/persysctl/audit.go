@@ -41,8 +41,8 @@ func (c *cli) auditList(use string) *cobra.Command {
 that changes something, every join, and their refusals, oldest first. -o json and
 -o yaml print the events.
 
-The cluster keeps two audit logs beside the events, changes and refusals, each with
-bounds of its own. persysctl audit verify checks that nobody altered a record.`,
+Besides the events, the cluster keeps two audit logs, of changes and of refusals, each
+with its own size limit. persysctl audit verify checks that nobody altered a record.`,
 		Example: "  persysctl audit list --tail 20\n  persysctl audit list --by user/ada\n  persysctl audit verify",
 		Args:    args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
@@ -84,10 +84,10 @@ func (c *cli) auditVerify() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Check the hashes of the audit logs, in the cluster or in an exported file",
 		Long: `Check the hashes of the audit logs. Each record holds a hash of the record before it,
-so a record that was changed, removed or inserted shows. Compare the hash of an old
-record with a copy that you exported to know that nobody rewrote the whole log.
+so a record that was changed, removed or inserted is noticed. To be sure that nobody
+rewrote the whole log, compare the hash of an old record with a copy that you exported.
 
---file checks records that were kept in a file, one JSON object per line.`,
+--file checks records that were exported to a file, one JSON object per line.`,
 		Example: "  persysctl audit verify\n  persysctl audit verify --file audit.jsonl",
 		Args:    args(0, 0),
 		RunE: func(command *cobra.Command, given []string) error {
@@ -241,8 +241,8 @@ func auditEvent(r *clusterv1.AuditRecord) *clusterv1.Event {
 			e.Details = map[string]string{}
 		}
 		key := d.GetKey()
-		// The key "from" means the caller's address, and in a change of status the former status. If a record has the
-		// key twice, the first value is the caller's address.
+		// The key "from" means the caller's address and, in an event about a change of status, also the
+		// former status. If a record has the key twice, the first value is the caller's address.
 		if key == "from" && i+1 < len(r.GetDetails()) && r.GetDetails()[i+1].GetKey() == "from" {
 			key = "caller"
 		}
@@ -251,8 +251,7 @@ func auditEvent(r *clusterv1.AuditRecord) *clusterv1.Event {
 	return e
 }
 
-// caller is the address of the call that caused an event; "" for an event without a
-// call.
+// caller returns the address of the caller whose call caused an event; "" for an event that no call caused.
 func caller(e *clusterv1.Event) string {
 	d := e.GetDetails()
 	if v := d["caller"]; v != "" {

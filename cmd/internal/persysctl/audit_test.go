@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzAuditFile reads exported audit records, and verifies the records that it can parse.
+// FuzzAuditFile reads random files as exported audit records, and verifies the records that it can parse.
 func FuzzAuditFile(f *testing.F) {
 	f.Add([]byte(`{"log":"changes","number":"1","previousHash":"AA==","hash":"AA=="}` + "\n\n"))
 	f.Add([]byte(`{"log":"changes"}` + "\n" + `{"number":"7"}`))

@@ -27,8 +27,9 @@ func (c *cli) authCommand() *cobra.Command {
 	}
 	can := &cobra.Command{
 		Use: "can-i VERB", Short: "Say whether you may do something: exit code 0 for yes, 1 for no",
-		Long: `Say whether you may do something. VERB is a permission, such as deploy, or a call by the
-name that errors have, such as "drain node". The cluster judges it as it judges the call.
+		Long: `Say whether you may do something. VERB is a permission, such as deploy, or a call by its
+name in error messages, such as "drain node". The schedulers use the same rules as for the
+call itself.
 
 The question is about the namespace of --namespace, default without it; "*" is every
 namespace. It has no effect on verbs about the whole cluster. The exit code is 0 for yes

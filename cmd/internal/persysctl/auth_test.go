@@ -42,7 +42,7 @@ func TestAuthCommandsShowRights(t *testing.T) {
 		"whoami as a table":             {[]string{"auth", "whoami"}, 0, []string{"user/ada", "gateway/g1", "valid for 20h", "viewer", "all", "shop,site", "read,logs,exec,deploy,nodes"}, ""},
 		"whoami as JSONPath":            {[]string{"auth", "whoami", "-o", "jsonpath={.grants[1].namespaces[0]}"}, 0, []string{"shop\n"}, ""},
 		"yes":                           {[]string{"auth", "can-i", "deploy", "-n", "shop"}, 0, []string{"yes: "}, ""},
-		"no":                            {[]string{"auth", "can-i", "deploy", "-n", "bank"}, exitFailed, []string{"no: you have the permission deploy only in shop, site\n"}, ""},
+		"the answer no":                 {[]string{"auth", "can-i", "deploy", "-n", "bank"}, exitFailed, []string{"no: you have the permission deploy only in shop, site\n"}, ""},
 		"the answer no as an exit code": {[]string{"auth", "can-i", "deploy", "-o", "json"}, exitFailed, []string{`"permission": "deploy"`}, ""},
 		"a call of two words":           {[]string{"auth", "can-i", "drain", "node"}, exitFailed, []string{"no: ", "whole cluster"}, ""},
 		"an unknown verb is no answer":  {[]string{"auth", "can-i", "fly"}, exitUsage, nil, `verb "fly" must be a permission`},
@@ -51,15 +51,15 @@ func TestAuthCommandsShowRights(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f, s := start(t, nil), newSession(t)
 			if code := s.run(f, x.args...); code != x.code {
-				t.Errorf("code %d, want %d", code, x.code)
+				t.Errorf("the exit code is %d, want %d", code, x.code)
 			}
 			for _, want := range x.out {
 				if !strings.Contains(s.stdout.String(), want) {
-					t.Errorf("the output lacks %q: %q", want, s.stdout.String())
+					t.Errorf("the output does not contain %q: %q", want, s.stdout.String())
 				}
 			}
 			if got := s.stderr.String(); x.err == "" && got != "" || !strings.Contains(got, x.err) {
-				t.Errorf("stderr %q, want %q", got, x.err)
+				t.Errorf("stderr is %q, want %q", got, x.err)
 			}
 		})
 	}

@@ -20,7 +20,7 @@ func autoscaleCell(a *controlv1.AutoscaleStatus) string {
 	return fmt.Sprintf("%s of %d %%, %d to %d", use, s.GetCpu(), s.GetMin(), s.GetMax())
 }
 
-// addAutoscale adds what is known about the autoscaler of a group.
+// addAutoscale adds the settings, the measured CPU use and the last decision of a group's autoscaler.
 func (c *cli) addAutoscale(f *screen.Facts, a *controlv1.AutoscaleStatus) {
 	if a == nil {
 		return

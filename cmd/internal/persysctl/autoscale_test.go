@@ -10,7 +10,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// TestAutoscaleIsShown: get, why and list -o wide show the use, the target and the last decision.
+// TestAutoscaleIsShown: get, why and list -o wide show the CPU use of an autoscaled group, the target of its
+// autoscaler and the autoscaler's last decision.
 func TestAutoscaleIsShown(t *testing.T) {
 	f := start(t, nil)
 	status := &controlv1.AutoscaleStatus{Settings: &controlv1.Autoscale{Min: 2, Max: 10, Cpu: 70}}
@@ -27,7 +28,7 @@ func TestAutoscaleIsShown(t *testing.T) {
 		t.Helper()
 		for _, w := range want {
 			if !strings.Contains(text, w) {
-				t.Errorf("the output lacks %q: %s", w, text)
+				t.Errorf("the output does not contain %q: %s", w, text)
 			}
 		}
 	}

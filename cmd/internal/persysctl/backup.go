@@ -92,7 +92,7 @@ func (c *cli) backupCreate(ctx context.Context, path string) (err error) {
 		return fileFailure(err)
 	}
 	if _, err := fsm.ReadSnapshot(tmp); err != nil {
-		return failf(exitFailed, "type the same command again", "%s is not whole: %v", tmp.Name(), err)
+		return failf(exitFailed, "type the same command again", "%s is incomplete or damaged: %v", tmp.Name(), err)
 	}
 	if err := errors.Join(tmp.Sync(), tmp.Close()); err != nil {
 		return fileFailure(err)
@@ -151,7 +151,7 @@ func (c *cli) readBackup(path string) (fsm.State, error) {
 	defer f.Close()
 	s, err := fsm.ReadSnapshot(f)
 	if err != nil {
-		return s, failf(exitFailed, "", "%s is no whole backup: %v", path, err)
+		return s, failf(exitFailed, "", "%s is an incomplete or damaged backup: %v", path, err)
 	}
 	return s, nil
 }
@@ -270,7 +270,8 @@ func restoreLines(r *clusterv1.RestoreBackupResponse, verb string) []string {
 	return lines
 }
 
-// agree returns "was" instead of the verb "were" if n is 1, and any other verb unchanged.
+// agree adapts a verb to the number n, for messages: it returns "was" for "were" if n is 1, and any other verb
+// unchanged.
 func agree[N ~int32 | ~int64](verb string, n N) string {
 	if verb == "were" && n == 1 {
 		return "was"

@@ -86,31 +86,31 @@ func TestBackupsAreWrittenAndRestored(t *testing.T) {
 
 	s := newSession(t)
 	if code := s.run(f, "backup", "create", path); code != exitOK {
-		t.Fatalf("create: exit %d\n%s", code, s.stderr.String())
+		t.Fatalf("backup create ended with exit code %d\n%s", code, s.stderr.String())
 	}
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, f.backup) {
 		t.Errorf("the created backup file has %d bytes, want the %d bytes of the backup (%v)", len(got), len(f.backup), err)
 	}
 	if out := s.stdout.String(); !strings.Contains(out, "cluster c1 at index 2, from scheduler-2: 1 workload, 0 nodes") {
-		t.Errorf("create says:\n%s", out)
+		t.Errorf("backup create prints:\n%s", out)
 	}
 
 	s = newSession(t)
 	if code := s.run(nil, "backup", "inspect", path); code != exitOK {
-		t.Fatalf("inspect: exit %d\n%s", code, s.stderr.String())
+		t.Fatalf("backup inspect ended with exit code %d\n%s", code, s.stderr.String())
 	}
 	for _, want := range []string{"c1", "2026-11-20 12:00:00", "2 (incarnation 7)", "1, 0 running", "right"} {
 		if !strings.Contains(s.stdout.String(), want) {
-			t.Errorf("inspect does not say %q:\n%s", want, s.stdout.String())
+			t.Errorf("backup inspect does not print %q:\n%s", want, s.stdout.String())
 		}
 	}
 
 	s = newSession(t)
 	if code := s.run(f, "backup", "restore", path, "--dry-run"); code != exitOK || len(f.restores) != 1 || !f.restores[0].GetPreview() {
-		t.Errorf("dry run: exit %d, %v\n%s", code, f.restores, s.stderr.String())
+		t.Errorf("backup restore --dry-run ended with exit code %d after the calls %v\n%s", code, f.restores, s.stderr.String())
 	}
 	if out := s.stdout.String(); !strings.Contains(out, "1 workload would be brought back: web") || !strings.Contains(out, "12 workloads would be forgotten: a, b and 10 more") {
-		t.Errorf("the preview says:\n%s", out)
+		t.Errorf("backup restore --dry-run prints:\n%s", out)
 	}
 
 	s = newSession(t)
@@ -124,13 +124,13 @@ func TestBackupsAreWrittenAndRestored(t *testing.T) {
 	}
 	s = newSession(t)
 	if code := s.run(f, "backup", "restore", path, "--yes", "--force-new-cluster"); code != exitOK || len(f.restores) != 5 {
-		t.Fatalf("restore: exit %d, %d calls\n%s", code, len(f.restores), s.stderr.String())
+		t.Fatalf("backup restore ended with exit code %d after %d calls\n%s", code, len(f.restores), s.stderr.String())
 	}
 	if last := f.restores[4]; last.GetPreview() || !last.GetForceNewCluster() || !bytes.Equal(f.taken, f.backup) {
-		t.Errorf("sent %d bytes with %v", len(f.taken), last)
+		t.Errorf("the restore sent %d bytes with the options %v", len(f.taken), last)
 	}
 	if out := s.stdout.String(); !strings.Contains(out, "restored at index 41, incarnation 9") || !strings.Contains(out, "1 workload was brought back") {
-		t.Errorf("restore says:\n%s", out)
+		t.Errorf("backup restore prints:\n%s", out)
 	}
 }
 
@@ -140,19 +140,19 @@ func TestADamagedBackupIsNeverKeptNorSent(t *testing.T) {
 	f.backup = f.backup[:len(f.backup)-1]
 	path := filepath.Join(t.TempDir(), "state.backup")
 	s := newSession(t)
-	if code := s.run(f, "backup", "create", path); code != exitFailed || !strings.Contains(s.stderr.String(), "not whole") {
-		t.Errorf("create: exit %d\n%s", code, s.stderr.String())
+	if code := s.run(f, "backup", "create", path); code != exitFailed || !strings.Contains(s.stderr.String(), "is incomplete or damaged") {
+		t.Errorf("backup create ended with exit code %d\n%s", code, s.stderr.String())
 	}
 	if left, _ := filepath.Glob(path + "*"); len(left) != 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("a failed backup create left the files %v", left)
 	}
 	if err := os.WriteFile(path, f.backup, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{{"backup", "inspect", path}, {"backup", "restore", path, "--yes"}} {
 		s = newSession(t)
-		if code := s.run(f, args...); code != exitFailed || !strings.Contains(s.stderr.String(), "is no whole backup") {
-			t.Errorf("%v: exit %d\n%s", args, code, s.stderr.String())
+		if code := s.run(f, args...); code != exitFailed || !strings.Contains(s.stderr.String(), "is an incomplete or damaged backup") {
+			t.Errorf("%v: exit code %d\n%s", args, code, s.stderr.String())
 		}
 	}
 	if len(f.restores) != 0 {

@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// caOnline returns the commands of `persysctl ca` that need a connection.
+// caOnline returns the commands of `persysctl ca` that need a connection to a cluster.
 func (c *cli) caOnline() []*cobra.Command {
 	list := &cobra.Command{
 		Use: "list", Short: "List the CAs that the cluster trusts, and the one that issues", Args: args(0, 0),
@@ -30,8 +30,8 @@ func (c *cli) caOnline() []*cobra.Command {
 	install := &cobra.Command{
 		Use: "install DIR", Short: "Make the issuing CA in DIR the CA of the cluster",
 		Long: `Give the cluster the issuing CA in DIR. Its key is sealed under the cluster key before
-it is stored. After a new root all programs must first learn to trust it: for the time
-of --after the former CA goes on issuing.`,
+it is stored. If the root CA is new too, all programs must trust it first: so for the time
+of --after the former CA still issues the certificates.`,
 		Args: args(1, 1, "DIR"), Example: "  persysctl ca rotate DIR && persysctl ca install DIR\n  persysctl ca rotate DIR --root && persysctl ca install DIR --after 1h",
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			a, err := pki.CAFolder{Dir: args[0]}.Authority()
@@ -147,7 +147,7 @@ can read it.`,
 		Use: "rotate DIR", Short: "Create a new issuing CA in DIR, and with --root a new root",
 		Long: `Create a new issuing CA in DIR, signed by the root there. DIR must hold root.pem and
 root-key.pem. With --root a new root is created too: use it when the root's key may be
-known to others, or before the root expires. The former files are kept beside the new.`,
+known to others, or before the root expires. The former files are kept in the same folder.`,
 		Example: "  persysctl ca rotate /media/stick/persys-ca\n  persysctl ca install /media/stick/persys-ca",
 		Args:    args(1, 1, "DIR"),
 		RunE: func(_ *cobra.Command, args []string) error {

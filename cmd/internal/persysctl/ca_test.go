@@ -39,7 +39,7 @@ func TestCACommandsMakeAndRotateCAs(t *testing.T) {
 	if second == first || again != root {
 		t.Errorf("after ca rotate the issuing CA was %s and is %s, want another one; the root CA was %s and is %s, want the same", first, second, root, again)
 	}
-	for _, lost := range []string{"issuing.pem", "issuing-key.pem"} { // only these files are lost: the key of the root CA is stored in another folder
+	for _, lost := range []string{"issuing.pem", "issuing-key.pem"} { // the test deletes only these files, because the key of the root CA is stored in another folder
 		if err := os.Remove(filepath.Join(dir, lost)); err != nil {
 			t.Fatal(err)
 		}
@@ -53,6 +53,6 @@ func TestCACommandsMakeAndRotateCAs(t *testing.T) {
 	do(0, "home", "ca", "show", dir)
 	do(0, "Issuing", "ca", "rotate", dir, "--root")
 	if third, other := id(); third == second || other == root {
-		t.Error("--root did not replace the root or the issuing CA")
+		t.Error("ca rotate --root did not replace both the root CA and the issuing CA")
 	}
 }

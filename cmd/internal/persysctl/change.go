@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,8 +13,8 @@ import (
 )
 
 type deleteOptions struct {
-	force, yes bool
-	condition  string
+	force, yes, volumes bool
+	condition           string
 	waiting
 }
 
@@ -23,16 +22,28 @@ func (c *cli) deleteCommand() *cobra.Command {
 	var o deleteOptions
 	cmd := &cobra.Command{
 		Use: "delete WORKLOAD…", Aliases: []string{"rm"}, Short: "Delete workloads, or all of a group",
-		Long: `Delete workloads. The id of a group that a count made deletes its members. The record
-of a workload is removed when its node has confirmed that nothing is left of it. With
---force it is removed at once, for nodes that never come back.`,
-		Example: "  persysctl delete web\n  persysctl delete web-1 web-2 --wait",
+		Long: `Delete workloads. The id of a group (a workload with a count) deletes all its members. The
+record of a workload is removed when its node has confirmed that nothing is left of the
+workload. With --force it is removed at once; this is for nodes that never come back.
+
+Volumes that have a name are kept: managed volumes, and the volumes that a Compose file
+names. The workload finds them again if it is applied again; persysctl volume list shows
+managed volumes, and persysctl volume rm deletes them. Disks of virtual machines and
+volumes without a name are deleted.
+
+With --volumes, volumes that have a name are deleted too, except managed volumes that have
+"retain: Retain", that a user created or that another workload uses.
+
+On a terminal the command names the data that it deletes and asks first. --yes skips the
+question; without a terminal there is none.`,
+		Example: "  persysctl delete web\n  persysctl delete web-1 web-2 --wait\n  persysctl delete shop --volumes",
 		Args:    args(1, -1, "WORKLOAD"), ValidArgsFunction: c.completeWorkloads,
 		RunE: c.online(func(ctx context.Context, args []string) error { return c.delete(ctx, args, o) }),
 	}
 	f := cmd.Flags()
 	f.BoolVar(&o.force, "force", false, "remove the record without the node's confirmation; the node may still run the workload")
 	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask")
+	f.BoolVar(&o.volumes, "volumes", false, "delete the workloads' volumes too")
 	revisionFlag(f, &o.condition)
 	o.flags(f, "the workloads are deleted")
 	return cmd
@@ -45,8 +56,8 @@ func (c *cli) delete(ctx context.Context, ids []string, o deleteOptions) error {
 	if err := oneCondition(o.condition, ids); err != nil {
 		return err
 	}
-	if o.force && !o.yes {
-		if err := c.confirm(fmt.Sprintf("Forget %s even if a node still runs it?", strings.Join(ids, ", "))); err != nil {
+	if !o.yes {
+		if err := c.confirmDelete(ctx, ids, o.force, !o.volumes); err != nil {
 			return err
 		}
 	}
@@ -59,7 +70,9 @@ func (c *cli) delete(ctx context.Context, ids []string, o deleteOptions) error {
 			// List the members of the group before the call, because a deleted group has no members.
 			targets = c.targets(ctx, id)
 		}
-		r, err := change(ctx, c, c.control.DeleteWorkload, &controlv1.DeleteWorkloadRequest{WorkloadId: id, Force: o.force, IfRevision: o.condition})
+		r, err := change(ctx, c, c.control.DeleteWorkload, &controlv1.DeleteWorkloadRequest{
+			WorkloadId: id, Force: o.force, IfRevision: o.condition, KeepVolumes: !o.volumes,
+		})
 		switch {
 		case err != nil:
 			failures.add(err)
@@ -71,6 +84,12 @@ func (c *cli) delete(ctx context.Context, ids []string, o deleteOptions) error {
 				goals[t] = goalDeleted()
 			}
 			c.done(id, "deleting", r)
+			switch {
+			case o.volumes && r.GetVolumesKept():
+				fmt.Fprintln(c.err, c.errPaint.Paint(screen.Warn, "warning: the volumes of "+screen.Clean(id)+" stay, because it was deleted without --volumes before: persysctl volume rm NAME deletes a volume"))
+			case !o.volumes && !r.GetVolumesKept():
+				fmt.Fprintln(c.err, c.errPaint.Paint(screen.Warn, "warning: the scheduler is older than persysctl: it deletes the volumes of "+screen.Clean(id)+" that do not have retain: Retain"))
+			}
 		}
 	}
 	if !o.wait {
@@ -80,7 +99,7 @@ func (c *cli) delete(ctx context.Context, ids []string, o deleteOptions) error {
 }
 
 // refusedWorkload returns the error for a change of workload id that the scheduler refused in its answer,
-// with a hint. why is the reason in that answer.
+// with a hint what to do. why is the reason that the answer gives.
 func (c *cli) refusedWorkload(ctx context.Context, id, why string) error {
 	_, err := call(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id, Level: c.level()})
 	if err != nil {
@@ -172,7 +191,8 @@ func (c *cli) desireCommand(verb, short, desired, doing string) *cobra.Command {
 	return cmd
 }
 
-// oneCondition returns an error if --if-revision is used for several workloads.
+// oneCondition returns an error if --if-revision is used with several workloads, because a revision belongs to one
+// workload.
 func oneCondition(condition string, ids []string) error {
 	if condition != "" && len(ids) != 1 {
 		return failf(exitUsage, "", "--if-revision is the condition of one workload; %d are given", len(ids))
@@ -180,8 +200,8 @@ func oneCondition(condition string, ids []string) error {
 	return nil
 }
 
-// each calls do for each workload in turn. With --wait it then waits until the changed workloads are in their
-// new state.
+// each calls do, which changes a workload, for each id in ids. With --wait it then waits until the changed workloads
+// are in their new state.
 func (c *cli) each(ctx context.Context, ids []string, o waiting, do func(id string) ([]string, uint64, error), g goal) error {
 	if err := o.check(); err != nil {
 		return err

@@ -18,11 +18,12 @@ const completeWithin = 700 * time.Millisecond
 
 type completer func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective)
 
-// asker returns candidates to complete a word; candidates that do not begin with the word are dropped later.
+// asker asks the cluster for candidates to complete a word. It may return candidates that do not begin with
+// the word; the caller drops them.
 type asker func(ctx context.Context, word string) []string
 
-// ids completes word with the ids that ask returns, without the ids in not. If the cluster does not answer, it returns
-// no ids.
+// ids completes word with the ids that ask returns, without the ids in the parameter not. If the cluster
+// does not answer, it returns no ids.
 func (c *cli) ids(cmd *cobra.Command, word string, not []string, ask asker) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeWithin)
 	defer cancel()
@@ -44,7 +45,7 @@ func (c *cli) ids(cmd *cobra.Command, word string, not []string, ask asker) ([]s
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
-// Completions are requested from any replica, even without a leader.
+// anyReplica is the read level of the calls for completion: any replica answers, even without a leader.
 const anyReplica = controlv1.ReadLevel_READ_LEVEL_STALE
 
 // justBefore returns a page token for the page that begins with the ids that start with word. Lists are in
@@ -97,8 +98,8 @@ func (c *cli) replicaNames(ctx context.Context, _ string) []string {
 	return out
 }
 
-// one completes only the first argument of a command. many completes all arguments of a command that takes a
-// list.
+// one returns a completer for the first argument of a command only; many returns a completer for all arguments of a
+// command that takes a list of ids. ask returns the candidates.
 func (c *cli) one(ask asker) completer {
 	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {

@@ -24,9 +24,9 @@ func (c *cli) composeCommand() *cobra.Command {
 		Use: "check FILE|-", Short: "Show how each key of a Compose file is treated",
 		Long: `Show how each key of a Compose file is treated on a node: honoured as Compose does,
 translated (done in another way), ignored, or refused (the stack does not start with
-this key). The file is then loaded as apply would load it, so that a variable that is not
-set, a file that is not there or a value that no engine takes is found. The command
-needs no cluster. Its exit code is 1 if a key is refused or the stack has a fault.`,
+this key). The file is then loaded as apply would load it, so the command also finds a
+variable that is not set, a file that does not exist, and a value that no engine accepts.
+It needs no cluster. Its exit code is 1 if a key is refused or the stack has a fault.`,
 		Example: `  persysctl compose check docker-compose.yml
   docker compose config | persysctl compose check -`,
 		Args: args(1, 1, "FILE"),
@@ -45,15 +45,24 @@ type composeKey struct {
 	Note    string `json:"note,omitempty"`
 }
 
-func (c *cli) checkCompose(ctx context.Context, name string, envFiles []string) error {
+// readSource reads one file, or the standard input for "-".
+func (c *cli) readSource(name string) (source manifest.Source, err error) {
 	sources, err := manifest.Read([]string{name}, false, c.in)
 	if err != nil {
-		return failf(exitFailed, "", "%v", err)
+		return source, failf(exitFailed, "", "%v", err)
 	}
 	if len(sources) != 1 {
-		return failf(exitFailed, "", "%s: must be one file", name)
+		return source, failf(exitFailed, "", "%s: must be one file", name)
 	}
-	text := sources[0].Data
+	return sources[0], nil
+}
+
+func (c *cli) checkCompose(ctx context.Context, name string, envFiles []string) error {
+	source, err := c.readSource(name)
+	if err != nil {
+		return err
+	}
+	text := source.Data
 	if len(text) > spec.MaxSpec {
 		return failf(exitFailed, "", "%s: must be at most %d bytes", name, spec.MaxSpec)
 	}
@@ -63,7 +72,7 @@ func (c *cli) checkCompose(ctx context.Context, name string, envFiles []string) 
 			return failf(exitFailed, "persysctl plan -f "+name, "%s is a specification of workloads and not a Compose file", name)
 		}
 		if !errors.Is(err, composefile.ErrNotCompose) {
-			if found := c.loadCompose(ctx, sources[0], envFiles); found != nil {
+			if found := c.loadCompose(ctx, source, envFiles); found != nil {
 				return found // the error is the one that plan and apply would print
 			}
 		}
@@ -89,7 +98,7 @@ func (c *cli) checkCompose(ctx context.Context, name string, envFiles []string) 
 	if refused > 0 {
 		return failf(exitFailed, "", "%s: %s refused", name, screen.Plural(refused, "key"))
 	}
-	return c.loadCompose(ctx, sources[0], envFiles)
+	return c.loadCompose(ctx, source, envFiles)
 }
 
 // loadCompose loads a Compose file as plan and apply do, and returns an error for the same faults.
@@ -121,7 +130,7 @@ func envFileFlag(f *pflag.FlagSet, to *[]string) {
 	f.StringArrayVar(to, "env-file", nil, "file with variables of Compose files, instead of the .env beside them; may be repeated")
 }
 
-// packer loads the Compose files of one command.
+// packer loads the Compose files that one run of persysctl needs, with the files to which they refer.
 type packer struct {
 	loader   *stack.Loader
 	ctx      context.Context
@@ -147,7 +156,8 @@ func (p *packer) pack(in stack.Local) (*stack.Packed, error) {
 		return nil, err
 	}
 	for _, w := range out.Warnings {
-		// A warning about a place begins with the name of its file.
+		// If a warning begins with the name of the file and a position in it, add only the folder, so that the file is
+		// not named twice.
 		if folder, ok := strings.CutSuffix(p.from, in.File); ok && strings.HasPrefix(w, in.File+":") {
 			p.notes = append(p.notes, folder+screen.Clean(w))
 			continue
@@ -171,7 +181,7 @@ func (p *packer) pack(in stack.Local) (*stack.Packed, error) {
 	return out, nil
 }
 
-// maxListed is the maximum number of files that a note names.
+// maxListed is the maximum number of files that a note about the files of a stack names.
 const maxListed = 20
 
 func listed(names []string) string {

@@ -221,7 +221,7 @@ func (c *cli) timeout() time.Duration {
 	return time.Duration(c.settings.RPCTimeout) * time.Second
 }
 
-// call makes one unary call with a deadline.
+// call makes one unary call with the deadline that the user has set, or the default deadline.
 func call[Req, Resp any](ctx context.Context, c *cli, do func(context.Context, Req, ...callOption) (Resp, error), req Req) (Resp, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout())
 	defer cancel()
@@ -268,7 +268,8 @@ func (c *cli) noteStale(age time.Duration) {
 	fmt.Fprintln(c.err, c.errPaint.Paint(screen.Warn, text))
 }
 
-// level returns the consistency level of reads that the flags select.
+// level returns the read level of calls: stale if the user has given --stale, otherwise unspecified, so that the
+// scheduler decides.
 func (c *cli) level() controlv1.ReadLevel {
 	if c.stale {
 		return controlv1.ReadLevel_READ_LEVEL_STALE

@@ -18,13 +18,13 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// TestUnknownOutcomeOmitsTheCause: the error message for an unknown outcome does not contain the error of the last
-// attempt.
+// TestUnknownOutcomeOmitsTheCause: a change may or may not have been applied. The error message must say this, and
+// must leave out the error of the last attempt, which is only about the connection.
 func TestUnknownOutcomeOmitsTheCause(t *testing.T) {
 	f := &failure{text: "a scheduler stopped answering, and " + dial.OutcomeText + "read tcp 10.0.0.1:1: reset"}
 	unknownOutcome(f)
 	if !strings.HasSuffix(f.text, "no other scheduler knows the outcome") {
-		t.Errorf("the message is %q", f.text)
+		t.Errorf("the message is %q, want one without the cause", f.text)
 	}
 }
 
@@ -57,8 +57,8 @@ func TestSourcesOfSettings(t *testing.T) {
 		{"X_FILE overrides the configuration file", file, map[string]string{"PERSYS_SCHEDULER_ADDR_FILE": "HOME/addr"}, nil, "from-file:1"},
 		{"the environment overrides X_FILE", file, map[string]string{"PERSYS_SERVER": "from-env:1", "PERSYS_SCHEDULER_ADDR_FILE": "HOME/addr"}, nil, "from-env:1"},
 		{"PERSYS_SCHEDULER_ADDR overrides PERSYS_SERVER", "", map[string]string{"PERSYS_SERVER": "b:1", "PERSYS_SCHEDULER_ADDR": "a:1"}, nil, "a:1"},
-		{"the earlier name still works", "", map[string]string{"GRPC_ENDPOINT": "old:1"}, nil, "old:1"},
-		{"a flag overrides all", file, map[string]string{"PERSYS_SERVER": "from-env:1"}, []string{"-s", "from-flag:1"}, "from-flag:1"},
+		{"the earlier name of the variable still works", "", map[string]string{"GRPC_ENDPOINT": "old:1"}, nil, "old:1"},
+		{"a flag overrides all other sources", file, map[string]string{"PERSYS_SERVER": "from-env:1"}, []string{"-s", "from-flag:1"}, "from-flag:1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newSession(t)
@@ -71,7 +71,7 @@ func TestSourcesOfSettings(t *testing.T) {
 			}
 			got, err := settingsOf(t, s, c.args...)
 			if err != nil || got.Server != c.want {
-				t.Errorf("server %q, %v; want %q", got.Server, err, c.want)
+				t.Errorf("the server is %q, error %v; want %q", got.Server, err, c.want)
 			}
 		})
 	}
@@ -114,18 +114,18 @@ private_key: c
 	want := settings{Server: "10.0.0.1:8085", Insecure: true, CA: "/a/ca.pem", Cert: "/a/cert.pem", Key: "/a/key.pem", RPCTimeout: 5, OTLPInsecure: true,
 		APIEndpoint: "http://localhost:8084", Transport: "grpc", Other: got.Other}
 	if got != want {
-		t.Errorf("got %+v, want %+v", got, want)
+		t.Errorf("the settings are %+v, want %+v", got, want)
 	}
 	write(t, s.home, ".persys/config.yaml", "grpc_endpont: x\n")
 	if _, err := settingsOf(t, s); err == nil || !strings.Contains(err.Error(), `did you mean "grpc_endpoint"`) {
-		t.Errorf("an unknown key gives %v", err)
+		t.Errorf("an unknown key returned %v, want an error that suggests grpc_endpoint", err)
 	}
 }
 
 func TestConfigurationFileThatIsAskedForMustExist(t *testing.T) {
 	s := newSession(t)
 	if code := s.run(nil, "list", "--config", "/nowhere.yaml"); code != exitUsage || !strings.Contains(s.stderr.String(), "/nowhere.yaml") {
-		t.Errorf("exit %d: %s", code, s.stderr.String())
+		t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 	}
 }
 
@@ -161,14 +161,14 @@ func TestCommandsUseCertificates(t *testing.T) {
 		s := newSession(t)
 		use(s, dir+"/user/admin")
 		if code := run(t.Context(), s.world, []string{"-s", f.addr, "nodes"}); code != 0 {
-			t.Errorf("exit %d: %s", code, s.stderr.String())
+			t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 		}
 	})
 	t.Run("files in the home folder are used", func(t *testing.T) {
 		s := newSession(t)
 		joined(t, s, dir)
 		if code := run(t.Context(), s.world, []string{"-s", f.addr, "nodes"}); code != 0 {
-			t.Errorf("exit %d: %s", code, s.stderr.String())
+			t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 		}
 	})
 	t.Run("the error says that the server's certificate is of another CA", func(t *testing.T) {
@@ -179,7 +179,7 @@ func TestCommandsUseCertificates(t *testing.T) {
 		use(s, other+"/user/admin")
 		code := run(t.Context(), s.world, []string{"-s", f.addr, "--rpc-timeout-seconds", "1", "nodes"})
 		if code != exitUnavailable || !strings.Contains(s.stderr.String(), "no trusted connection") || !strings.Contains(s.stderr.String(), "--tls-ca") {
-			t.Errorf("exit %d: %s", code, s.stderr.String())
+			t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 		}
 	})
 	t.Run("the error says that the client certificate is of another CA", func(t *testing.T) {
@@ -193,7 +193,7 @@ func TestCommandsUseCertificates(t *testing.T) {
 			s.env["PERSYS_TLS_CA"] = dir + "/user/admin/ca.pem"
 			code := run(t.Context(), s.world, []string{"-s", f.addr, "--rpc-timeout-seconds", "1", "nodes"})
 			if code != exitUnavailable || !strings.Contains(s.stderr.String(), f.addr+" refuses this certificate: ") || !strings.Contains(s.stderr.String(), "--tls-cert") {
-				t.Fatalf("exit %d: %s", code, s.stderr.String())
+				t.Fatalf("the command ended with exit code %d: %s", code, s.stderr.String())
 			}
 		}
 	})
@@ -201,7 +201,7 @@ func TestCommandsUseCertificates(t *testing.T) {
 		s := newSession(t)
 		code := run(t.Context(), s.world, []string{"-s", f.addr, "--insecure", "--rpc-timeout-seconds", "1", "nodes"})
 		if code != exitUnavailable || !strings.Contains(s.stderr.String(), "wants TLS") {
-			t.Errorf("exit %d: %s", code, s.stderr.String())
+			t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 		}
 	})
 	t.Run("TLS to plain text is explained", func(t *testing.T) {
@@ -209,7 +209,7 @@ func TestCommandsUseCertificates(t *testing.T) {
 		use(s, dir+"/user/admin")
 		code := run(t.Context(), s.world, []string{"-s", plain.addr, "--rpc-timeout-seconds", "1", "nodes"})
 		if code != exitUnavailable || !strings.Contains(s.stderr.String(), "plain text") || !strings.Contains(s.stderr.String(), "--insecure") {
-			t.Errorf("exit %d: %s", code, s.stderr.String())
+			t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 		}
 	})
 }
@@ -227,7 +227,7 @@ func TestMutationsRepeatUnderOneRequestID(t *testing.T) {
 			f, s := start(t, nil), newSession(t)
 			f.fail[method] = []error{noLeader, noLeader}
 			if code := s.run(f, args...); code != 0 {
-				t.Fatalf("exit %d: %s", code, s.stderr.String())
+				t.Fatalf("the command ended with exit code %d: %s", code, s.stderr.String())
 			}
 			ids := map[string]bool{}
 			for _, id := range f.requestIDs {
@@ -250,7 +250,7 @@ func TestStaleAnswersAreMarked(t *testing.T) {
 		t.Errorf("exit %d, stderr %q, want one line with the note that the answer is stale", code, s.stderr.String())
 	}
 	if l := last[*controlv1.ListWorkloadsRequest](f).GetLevel(); l != controlv1.ReadLevel_READ_LEVEL_STALE {
-		t.Errorf("asked for %v", l)
+		t.Errorf("the read levels requested are %v", l)
 	}
 	s = newSession(t)
 	if s.run(f, "nodes"); !strings.Contains(s.stderr.String(), "stale, 3s old: there is no leader") {
@@ -273,7 +273,7 @@ func TestStatusWithoutALeader(t *testing.T) {
 	code := s.run(f, "status")
 	golden(t, "status-no-leader", f, s, code, "status")
 	if code != exitUnavailable {
-		t.Errorf("exit %d, want 4", code)
+		t.Errorf("the exit code is %d, want 4", code)
 	}
 }
 
@@ -295,12 +295,16 @@ func TestDangerousCommandsAskForConfirmation(t *testing.T) {
 		args         []string
 		code         int
 	}{
-		{"a person says yes", "y\n", true, []string{"node", "fence", "node-b"}, exitOK},
-		{"a person says nothing", "\n", true, []string{"node", "fence", "node-b"}, exitFailed},
+		{"the user answers yes", "y\n", true, []string{"node", "fence", "node-b"}, exitOK},
+		{"the user presses only Enter", "\n", true, []string{"node", "fence", "node-b"}, exitFailed},
 		{"input has ended", "", true, []string{"node", "fence", "node-b"}, exitFailed},
 		{"--yes skips the question", "", true, []string{"node", "fence", "node-b", "-y"}, exitOK},
-		{"a script is not asked", "", false, []string{"node", "fence", "node-b"}, exitOK},
+		{"without a terminal there is no question", "", false, []string{"node", "fence", "node-b"}, exitOK},
 		{"a plain delete does not ask", "", true, []string{"delete", "old"}, exitOK},
+		{"a delete of data asks", "no\n", true, []string{"delete", "old", "web"}, exitFailed},
+		{"a delete of data that the user wants", "yes\n", true, []string{"delete", "web"}, exitOK},
+		{"--yes skips the question about data", "", true, []string{"delete", "web", "--yes"}, exitOK},
+		{"without a terminal there is no question about data", "", false, []string{"delete", "web"}, exitOK},
 		{"a forced delete asks", "no\n", true, []string{"delete", "old", "--force"}, exitFailed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -308,17 +312,17 @@ func TestDangerousCommandsAskForConfirmation(t *testing.T) {
 			s.inTerm, s.errTerm = c.person, c.person
 			s.in = strings.NewReader(c.answer)
 			if code := s.run(f, c.args...); code != c.code {
-				t.Errorf("exit %d, want %d: %s", code, c.code, s.stderr.String())
+				t.Errorf("the exit code is %d, want %d: %s", code, c.code, s.stderr.String())
 			}
 			if mutated := len(f.requestIDs) > 0; mutated != (c.code == exitOK) {
-				t.Errorf("something was sent: %v", mutated)
+				t.Errorf("without a confirmation a change was sent: %v", mutated)
 			}
 		})
 	}
 }
 
-// TestConfirmationBesideALog: when stderr is redirected to a file, the question whether to continue is
-// printed on stdout.
+// TestConfirmationBesideALog: if stderr is redirected to a file, persysctl asks on stdout whether to
+// continue.
 func TestConfirmationBesideALog(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	s.inTerm, s.outTerm, s.in = true, true, strings.NewReader("n\n")
@@ -342,14 +346,14 @@ func TestCompletionSuggestsNames(t *testing.T) {
 		{"a node of a subcommand", []string{"node", "fence", "node-b"}, "node-b\tNotReady\n:4\n"},
 		{"replicas", []string{"transfer-leadership", "scheduler-3"}, "scheduler-3\tvoter\n:4\n"},
 		{"a flag's value", []string{"list", "--node", "node-a"}, "node-a\tReady\n:4\n"},
-		{"forms of output", []string{"list", "-o", "j"}, "table\nwide\njson\nyaml\njsonpath=\n:4\n"},
+		{"values of --output", []string{"list", "-o", "j"}, "table\nwide\njson\nyaml\njsonpath=\n:4\n"},
 		{"modes", []string{"mode", "set", "re"}, "recovery\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newSession(t)
 			args := append([]string{"__complete", "--insecure", "-s", f.addr}, c.args...)
 			if code := run(t.Context(), s.world, args); code != 0 || !strings.HasPrefix(s.stdout.String(), c.want) {
-				t.Errorf("exit %d, got %q, want %q", code, s.stdout.String(), c.want)
+				t.Errorf("the command ended with exit code %d and printed %q, want %q", code, s.stdout.String(), c.want)
 			}
 		})
 	}
@@ -382,7 +386,7 @@ func TestCompletionAmongMany(t *testing.T) {
 		code := run(t.Context(), s.world, append([]string{"__complete", "--insecure", "-s", f.addr}, c.args...))
 		lines := strings.Split(strings.TrimSuffix(s.stdout.String(), "\n"), "\n")
 		if code != 0 || len(lines) != c.n+1 || !strings.HasPrefix(lines[0], c.first) || !strings.HasPrefix(lines[max(0, c.n-1)], c.last) {
-			t.Errorf("%v: exit %d, %d lines from %q", c.args, code, len(lines), lines[0])
+			t.Errorf("%v: exit code %d, %d lines from %q", c.args, code, len(lines), lines[0])
 		}
 	}
 }
@@ -391,8 +395,8 @@ func TestCompletionIsSilentWithoutACluster(t *testing.T) {
 	for _, args := range [][]string{{"--insecure", "-s", "127.0.0.1:1", "get", ""}, {"get", ""}} {
 		s := newSession(t)
 		code := run(t.Context(), s.world, append([]string{"__complete"}, args...))
-		// cobra also prints the completion directive as text to stderr, and shells ignore stderr. So stderr need not be
-		// empty.
+		// cobra (the library that parses the command line) also prints the result of a completion as text to stderr,
+		// which shells ignore. So stderr need not be empty.
 		if code != 0 || s.stdout.String() != ":4\n" || strings.Contains(s.stderr.String(), "Error") {
 			t.Errorf("exit %d, %q, %q", code, s.stdout.String(), s.stderr.String())
 		}
@@ -420,7 +424,7 @@ func TestVersionIsPrinted(t *testing.T) {
 func TestTheReferenceIsComplete(t *testing.T) {
 	s := newSession(t)
 	if code := s.run(nil, "docs", filepath.Join(s.home, "out")); code != 0 {
-		t.Fatalf("exit %d: %s", code, s.stderr.String())
+		t.Fatalf("the command ended with exit code %d: %s", code, s.stderr.String())
 	}
 	data, err := os.ReadFile(filepath.Join(s.home, "out", "persysctl.md"))
 	if err != nil {

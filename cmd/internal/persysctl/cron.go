@@ -54,7 +54,8 @@ func (c *cli) jobCommand() *cobra.Command {
 	return parent
 }
 
-// startRunCommand makes a command that starts one run. If takes is true, the command accepts parameters and an input.
+// startRunCommand returns a command that starts one run. If takes is true, the command gets flags for the parameters
+// and the input of the run (for a parameterized job).
 func (c *cli) startRunCommand(use, short, example string, takes bool) *cobra.Command {
 	var o waiting
 	var key, input string
@@ -96,7 +97,7 @@ func (c *cli) startRunCommand(use, short, example string, takes bool) *cobra.Com
 		}),
 	}
 	f := cmd.Flags()
-	f.StringVar(&key, "key", "", "a key starts one run, however often the command is repeated")
+	f.StringVar(&key, "key", "", "key of the run: if the command is repeated with the same key, it starts no second run")
 	if takes {
 		f.StringArrayVarP(&pairs, "param", "p", nil, "NAME=VALUE of a parameter; may be repeated")
 		f.StringVar(&input, "input", "", "file with the input of the run, at most 16 KiB; - is standard input")

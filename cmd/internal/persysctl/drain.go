@@ -22,11 +22,11 @@ func (c *cli) drainCommand() *cobra.Command {
 	var o drainOptions
 	cmd := &cobra.Command{
 		Use: "drain NODE", Short: "Move all workloads off a node, or with --preview show where they would go",
-		Long: `Move all workloads off a node. A workload that no other node can take runs on where it
-is, and moves as soon as there is room. A workload with local data (disks of a virtual
-machine, volumes, folders beside a Compose file) stays, because its data would not come
-along. With --discard-data it moves without its data. Volumes stay on the node then; the
-disks of a virtual machine are deleted.`,
+		Long: `Move all workloads off a node. A workload for which no other node has room keeps running
+on its node, and moves as soon as another node has room. A workload with local data (disks
+of a virtual machine, volumes, folders beside a Compose file) stays, because a move would
+leave its data behind. With --discard-data it moves without its data: its volumes stay on
+the node, and the disks of a virtual machine are deleted.`,
 		Example: "  persysctl drain node-a --preview\n  persysctl drain node-a --wait\n  persysctl drain node-a --undo",
 		Args:    args(1, 1, "NODE"), ValidArgsFunction: c.completeNode,
 		RunE: c.online(func(ctx context.Context, args []string) error { return c.drain(ctx, args[0], o) }),
@@ -141,7 +141,7 @@ func (c *cli) showDrain(id string, r *clusterv1.NodeActionResponse, o drainOptio
 // evicts names the workloads that would be evicted for a workload of higher priority.
 func evicts(ids []string) string { return "evicts " + strings.Join(ids, ", ") }
 
-// leavesBehind names the data that a workload leaves on its node.
+// leavesBehind returns a text that lists the data that a workload would leave on its node if it were moved.
 func leavesBehind(data []string) string {
 	return "leaves behind: " + strings.Join(data, ", ")
 }

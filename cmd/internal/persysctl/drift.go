@@ -116,35 +116,27 @@ only if it differs from the specification.`,
 	return cmd
 }
 
-// deletes makes cmd a command that deletes one object on one node. Its arguments are the node and the object.
-// question is the format string of the confirmation, for the object and the node. said is the word for the result:
-// "deleted" or "deleting".
-func (c *cli) deletes(cmd *cobra.Command, question, said string, do func(ctx context.Context, node, what string) (message, error)) *cobra.Command {
+func (c *cli) driftDeleteCommand() *cobra.Command {
 	var yes bool
+	cmd := &cobra.Command{
+		Use: "delete NODE WORKLOAD", Short: "Stop an orphan and remove it from its node", Aliases: []string{"rm"},
+		Example: "  persysctl drift delete node-a web",
+		Args:    args(2, 2, "NODE", "WORKLOAD"), ValidArgsFunction: c.completeNode,
+	}
 	cmd.RunE = c.online(func(ctx context.Context, args []string) error {
 		node, what := args[0], args[1]
 		if !yes {
-			if err := c.confirm(fmt.Sprintf(question, what, node)); err != nil {
+			if err := c.confirm(fmt.Sprintf("Delete %s on %s, with its data?", what, node)); err != nil {
 				return err
 			}
 		}
-		r, err := do(ctx, node, what)
+		r, err := change(ctx, c, c.cluster.DeleteDrift, &clusterv1.DeleteDriftRequest{NodeId: node, WorkloadId: what})
 		if err != nil {
 			return err
 		}
-		c.done(what, said+" on "+node, r)
+		c.done(what, "deleting on "+node, r)
 		return nil
 	})
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	return cmd
-}
-
-func (c *cli) driftDeleteCommand() *cobra.Command {
-	return c.deletes(&cobra.Command{
-		Use: "delete NODE WORKLOAD", Short: "Stop an orphan and remove it from its node", Aliases: []string{"rm"},
-		Example: "  persysctl drift delete node-a web",
-		Args:    args(2, 2, "NODE", "WORKLOAD"), ValidArgsFunction: c.completeNode,
-	}, "Delete %s on %s, with its data?", "deleting", func(ctx context.Context, node, what string) (message, error) {
-		return change(ctx, c, c.cluster.DeleteDrift, &clusterv1.DeleteDriftRequest{NodeId: node, WorkloadId: what})
-	})
 }

@@ -55,7 +55,7 @@ func exitCodes() []exitCode {
 	}
 }
 
-// failure is an error for the user: one sentence, and the next command to type.
+// failure is an error for the user: one sentence and, if there is one, the next command to type.
 type failure struct {
 	code  int
 	text  string
@@ -108,7 +108,7 @@ func (c *cli) explain(err error, mutation bool) *failure {
 	return c.explained(err, mutation, c.timeout())
 }
 
-// explained does the same as explain, for a call whose time limit is limit.
+// explained is like explain, for a call that had the time limit limit, which a timeout error names.
 func (c *cli) explained(err error, mutation bool, limit time.Duration) *failure {
 	var f *failure
 	if errors.As(err, &f) {
@@ -207,8 +207,8 @@ func (c *cli) unreachable(f *failure, reason string) {
 		f.text = fmt.Sprintf("%s closes plain-text connections; it probably wants TLS", where)
 		f.hint = "leave --insecure out and give --tls-ca, --tls-cert and --tls-key"
 	case reason == "" && !transport(low):
-		// The error is not about the connection to the scheduler, so it comes from a server behind the scheduler, for
-		// example an agent.
+		// The code is Unavailable, but the text is not about the connection to the scheduler. So the scheduler could
+		// not reach another server, for example an agent.
 		if _, own, ok := strings.Cut(f.text, "rounds: "); ok {
 			f.text = own
 		}
@@ -219,7 +219,7 @@ func (c *cli) unreachable(f *failure, reason string) {
 	}
 }
 
-// ownCertificate is the hint for the case that a server refuses the user's certificate.
+// ownCertificate is the hint that persysctl prints if a server refuses the user's certificate.
 const ownCertificate = "check --tls-cert and --tls-key: of the cluster's CA, in time and not revoked (persysctl identity list)"
 
 // certificateRefusal returns the reason for which a scheduler refuses the user's certificate, or "" if it

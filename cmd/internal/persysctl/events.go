@@ -161,7 +161,7 @@ func eventText(e *clusterv1.Event) string {
 		first = from + " → " + to
 		delete(details, "to")
 	}
-	// The caller's address is left out here; `persysctl audit` shows it.
+	// Leave out the caller's address, which `persysctl audit` shows.
 	delete(details, "from")
 	delete(details, "caller")
 	out := screen.Join("; ", first, screen.Join(": ", e.GetReason(), e.GetMessage()))

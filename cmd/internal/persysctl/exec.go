@@ -52,18 +52,38 @@ Ctrl-C is sent to the command. Processes that it leaves running end with the ses
 
 func (c *cli) consoleCommand() *cobra.Command {
 	open := &clusterv1.ExecOpen{Console: true, Input: true, Tty: true}
+	var web webConsole
 	cmd := &cobra.Command{
-		Use: "console WORKLOAD", Short: "Connect to the console of a virtual machine or container",
-		Long: `Connect to the console of a workload: the serial line of a virtual machine, or the
-first process of a container. Ctrl-] leaves it, and the workload goes on.`,
-		Example: "  persysctl console db-vm\n  persysctl console shop --service web",
-		Args:    args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
-		RunE: c.online(func(ctx context.Context, args []string) error {
-			open.WorkloadId = args[0]
-			return c.session(ctx, open)
-		}),
+		Use: "console [WORKLOAD]", Short: "Make a link to the web console, or connect to the console of a workload",
+		Long: `Without WORKLOAD: print a link that signs you in to the web console, with your own rights.
+It works once, for ten minutes. The session ends after --ttl, with persysctl session end,
+or when you are revoked.
+
+With WORKLOAD: connect to the serial line of a virtual machine, or to the first process
+of a container. Ctrl-] leaves it, and the workload goes on.`,
+		Example: "  persysctl console\n  persysctl console --gateway https://gateway.example.com:8551 --open\n  persysctl console db-vm\n  persysctl console shop --service web",
+		Args:    args(0, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
 	}
-	cmd.Flags().StringVar(&open.Service, "service", "", "service of a Compose workload")
+	f := cmd.Flags()
+	f.StringVar(&open.Service, "service", "", "service of a Compose workload")
+	f.StringVar(&web.gateway, "gateway", "", "address of the gateway, https://HOST[:PORT]; default: a gateway of the cluster that answers on port 8551")
+	f.DurationVar(&web.ttl, "ttl", 12*time.Hour, "how long the session at the web console lasts, at most 24h")
+	f.BoolVar(&web.open, "open", false, "open the link in the browser of this machine")
+	cmd.RunE = c.online(func(ctx context.Context, args []string) error {
+		if len(args) == 0 {
+			if f.Changed("service") {
+				return usagef("--service is for the console of a workload: name the workload")
+			}
+			return c.webConsole(ctx, web)
+		}
+		for _, name := range []string{"gateway", "ttl", "open"} {
+			if f.Changed(name) {
+				return usagef("--%s is for the web console: leave the workload out", name)
+			}
+		}
+		open.WorkloadId = args[0]
+		return c.session(ctx, open)
+	})
 	return cmd
 }
 
@@ -158,7 +178,8 @@ func (c *cli) openSession(ctx context.Context, open *clusterv1.ExecOpen) (*sayer
 	return say, first, err
 }
 
-// hear writes the session's output until the stream sends the command's exit code, and returns the exit code.
+// hear writes the output of the session to stdout and stderr. When the exit code of the command arrives, it returns
+// the exit code.
 func (c *cli) hear(stream clusterv1.Cluster_ExecClient) (int32, error) {
 	for {
 		m, err := stream.Recv()
@@ -184,7 +205,7 @@ func (c *cli) hear(stream clusterv1.Cluster_ExecClient) (int32, error) {
 }
 
 // typed sends the user's input to the session until the input ends. A read from a terminal cannot be
-// interrupted, so the program exits without waiting for typed.
+// interrupted, so persysctl exits without waiting for this function.
 func (c *cli) typed(say *sayer, console bool, left chan<- struct{}) {
 	buffer := make([]byte, 16<<10)
 	for {

@@ -262,8 +262,8 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-// If a command reads no input, the signal for Ctrl-C does not reach it either. The session then ends after
-// the grace period.
+// If a command reads no input, the stream is blocked and the signal for Ctrl-C does not reach the command either.
+// After Ctrl-C, the session must nevertheless end, when the grace period is over.
 func TestCtrlCEndsASessionThatTakesNoInput(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
@@ -277,6 +277,6 @@ func TestCtrlCEndsASessionThatTakesNoInput(t *testing.T) {
 	<-d.full
 	interrupt()
 	if f := c.explain(<-done, false); f.code != exitInterrupted {
-		t.Errorf("exit %d: %s", f.code, f.Error())
+		t.Errorf("the command ended with exit code %d: %s", f.code, f.Error())
 	}
 }

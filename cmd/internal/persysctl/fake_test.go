@@ -41,38 +41,39 @@ type fake struct {
 	clusterv1.UnimplementedClusterServer
 	addr string
 
-	mu        sync.Mutex
-	fail      map[string][]error // errors that the next calls return, by method
-	nodes     []*controlv1.NodeView
-	workloads []*controlv1.WorkloadView
-	events    []*clusterv1.Event
-	status    *clusterv1.StatusResponse
-	why       *clusterv1.WhyResponse
-	logs      []*clusterv1.LogChunk
-	logBreaks int    // number of log streams that will break after their last chunk
-	logEnds   func() // called when a log stream ends, with mu held; nil does nothing
-	moves     []*clusterv1.PlannedMove
-	backup    []byte // content of a complete backup file
-	restores  []*clusterv1.RestoreBackupRequest
-	mirrored  []bool
-	imports   []*clusterv1.ImportMirrorRequest
-	taken     []byte            // backup data that the last restore received
-	refuse    map[string]string // workload id → reason of the refusal
-	script    []scene           // what each watch of workloads sends, one scene per watch
-	stale     bool
-	members   []*controlv1.SystemMembers // members of the system workload "log", one value for each read; the last one stays
-	rolls     int                        // number of times that the state of a rollout was read
-	rounds    int                        // number of calls of ApplyRebalance
-	leaderAt  string                     // address of the leader, sent in trailers
-	slow      time.Duration
-
+	older      bool                             // whether it does not know fields of newer versions
+	lastDelete *controlv1.DeleteWorkloadRequest // the last one
+	mu         sync.Mutex
+	fail       map[string][]error // errors that the next calls return, by method
+	nodes      []*controlv1.NodeView
+	workloads  []*controlv1.WorkloadView
+	events     []*clusterv1.Event
+	status     *clusterv1.StatusResponse
+	why        *clusterv1.WhyResponse
+	logs       []*clusterv1.LogChunk
+	logBreaks  int    // number of log streams that will break after their last chunk
+	logEnds    func() // called when a log stream ends, with mu held; nil does nothing
+	moves      []*clusterv1.PlannedMove
+	backup     []byte // content of a complete backup file
+	restores   []*clusterv1.RestoreBackupRequest
+	mirrored   []bool
+	imports    []*clusterv1.ImportMirrorRequest
+	taken      []byte            // backup data that the last restore received
+	refuse     map[string]string // workload id → reason of the refusal
+	script     []scene           // what each watch of workloads sends, one scene per watch
+	stale      bool
+	members    []*controlv1.SystemMembers // members of the system workload "log", one value for each read; the last one stays
+	rolls      int                        // number of calls that read the state of a rollout
+	rounds     int                        // number of calls of ApplyRebalance
+	leaderAt   string                     // address of the leader, sent in trailers
+	slow       time.Duration
 	watches    []*clusterv1.WatchWorkloadsRequest
 	requests   []any
 	requestIDs []string
 }
 
-// scene is what the fake scheduler sends on one watch stream: a list of changes, and then the error err. If err is nil,
-// the stream stays open.
+// scene is a script for one watch stream of the fake scheduler: it sends the changes and then ends the stream with the
+// error err. If err is nil, the stream stays open.
 type scene struct {
 	pause   time.Duration // delay before the changes
 	changes []*clusterv1.WorkloadChange
@@ -192,10 +193,10 @@ func (f *fake) find(id string) *controlv1.WorkloadView {
 	return nil
 }
 
-// ListWorkloads returns pages of two, whatever size the request asks for, so that the tests cover paging.
+// ListWorkloads returns pages of two workloads, whatever size the request asks for, so that the tests cover paging.
 func (f *fake) ListWorkloads(_ context.Context, req *controlv1.ListWorkloadsRequest) (*controlv1.ListWorkloadsResponse, error) {
 	out := &controlv1.ListWorkloadsResponse{Index: 42, Stale: f.stale, AgeMs: f.age()}
-	for _, w := range f.workloads {
+	for _, w := range f.all() {
 		if w.GetWorkloadId() <= req.GetPageToken() || req.GetNodeId() != "" && req.GetNodeId() != w.GetAssignedNodeId() ||
 			req.GetGroup() != "" && req.GetGroup() != w.GetGroup() || req.GetStatus() != "" && !strings.EqualFold(req.GetStatus(), w.GetStatus()) ||
 			req.GetKind() != "" && !strings.EqualFold(req.GetKind(), cmp.Or(w.GetKind(), spec.KindService)) {
@@ -265,7 +266,8 @@ func (f *fake) apply(req *controlv1.ApplyWorkloadRequest) *controlv1.ApplyWorklo
 	return out
 }
 
-// olderFile lists the fields that an apply of the workload "older" would set back to the values of an earlier revision.
+// olderFile is the fake scheduler's answer for an apply of the workload "older": the fields that the apply
+// would set back to the values of an earlier revision.
 var olderFile = []*controlv1.TakenBack{
 	{Field: "desired_state", Before: "Stopped", After: "Running"},
 	{Field: "container.image", Before: "web:2", After: "web:1", Revision: 7, By: "persys://c1/user/alice", AppliedAt: before(time.Hour)},
@@ -281,6 +283,7 @@ func (f *fake) ApplyWorkloads(_ context.Context, req *clusterv1.ApplyWorkloadsRe
 }
 
 func (f *fake) DeleteWorkload(_ context.Context, req *controlv1.DeleteWorkloadRequest) (*controlv1.DeleteWorkloadResponse, error) {
+	f.lastDelete = req
 	id := req.GetWorkloadId()
 	if why, ok := f.refuse[id]; ok {
 		return &controlv1.DeleteWorkloadResponse{ErrorMessage: why}, nil
@@ -288,7 +291,7 @@ func (f *fake) DeleteWorkload(_ context.Context, req *controlv1.DeleteWorkloadRe
 	if f.find(id) == nil && f.find(id+"-0") == nil {
 		return &controlv1.DeleteWorkloadResponse{ErrorMessage: "workload " + id + " does not exist"}, nil
 	}
-	return &controlv1.DeleteWorkloadResponse{Success: true, Index: 44}, nil
+	return &controlv1.DeleteWorkloadResponse{Success: true, Index: 44, VolumesKept: (req.GetKeepVolumes() || req.GetWorkloadId() == "old") && !f.older}, nil
 }
 
 func (f *fake) RetryWorkload(_ context.Context, req *controlv1.RetryWorkloadRequest) (*controlv1.RetryWorkloadResponse, error) {
@@ -399,6 +402,12 @@ func (f *fake) PlanWorkloads(_ context.Context, req *clusterv1.PlanWorkloadsRequ
 	for i, w := range req.GetWorkloads() {
 		p := &clusterv1.PlannedWorkload{WorkloadId: w.GetWorkloadId(), Action: "create", NodeId: "node-a"}
 		switch {
+		case w.GetDesiredState() == "deleted":
+			p.Action, p.NodeId, p.PresentNodeId = "delete", "", "node-a"
+			if w.GetWorkloadId() == "web" {
+				p.LocalData = []string{"disk vda", "volume db"}
+				p.DeletedData, p.KeptData = []string{"disk vda on node-a"}, []string{"volume db on node-a"}
+			}
 		case f.refuse[w.GetWorkloadId()] != "":
 			p.Action, p.NodeId, p.Reason = "refused", "", f.refuse[w.GetWorkloadId()]
 		case i == 1:
@@ -439,20 +448,26 @@ func (f *fake) ListDrifts(_ context.Context, req *clusterv1.ListDriftsRequest) (
 }
 
 func (f *fake) ListVolumes(_ context.Context, req *clusterv1.ListVolumesRequest) (*clusterv1.ListVolumesResponse, error) {
-	out := &clusterv1.ListVolumesResponse{Problems: []*clusterv1.StorageProblem{
-		{NodeId: "node-a", Driver: "nfs", Reason: "driver nfs: the kernel of this node has no NFS client"},
-		{NodeId: "node-b", Reason: "agent of node node-b: connection refused"},
-	}}
-	if req.GetNodeId() == "node-b" {
-		return out, nil
+	out := &clusterv1.ListVolumesResponse{}
+	if req.GetAskNodes() {
+		out.Problems = []*clusterv1.StorageProblem{
+			{NodeId: "node-a", Driver: "nfs", Reason: "driver nfs: the kernel of this node has no NFS client"},
+			{NodeId: "node-b", Reason: "agent of node node-b: connection refused"},
+		}
 	}
-	out.Volumes = []*clusterv1.Volume{
-		{NodeId: "node-a", Id: "local:data", Driver: "local", SizeGb: 10, Form: "image", Phase: "Attached", RetainPolicy: "Delete", WorkloadIds: []string{"web-0", "web-1"}},
-		{NodeId: "node-a", Id: "local:kept", Driver: "local", Pool: "fast", Form: "folder", Phase: "Retained", RetainPolicy: "Retain"},
-		{NodeId: "node-a", Id: "nfs:shared", Driver: "nfs", SizeGb: 5, Form: "folder", Phase: "Released", RetainPolicy: "Delete", Owner: "api"},
-	}
-	for i, v := range out.Volumes {
-		v.CreatedAt = timestamppb.New(epoch.Add(-time.Duration(i+1) * time.Hour))
+	for i, v := range []*clusterv1.Volume{
+		{NodeId: "node-a", Driver: "local", Name: "data", SizeGb: 10, Form: "image", Phase: "Attached", RetainPolicy: "Delete", State: "InUse", WorkloadIds: []string{"web-0", "web-1"}, Owner: "web-1"},
+		{NodeId: "node-a", Driver: "local", Name: "kept", Pool: "fast", Form: "folder", Phase: "Retained", RetainPolicy: "Retain", State: "Unused", UnusedSince: before(time.Hour)},
+		{NodeId: "node-c", Driver: "local", Name: "kept", RetainPolicy: "Retain", State: "Unused", ByHand: true, CreatedBy: "ada"},
+		{Driver: "nfs", Name: "shared", SizeGb: 5, Form: "folder", Phase: "Released", RetainPolicy: "Delete", State: "Unused", Owner: "api"},
+	} {
+		v.CreatedAt, v.Id, v.Namespace = timestamppb.New(epoch.Add(-time.Duration(i+1)*time.Hour)), v.Driver+":"+v.Name, "default"
+		if !req.GetAskNodes() {
+			v.Form, v.Phase = "", ""
+		}
+		if (req.GetNodeId() == "" || req.GetNodeId() == v.NodeId) && (req.GetName() == "" || req.GetName() == v.Name) {
+			out.Volumes = append(out.Volumes, v)
+		}
 	}
 	return out, nil
 }
@@ -530,9 +545,13 @@ func (f *fake) DeletePolicy(_ context.Context, req *clusterv1.DeletePolicyReques
 
 func (f *fake) DeleteVolume(_ context.Context, req *clusterv1.DeleteVolumeRequest) (*clusterv1.DeleteVolumeResponse, error) {
 	if req.GetId() == "local:data" {
-		return nil, status.Error(codes.FailedPrecondition, "agent of node node-a: volume local:data is used by workload web-0")
+		return nil, status.Error(codes.FailedPrecondition, `local volume "data" of node node-a is used by web-0, web-1: apply them without it, or delete them, first`)
 	}
-	return &clusterv1.DeleteVolumeResponse{}, nil
+	return &clusterv1.DeleteVolumeResponse{Index: 12}, nil
+}
+
+func (f *fake) CreateVolume(_ context.Context, req *clusterv1.CreateVolumeRequest) (*clusterv1.CreateVolumeResponse, error) {
+	return &clusterv1.CreateVolumeResponse{Index: 11, Volume: &clusterv1.Volume{Name: req.GetName(), Id: req.GetDriver() + ":" + req.GetName(), SizeGb: req.GetSizeGb()}}, nil
 }
 
 func (f *fake) CollectGarbage(ctx context.Context, req *clusterv1.CollectGarbageRequest) (*clusterv1.CollectGarbageResponse, error) {
@@ -651,8 +670,8 @@ func (f *fake) DrainNode(_ context.Context, req *clusterv1.DrainNodeRequest) (*c
 func (f *fake) Logs(req *clusterv1.LogsRequest, out clusterv1.Cluster_LogsServer) error {
 	f.mu.Lock()
 	f.requests = append(f.requests, req)
-	f.mu.Unlock()
 	w := f.find(req.GetWorkloadId())
+	f.mu.Unlock()
 	switch {
 	case w == nil:
 		return status.Errorf(codes.NotFound, "logs: workload %q not found; `persysctl list` shows all", req.GetWorkloadId())
@@ -766,7 +785,7 @@ func (f *fake) fill() {
 		},
 	}
 	f.why = &clusterv1.WhyResponse{WorkloadId: "db", Status: "Pending", ReasonCode: "Unplaced", ReasonMessage: "0 of 3 nodes fit: 1 lacks memory, 1 is not ready, 1 is cordoned",
-		Counts: []*clusterv1.ReasonCount{{Filter: "Memory", Reason: "needs more memory than is free", Nodes: 1}, {Filter: "Ready", Reason: "not ready", Nodes: 1}},
+		Counts: []*clusterv1.ReasonCount{{Filter: "memory", Field: "resources.memory", Reason: "needs more memory than is free", Nodes: 1}, {Filter: "readiness", Reason: "not ready", Nodes: 1}},
 		Nodes: []*clusterv1.NodeVerdict{
 			{NodeId: "rack-17-a-machine-with-a-very-long-name.dc1.example.internal", Feasible: true, Score: 0.4375, ScoreParts: []string{"spread=0.25", "group=0.1875"}},
 			{NodeId: "node-a", Filter: "Memory", Reason: "needs 16 GiB (16384 MiB), 7516 MiB of 7900 MiB are free after what is reserved by 2 workloads"},

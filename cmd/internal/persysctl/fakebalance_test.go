@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
 func (f *fake) PreviewRebalance(_ context.Context, req *clusterv1.PreviewRebalanceRequest) (*clusterv1.PreviewRebalanceResponse, error) {
@@ -51,8 +52,8 @@ func (f *fake) ApplyRebalance(_ context.Context, req *clusterv1.ApplyRebalanceRe
 	return out, nil
 }
 
-// TestRebalanceWaits: --wait makes one round after the other, shows the progress, and ends with an error if a move was
-// dropped or if the wait is interrupted.
+// TestRebalanceWaits: `persysctl rebalance --wait` requests moves again and again until no further move is worthwhile,
+// and shows the progress. It must end with an error if the scheduler dropped a move, or if the wait is interrupted.
 func TestRebalanceWaits(t *testing.T) {
 	scenes := func() []scene {
 		return []scene{
@@ -68,7 +69,7 @@ func TestRebalanceWaits(t *testing.T) {
 	code := s.run(f, "rebalance", "--apply", "--wait")
 	for _, want := range []string{"Moving 2 workloads:", "Moving 1 workload:", "3 moves done."} {
 		if !strings.Contains(s.stdout.String(), want) {
-			t.Errorf("the output lacks %q: %s", want, s.stdout.String())
+			t.Errorf("the output does not contain %q: %s", want, s.stdout.String())
 		}
 	}
 	for _, want := range []string{"waits until node node-a has stopped it", "api is not moved: the amounts", "1 move was dropped; the first: api: the amounts"} {
@@ -86,7 +87,7 @@ func TestRebalanceWaits(t *testing.T) {
 		}
 	}
 	if !slices.Equal(asked, []uint32{250, 250, 250}) {
-		t.Errorf("the rounds asked for %v moves", asked)
+		t.Errorf("the rounds requested %v moves", asked)
 	}
 
 	f, s = start(t, nil), newSession(t)
@@ -102,4 +103,11 @@ func TestRebalanceWaits(t *testing.T) {
 	if out := s.stdout.String(); !json.Valid([]byte(out)) || !strings.Contains(out, `"web-0"`) || !strings.Contains(out, `"db"`) {
 		t.Errorf("with -o json the moves before the end of the wait are not printed: %q", out)
 	}
+}
+
+// all returns a copy of the fake scheduler's workloads, because a test may replace them while calls run.
+func (f *fake) all() []*controlv1.WorkloadView {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.workloads)
 }

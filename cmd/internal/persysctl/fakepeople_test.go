@@ -64,3 +64,32 @@ func (f *fake) CreateAccount(_ context.Context, req *clusterv1.CreateAccountRequ
 	}
 	return out, nil
 }
+
+// consoleSession is a session at the web console.
+func consoleSession(id, user, from string, opened bool) *clusterv1.ConsoleSession {
+	s := &clusterv1.ConsoleSession{
+		Id: id, User: user, From: from, CreatedAt: timestamppb.New(epoch.Add(-time.Hour)),
+		CodeExpiresAt: timestamppb.New(epoch.Add(5 * time.Minute)), ExpiresAt: timestamppb.New(epoch.Add(11 * time.Hour)),
+	}
+	if opened {
+		s.OpenedAt = s.GetCreatedAt()
+	}
+	return s
+}
+
+func (f *fake) LinkConsole(_ context.Context, req *clusterv1.LinkConsoleRequest) (*clusterv1.LinkConsoleResponse, error) {
+	if req.GetTtlSeconds() != 8*3600 {
+		return nil, status.Error(codes.InvalidArgument, "ttl_seconds")
+	}
+	return &clusterv1.LinkConsoleResponse{Session: consoleSession("5f0c2d7e91a4b833", "ada", "", false), Code: "persys-console~5f0c2d7e91a4b833~c2VjcmV0", Index: 9}, nil
+}
+
+func (f *fake) ListConsoles(context.Context, *clusterv1.ListConsolesRequest) (*clusterv1.ListConsolesResponse, error) {
+	return &clusterv1.ListConsolesResponse{Index: 7, Sessions: []*clusterv1.ConsoleSession{
+		consoleSession("5f0c2d7e91a4b833", "ada", "10.0.0.7", true), consoleSession("77c0aa1f00d2e914", "bob", "", false),
+	}}, nil
+}
+
+func (f *fake) EndConsole(context.Context, *clusterv1.EndConsoleRequest) (*clusterv1.EndConsoleResponse, error) {
+	return &clusterv1.EndConsoleResponse{Index: 10}, nil
+}

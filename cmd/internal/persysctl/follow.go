@@ -23,21 +23,22 @@ const (
 	patience = time.Minute
 	// attempts is the maximum number of times that follow opens a stream that has never worked.
 	attempts = 5
-	// settled is the time after which an open stream counts as working, even if no message has arrived.
+	// settled is the time after which follow treats an open stream as working, even if no message has arrived. A
+	// stream that has worked is reopened for longer after a failure.
 	settled = 5 * time.Second
 	// pause is the time that follow waits before it opens a stream again.
 	pause = 200 * time.Millisecond
 )
 
-// receiver is the receiving side of a stream.
+// receiver is the part of a gRPC stream with which follow reads its messages.
 type receiver[M proto.Message] interface{ Recv() (M, error) }
 
 // errOpen means that a stream could not be opened at any scheduler.
 var errOpen = errors.New("no stream")
 
 // follow passes each message of a stream to take, until the stream ends, take returns an error or ctx ends.
-// After a broken connection it calls open again. The new stream may come from another replica; open must make
-// it continue after the messages that take has received.
+// After a broken connection it calls open again. The new stream may come from another replica, and open
+// must request only messages after those that take has received.
 func follow[M proto.Message](ctx context.Context, c *cli, open func(context.Context) (receiver[M], error), take func(M) error) error {
 	worked, failed, last := false, 0, time.Now()
 	for {
@@ -73,8 +74,8 @@ func follow[M proto.Message](ctx context.Context, c *cli, open func(context.Cont
 	}
 }
 
-// drainStream opens a stream and passes its messages to take until it ends. refused is true if the error
-// comes from take.
+// drainStream opens a stream and passes its messages to take until it ends. refused is true if err comes from take and
+// not from the stream.
 func drainStream[M proto.Message](ctx context.Context, open func(context.Context) (receiver[M], error), take func(M) error) (refused bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

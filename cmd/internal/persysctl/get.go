@@ -42,7 +42,7 @@ func (c *cli) get(ctx context.Context, id string) error {
 	})
 }
 
-// orGroup changes the "not found" error for workload id: if a group of that name exists, the error says so.
+// orGroup adds to the "not found" error for the workload id that a group has that name, if one exists.
 func (c *cli) orGroup(ctx context.Context, id string, err error) error {
 	var f *failure
 	if !errors.As(err, &f) || f.code != exitNotFound {
@@ -71,8 +71,8 @@ func (c *cli) members(ctx context.Context, group string) ([]string, error) {
 	return out, nil
 }
 
-// targets lists the workloads that a change of id affects: the workload of that id, or the members of the
-// group of that name (made from a specification with count).
+// targets lists the workloads that a change of the given id affects: the workload with this id, or the
+// members of the group with this name (made from a specification with count).
 func (c *cli) targets(ctx context.Context, id string) []string {
 	if _, err := call(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id, Level: c.level()}); status.Code(err) == codes.NotFound {
 		members, _ := c.members(ctx, id) // if the members cannot be listed, the command waits for the workload id itself
@@ -297,6 +297,9 @@ func portsText(ports []*controlv1.Port) string {
 			if a.IsLoopback() {
 				reach = "(on the node only, not in DNS)"
 			}
+		}
+		if p.GetMode() != "" {
+			reach = "(on every node)"
 		}
 		protocol := cmp.Or(p.GetProtocol(), "tcp")
 		out = append(out, strings.TrimSpace(strings.Join(slices.DeleteFunc([]string{fmt.Sprintf("%s→%d/%s", host, p.GetContainerPort(), protocol), p.GetName(), reach}, func(s string) bool { return s == "" }), " ")))

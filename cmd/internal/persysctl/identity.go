@@ -114,8 +114,18 @@ func (c *cli) showIdentities(r *clusterv1.ListIdentitiesResponse) {
 func (c *cli) joinCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
-		Use: "join TOKEN", Short: "Get a certificate with a join token of role user, and keep it in ~/.persys", Args: args(1, 1, "TOKEN"),
+		Use: "join TOKEN...", Short: "Join a cluster with a token: this machine, or you", Args: args(1, -1, "TOKEN"),
+		Long: `Join a cluster with a token: this machine, or you.
+
+With a token of the role scheduler, agent or gateway, the program joins as a service of
+this machine. That needs the package persys, and root. With several tokens, several
+programs join.
+
+With a token of the role user you get a certificate, which is kept in ~/.persys.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if tok, err := pki.ParseJoinToken(args[0]); len(args) > 1 || err == nil && tok.Role != pki.RoleUser {
+				return c.joinMachine(cmd.Context(), args)
+			}
 			if c.home == "" {
 				return usagef("~/.persys needs a home folder: set HOME")
 			}
@@ -192,9 +202,8 @@ func (c *cli) keepIdentity(ctx context.Context) {
 }
 
 // refresh renews the user's certificate and the root certificates stored with it. In the first half of the
-// certificate's life it tries only once in refreshEvery, or once in a twentieth of the life if that is
-// shorter, and does not report errors. In the second half it reports errors, because the command is about to
-// call the same schedulers.
+// certificate's validity it tries at most once per refreshEvery, or once per twentieth of the validity if that is
+// shorter, and reports no errors. In the second half it tries each time and reports errors if say is set.
 func (c *cli) refresh(ctx context.Context, say bool) {
 	k, leaf := *c.identity, c.files.Leaf()
 	life, stamp := pki.Life(leaf), filepath.Join(k.Dir, "looked")

@@ -35,8 +35,8 @@ func newCA(t *testing.T) *ca {
 	return &ca{t, root, a}
 }
 
-// issue stores an identity in dir as `persysctl join` does. Its certificate was issued ago before now and is valid for
-// life.
+// issue stores an identity in dir as `persysctl join` does. ago is how long ago the certificate was issued, and life
+// is its validity.
 func (a *ca) issue(dir string, id pki.Identity, ago, life time.Duration, schedulers ...string) *pki.Files {
 	a.t.Helper()
 	k := pki.IdentityStore{Dir: dir}
@@ -81,9 +81,9 @@ func (t trustFake) Bundle(context.Context, *clusterv1.BundleRequest) (*clusterv1
 	return &clusterv1.BundleResponse{}, nil
 }
 
-// TestIdentityIsRenewed: a command renews the user's certificate silently once a quarter of the certificate's life is
-// over, in whichever folder it is stored. In the second half of the certificate's life a failed renewal is reported.
-// The error for an expired certificate names the next command.
+// TestIdentityIsRenewed: every command renews the user's certificate if a quarter of its lifetime is over, and prints
+// nothing about the renewal. The test covers every folder in which persysctl looks for the certificate. In the second
+// half of the lifetime a failed renewal is reported. The error for an expired certificate names the next command.
 func TestIdentityIsRenewed(t *testing.T) {
 	const day = 24 * time.Hour
 	ada, own := pki.Identity{Role: pki.RoleUser, ID: "ada"}, filepath.Join(".persys", "identity")
@@ -100,11 +100,11 @@ func TestIdentityIsRenewed(t *testing.T) {
 		"a quarter of the lifetime is over": {ago: 7 * time.Hour, folder: own, renewed: true},
 		"a quarter over, in another folder": {ago: 7 * time.Hour, folder: "admin", renewed: true},
 		"the last attempt was a moment ago": {ago: 7 * time.Hour, folder: own, looked: time.Minute},
-		"a look does not last":              {ago: 7 * time.Hour, folder: own, looked: 2 * time.Hour, renewed: true},
+		"an attempt over an hour ago":       {ago: 7 * time.Hour, folder: own, looked: 2 * time.Hour, renewed: true},
 		"in the second half of its life a certificate is renewed at each command": {ago: 13 * time.Hour, folder: own, looked: time.Minute, renewed: true},
 		"in the first half of its life a refused renewal is not reported":         {ago: 7 * time.Hour, folder: own, refused: true},
-		"a refusal is said in time": {ago: 20 * time.Hour, folder: own, refused: true, says: "ends in 3h"},
-		"expired":                   {ago: 25 * time.Hour, folder: own, code: exitFailed, says: "persysctl token create --role user --name ada --access ROLE"},
+		"a refusal is reported hours before the end":                              {ago: 20 * time.Hour, folder: own, refused: true, says: "ends in 3h"},
+		"expired": {ago: 25 * time.Hour, folder: own, code: exitFailed, says: "persysctl token create --role user --name ada --access ROLE"},
 		"the error about an expired certificate names the next command": {ago: 25 * time.Hour, folder: "admin", code: exitFailed, says: "persysctl join TOKEN"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -130,24 +130,24 @@ func TestIdentityIsRenewed(t *testing.T) {
 				}
 			}
 			if code := run(t.Context(), s.world, args); code != x.code {
-				t.Errorf("exit %d, want %d", code, x.code)
+				t.Errorf("the exit code is %d, want %d", code, x.code)
 			}
 			if said := s.stderr.String(); x.says == "" && said != "" || !strings.Contains(said, x.says) {
-				t.Errorf("stderr has %q, want %q", said, x.says)
+				t.Errorf("stderr is %q, want %q in it", said, x.says)
 			}
 			now, err := k.Leaf()
 			if err != nil {
 				t.Fatal(err)
 			}
 			if !now.Equal(before) != x.renewed {
-				t.Errorf("renewed: %t, want %t", !now.Equal(before), x.renewed)
+				t.Errorf("whether the certificate was renewed is %t, want %t", !now.Equal(before), x.renewed)
 			}
 		})
 	}
 }
 
-// TestIdentityIsRenewedBesideAGateway: a command that uses a gateway renews the user's certificate at the
-// schedulers of the cluster that issued it.
+// TestIdentityIsRenewedBesideAGateway: a command that uses a gateway renews the user's certificate by a call
+// to the schedulers of the cluster that issued it.
 func TestIdentityIsRenewedBesideAGateway(t *testing.T) {
 	a, s := newCA(t), newSession(t)
 	s.now = time.Now
@@ -155,9 +155,10 @@ func TestIdentityIsRenewedBesideAGateway(t *testing.T) {
 	f.renews(a)
 	k := pki.IdentityStore{Dir: filepath.Join(s.home, ".persys", "identity")}
 	before := a.issue(k.Dir, pki.Identity{Role: pki.RoleUser, ID: "ada"}, 7*time.Hour, 24*time.Hour, f.addr).Leaf()
-	// The gateway does not answer, but the identity is renewed before persysctl calls the gateway.
+	// No gateway answers at this address, so the command fails. The certificate must have been renewed all the same,
+	// because that happens before the call to the gateway.
 	if code := run(t.Context(), s.world, []string{"-s", "https://127.0.0.1:1", "--rpc-timeout-seconds", "1", "nodes"}); code != exitUnavailable {
-		t.Errorf("exit %d: %s", code, s.stderr.String())
+		t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 	}
 	if now, err := k.Leaf(); err != nil || now.Equal(before) {
 		t.Errorf("the identity was not renewed: %v", err)

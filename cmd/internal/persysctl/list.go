@@ -44,7 +44,7 @@ func (c *cli) listCommand() *cobra.Command {
 	f.StringVar(&o.group, "group", "", "only members of this group")
 	f.StringVar(&o.kind, "kind", "", "only workloads of this kind, for example job")
 	f.BoolVarP(&o.watch, "watch", "w", false, "show changes until Ctrl-C")
-	// MarkHidden and the registrations below fail only for unknown flags.
+	// Ignore the errors of MarkHidden and of the calls below: these fail only for flags that do not exist.
 	_ = f.MarkHidden("node-id")
 	_ = cmd.RegisterFlagCompletionFunc("node", c.completeNode)
 	_ = cmd.RegisterFlagCompletionFunc("status", cobra.FixedCompletions(workloadStates(), cobra.ShellCompDirectiveNoFileComp))
@@ -105,7 +105,7 @@ func (c *cli) list(ctx context.Context, o listOptions) error {
 	})
 }
 
-// nothing prints why a list of workloads is empty.
+// nothing prints a message that no workloads match the options of the list.
 func (c *cli) nothing(o listOptions) {
 	what, next := "No workloads yet.", "persysctl apply -f FILE"
 	switch {
@@ -184,7 +184,7 @@ func (c *cli) reasonCell(w *controlv1.WorkloadView) string {
 // prints lines.
 func (c *cli) watchList(ctx context.Context, o listOptions) error {
 	if o.status != "" || o.node != "" || o.kind != "" {
-		// Check the options before the first row is printed.
+		// Make one call first, so that wrong options are reported before the first row is printed.
 		if _, err := c.workloads(ctx, o); err != nil {
 			return err
 		}
@@ -207,7 +207,8 @@ func (c *cli) watchList(ctx context.Context, o listOptions) error {
 		block.Draw(lines)
 	}
 	one := func(w *controlv1.WorkloadView) {
-		// Rows are printed one by one, so the widths of their columns are fixed in advance.
+		// Use fixed widths: rows are printed one by one as workloads change, so the longest value of a column is not
+		// known.
 		node := cmp.Or(shownNode(w), screen.None)
 		line := fmt.Sprintf("%s  %-24s  %-12s  %-14s  %s", c.now().In(c.zone).Format(time.TimeOnly), screen.Cut(w.GetWorkloadId(), 24, screen.Middle),
 			shownStatus(w), screen.Cut(node, 14, screen.Middle), screen.Clean(c.reasonCell(w)))
@@ -229,8 +230,8 @@ func (c *cli) watchList(ctx context.Context, o listOptions) error {
 			shown[ch.view.GetWorkloadId()] = ch.view
 			changed = ch.view
 		case shown[ch.view.GetWorkloadId()] != nil:
-			// The workload no longer matches the options of the command. Show it once more with its new
-			// state.
+			// The workload has changed so that it no longer matches the options of the command. Print it once more,
+			// with its new state.
 			delete(shown, ch.view.GetWorkloadId())
 			changed = ch.view
 		default:

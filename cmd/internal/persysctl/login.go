@@ -28,8 +28,8 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// login is what `persysctl login` stores for one gateway: the ID token, which is the bearer token of its calls, and
-// what is needed to renew it.
+// login holds the data that `persysctl login` stores for one gateway: the ID token, which is the bearer token
+// of the user's calls, and the data to renew it.
 type login struct {
 	Issuer       string    `json:"issuer"`
 	ClientID     string    `json:"client_id"`
@@ -100,7 +100,8 @@ func (c *cli) loadGateway() error {
 	return nil
 }
 
-// loginPath is the file for the login at the gateway in use, beside contexts.yaml; "" without a home folder.
+// loginPath returns the path of the file for the login at the gateway in use, in the folder of contexts.yaml;
+// "" without a home folder.
 func (c *cli) loginPath() string {
 	at := contexts.Path(c.environ, c.home)
 	if at == "" {
@@ -125,7 +126,7 @@ func (c *cli) storedLogin() (*login, error) {
 		err = json.Unmarshal(data, l)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w; persysctl login writes it anew", path, err)
+		return nil, fmt.Errorf("%s: %w; log in again with persysctl login", path, err)
 	}
 	return l, nil
 }
@@ -142,8 +143,8 @@ func (c *cli) saveLogin(l *login) error {
 	return contexts.Write(path, data)
 }
 
-// lockLogins waits until no other process renews, stores or deletes a login of this user. Providers accept a
-// refresh token once, so if two processes renewed one login at the same time, the login would end.
+// lockLogins waits until no other process renews, stores or deletes a login of this user. An OIDC provider accepts a
+// refresh token only once. If two processes used the same refresh token, the provider would end the login.
 func (c *cli) lockLogins(ctx context.Context) (unlock func(), err error) {
 	at := contexts.Path(c.environ, c.home)
 	if at == "" {
@@ -260,7 +261,7 @@ func (l *login) provider(ctx context.Context) (*oidc.Provider, *oauth2.Config, e
 	return p, config, nil
 }
 
-// take verifies the ID token in an answer of the issuer and stores it in l.
+// take verifies the ID token in an answer of the issuer, and stores the token and its expiry in l.
 func (l *login) take(ctx context.Context, p *oidc.Provider, t *oauth2.Token) error {
 	raw, _ := t.Extra("id_token").(string)
 	if raw == "" {

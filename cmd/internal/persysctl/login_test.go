@@ -30,7 +30,7 @@ type loginWorld struct {
 	reused          atomic.Int32  // renewals with a refresh token that was used before
 	tokens          atomic.Int32  // number of the refresh token that is valid; each can be used once
 	seen            atomic.Value  // the last bearer token
-	together        chan struct{} // if set, a renewal waits a moment for another one
+	together        chan struct{} // if set, a renewal waits a short time for a second one
 }
 
 func newLoginWorld(t *testing.T) *loginWorld {
@@ -123,8 +123,8 @@ func (w *loginWorld) useRefreshToken(token string) bool {
 	return token == fmt.Sprintf("refresh-%d", n) && w.tokens.CompareAndSwap(n, n+1)
 }
 
-// TestLoginIsRenewedOnce: commands that run at the same time renew a login once. The provider accepts each refresh
-// token once, so a second renewal with the same token would end the login.
+// TestLoginIsRenewedOnce: several commands run at the same time when a login must be renewed. Only one of them may
+// renew it, because the OIDC provider accepts a refresh token once and would end the login at the second use.
 func TestLoginIsRenewedOnce(t *testing.T) {
 	w := newLoginWorld(t)
 	home := t.TempDir()
@@ -135,7 +135,7 @@ func TestLoginIsRenewedOnce(t *testing.T) {
 	}
 	w.life.Store(10)
 	if s, code := start("login"); code != 0 {
-		t.Fatalf("login: exit %d, %s", code, s.stderr.String())
+		t.Fatalf("the login ended with exit code %d: %s", code, s.stderr.String())
 	}
 	w.life.Store(3600)
 	w.together = make(chan struct{})
@@ -143,13 +143,13 @@ func TestLoginIsRenewedOnce(t *testing.T) {
 	for range 8 {
 		commands.Go(func() {
 			if s, code := start("auth", "whoami"); code != 0 {
-				t.Errorf("whoami: exit %d, %s", code, s.stderr.String())
+				t.Errorf("auth whoami ended with exit code %d: %s", code, s.stderr.String())
 			}
 		})
 	}
 	commands.Wait()
 	if n, again := w.renewed.Load(), w.reused.Load(); n != 1 || again != 0 {
-		t.Errorf("%d renewals, and %d attempts with a used refresh token; want 1 and 0", n, again)
+		t.Errorf("there were %d renewals, and %d attempts with a used refresh token; want 1 and 0", n, again)
 	}
 }
 
@@ -163,19 +163,19 @@ func TestLogin(t *testing.T) {
 		s := newSession(t)
 		s.home = home
 		if got := s.run(nil, append([]string{"--server", w.gateway.URL}, args...)...); got != want {
-			t.Fatalf("%v: exit %d, want %d\n%s%s", args, got, want, s.stdout.String(), s.stderr.String())
+			t.Fatalf("%v: exit code %d, want %d\n%s%s", args, got, want, s.stdout.String(), s.stderr.String())
 		}
 		return s.stdout.String() + s.stderr.String()
 	}
 	if out := run(0, "login"); !strings.Contains(out, "https://id.example/device") || !strings.Contains(out, "WDJB-MJHT") || !strings.Contains(out, "logged in") {
-		t.Errorf("login says %s", out)
+		t.Errorf("login prints %s", out)
 	}
 	files, err := filepath.Glob(filepath.Join(home, ".config", "persys", "logins", "*.json"))
 	if err != nil || len(files) != 1 {
-		t.Fatalf("files of the login: %v, %v", files, err)
+		t.Fatalf("the files of the login are %v, error %v", files, err)
 	}
 	if st, err := os.Stat(files[0]); err != nil || st.Mode().Perm() != 0o600 {
-		t.Errorf("the file of the login: %v, %v", st.Mode(), err)
+		t.Errorf("the file of the login has the mode %v, error %v", st.Mode(), err)
 	}
 	run(0, "auth", "whoami")
 	first, _ := w.seen.Load().(string)
@@ -196,14 +196,14 @@ func TestLogin(t *testing.T) {
 		t.Errorf("a call with --tls-cert sent the token of the login, %s", token)
 	}
 	if out := run(0, "logout"); !strings.Contains(out, "logged out") {
-		t.Errorf("logout says %s", out)
+		t.Errorf("logout prints %s", out)
 	}
 	if left, _ := filepath.Glob(filepath.Join(home, ".config", "persys", "logins", "*")); len(left) != 0 {
-		t.Errorf("after the logout there are %v", left)
+		t.Errorf("after the logout these files are left: %v", left)
 	}
 	w.denied.Store(true)
 	if out := run(exitFailed, "login"); !strings.Contains(out, "not confirmed") {
-		t.Errorf("a denied login says %s", out)
+		t.Errorf("a denied login prints %s", out)
 	}
 	s := newSession(t)
 	if got := s.run(nil, "--server", "127.0.0.1:1", "login"); got != exitUsage || !strings.Contains(s.stderr.String(), "only gateways") {

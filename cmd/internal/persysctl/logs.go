@@ -30,12 +30,15 @@ func (c *cli) logsCommand() *cobra.Command {
 	var o logOptions
 	cmd := &cobra.Command{
 		Use: "logs WORKLOAD|GROUP", Short: "Show the output of a workload, or of all members of a group",
+		Long: `Show the output of a workload, or of all members of a group, each line with the name of its
+member. With --follow, the output of a member goes on over restarts and moves, and members
+that the group gets later join. The command ends when no member runs or will run.`,
 		Example: "  persysctl logs web -f --tail 20\n  persysctl logs web --since 10m",
 		Args:    args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
 		RunE: c.online(func(ctx context.Context, args []string) error { return c.logs(ctx, args[0], o) }),
 	}
 	f := cmd.Flags()
-	f.BoolVarP(&o.follow, "follow", "f", false, "follow the output until Ctrl-C, over restarts too")
+	f.BoolVarP(&o.follow, "follow", "f", false, "follow the output until Ctrl-C, over restarts too; members that run later join")
 	f.Int64Var(&o.tail, "tail", -1, "number of lines, the last; -1 shows all")
 	f.BoolVarP(&o.timestamps, "timestamps", "t", false, "print the time before each line")
 	f.StringVar(&o.since, "since", "", "only newer output: a duration (10m) or a time (RFC 3339)")
@@ -68,19 +71,19 @@ func (c *cli) logs(ctx context.Context, id string, o logOptions) error {
 	return c.logsOfMembers(ctx, id, members, o, from, stdout, stderr)
 }
 
-// logsOf writes the output of one workload, from the time from on (Unix seconds, 0 = from the beginning). A followed
-// output goes on when the workload runs again after a restart or a move.
+// logsOf writes the output of one workload, from the time from on (in Unix seconds; 0 means from the
+// beginning). With --follow it continues when the workload runs again after a restart or a move.
 func (c *cli) logsOf(ctx context.Context, id string, o logOptions, from int64, stdout, stderr io.Writer) error {
 	req := &clusterv1.LogsRequest{WorkloadId: id, Follow: o.follow, TailLines: o.tail, Timestamps: o.timestamps, Service: o.service, SinceUnixSeconds: from}
 	open := func(ctx context.Context) (receiver[*clusterv1.LogChunk], error) { return c.cluster.Logs(ctx, req) }
-	written := int64(0) // time of the last line that was written, by the node's clock
-	again := false      // the output was opened again after its end
+	written := int64(0) // time of the last written line, by the node's clock
+	again := false      // whether the output was opened again after it had ended
 	write := func(m *clusterv1.LogChunk) error {
 		if again && m.GetAtUnixNanos() > 0 && m.GetAtUnixNanos() <= written && m.GetAtUnixNanos()/1e9 == written/1e9 {
-			return nil // a line of the second from which on the output was asked for again
+			return nil // this line was written before the stream broke; the new stream began with the second of the last written line
 		}
-		// If the stream breaks, it is opened again from the second (of the node's clock) in which the last
-		// line was written. No line is lost, but lines of this second may be repeated.
+		// If the stream breaks, it is opened again from the second (by the node's clock) in which the last
+		// line was written. No line is lost, but lines of that second may be repeated.
 		if at := m.GetAtUnixNanos(); at > 0 {
 			req.SinceUnixSeconds, req.TailLines, written = at/1e9, -1, at
 		}
@@ -105,7 +108,7 @@ func (c *cli) logsOf(ctx context.Context, id string, o logOptions, from int64, s
 		if ctx.Err() != nil || !c.outputGoesOn(ctx, id) {
 			return nil
 		}
-		if again = true; written == 0 { // nothing was written, or the engine gives no times
+		if again = true; written == 0 { // no line was written, or the engine gives no times
 			req.SinceUnixSeconds, req.TailLines = c.now().Unix(), -1
 		}
 	}
@@ -118,8 +121,8 @@ func (c *cli) logsFailure(err error) error {
 	return c.explain(err, false)
 }
 
-// programOutput returns the writers for the output of a workload. On a terminal, only colours are kept of the
-// control sequences in the output.
+// programOutput returns the writers for the output of a workload. On a terminal they remove control sequences
+// from the output, except colours.
 func (c *cli) programOutput() (stdout, stderr io.Writer) {
 	stdout, stderr = c.out, c.err
 	if c.outTerm {
@@ -131,11 +134,12 @@ func (c *cli) programOutput() (stdout, stderr io.Writer) {
 	return stdout, stderr
 }
 
-// outputLook is the interval at which a workload is looked at while its output has ended.
+// outputLook is the interval at which outputGoesOn reads the state of a workload whose output has ended, to find out
+// whether the workload runs again.
 const outputLook = 500 * time.Millisecond
 
-// outputGoesOn says on stderr why the output of a workload has ended. If the workload will run again, it waits for that and
-// returns true.
+// outputGoesOn prints to stderr why the output of a workload has ended. If the workload will run again, the
+// function waits for the next run and returns true.
 func (c *cli) outputGoesOn(ctx context.Context, id string) bool {
 	look := time.NewTicker(outputLook)
 	defer look.Stop()
@@ -153,7 +157,7 @@ func (c *cli) outputGoesOn(ctx context.Context, id string) bool {
 		case w.GetStatus() == "Running":
 			fmt.Fprintf(c.err, "%s was restarted or moved, and runs on %s; its output goes on.\n", id, screen.Clean(w.GetAssignedNodeId()))
 			return true
-		case w.GetDesiredState() != "Running" || w.GetStatus() == "Failed" || w.GetJobResult() != nil || completed(w) || hopeless(w):
+		case outputEnds(w):
 			why = "it is " + screen.Join(": ", shownStatus(w), screen.Clean(reasonText(w)))
 		}
 		if why != "" {
@@ -172,46 +176,188 @@ func (c *cli) outputGoesOn(ctx context.Context, id string) bool {
 	}
 }
 
-// mostOutputs is the largest number of group members whose logs one command shows together.
+// outputEnds reports whether a workload that is not running stays so until a user changes it, so that no further
+// output can come.
+func outputEnds(w *controlv1.WorkloadView) bool {
+	return w.GetDesiredState() != "Running" || w.GetStatus() == "Failed" || w.GetJobResult() != nil || completed(w) || hopeless(w)
+}
+
+// mostOutputs is the maximum number of group members whose logs one command shows together.
 const mostOutputs = 50
 
-// logsOfMembers writes the outputs of the members of a group together, each line with the name of its member.
+// logsOfMembers writes the outputs of the members of a group together, each line with the name of its member. With
+// --follow it also waits for members that do not run yet.
 func (c *cli) logsOfMembers(ctx context.Context, group string, ids []string, o logOptions, from int64, stdout, stderr io.Writer) error {
 	if len(ids) > mostOutputs {
 		return failf(exitUsage, "persysctl logs "+ids[0], "group %s has %d members, and at most %d outputs are shown together", group, len(ids), mostOutputs)
 	}
-	width := 0
+	outs := memberOutputs{c: c, group: group, o: o, from: from, stdout: stdout, stderr: stderr, ended: make(chan struct{}, 1), members: map[string]memberOutput{}, result: several{c: c}}
 	for _, id := range ids {
-		width = max(width, utf8.RuneCountInString(id))
+		outs.width = max(outs.width, utf8.RuneCountInString(id))
 	}
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	result := several{c: c}
-	for _, id := range ids {
-		prefix := []byte(fmt.Sprintf("%-*s | ", width, id))
-		out, problems := &named{mu: &mu, to: stdout, prefix: prefix}, &named{mu: &mu, to: stderr, prefix: prefix}
-		wg.Go(func() {
-			err := c.logsOf(ctx, id, o, from, out, problems)
-			out.end()
-			problems.end()
-			mu.Lock()
-			defer mu.Unlock()
-			result.add(err)
-		})
+	if o.follow {
+		outs.follow(ctx)
+	} else {
+		for _, id := range ids {
+			outs.begin(ctx, id, o, from)
+		}
 	}
-	wg.Wait()
-	return result.err()
+	outs.wg.Wait()
+	return outs.result.err()
 }
 
-// named writes whole lines, each with a prefix. Several of them share the mutex mu, so that lines do not mix.
+// memberOutput is the state of the output of one member of a group.
+type memberOutput int
+
+const (
+	outputWaits  memberOutput = iota + 1 // the member is on no node, and the user was told
+	outputShown                          // its output is being written
+	outputEnded                          // its output has ended; it joins again when it runs again
+	outputFailed                         // its output ended with an error; it does not join again
+)
+
+// memberOutputs writes the outputs of all members of a group to the terminal, each line with the name of its member.
+type memberOutputs struct {
+	c              *cli
+	group          string
+	o              logOptions
+	from           int64 // Unix seconds; 0 = from the beginning
+	width          int   // of the names
+	stdout, stderr io.Writer
+	ended          chan struct{} // gets a value when an output has ended
+	wg             sync.WaitGroup
+
+	mu      sync.Mutex // also keeps the lines of the members apart
+	members map[string]memberOutput
+	result  several
+}
+
+// begin starts a goroutine that writes the output of the member id until the output ends.
+func (s *memberOutputs) begin(ctx context.Context, id string, o logOptions, from int64) {
+	prefix := []byte(fmt.Sprintf("%-*s | ", s.width, id))
+	out, problems := &named{mu: &s.mu, to: s.stdout, prefix: prefix}, &named{mu: &s.mu, to: s.stderr, prefix: prefix}
+	s.mu.Lock()
+	s.members[id] = outputShown
+	s.mu.Unlock()
+	s.wg.Go(func() {
+		err := s.c.logsOf(ctx, id, o, from, out, problems)
+		out.end()
+		problems.end()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.result.add(err)
+		s.members[id] = outputEnded
+		if err != nil {
+			s.members[id] = outputFailed
+		}
+		select {
+		case s.ended <- struct{}{}:
+		default: // the loop has yet to take the previous value, and then looks at all members
+		}
+	})
+}
+
+// memberLook is the interval at which the command logs --follow lists the members of a group, to find members that run
+// later.
+const memberLook = 2 * time.Second
+
+// follow starts to write the output of each member that runs, and of members that run later. It returns when no output
+// is being written and no member will run again.
+func (s *memberOutputs) follow(ctx context.Context) {
+	look := time.NewTicker(memberLook)
+	defer look.Stop()
+	for first := true; ctx.Err() == nil; first = false {
+		r, err := s.c.allPages(ctx, &controlv1.ListWorkloadsRequest{Group: s.group})
+		waits := false
+		for _, w := range r.GetWorkloads() {
+			waits = s.join(ctx, w, first) || waits
+		}
+		s.mu.Lock()
+		shown := s.shown()
+		if !shown && err != nil && ctx.Err() == nil {
+			s.result.add(s.c.explain(err, false))
+		}
+		s.mu.Unlock()
+		if !shown && !waits {
+			return
+		}
+		select {
+		case <-look.C:
+		case <-s.ended:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// shown reports whether the output of at least one member is being written. s.mu must be locked.
+func (s *memberOutputs) shown() bool {
+	for _, state := range s.members {
+		if state == outputShown {
+			return true
+		}
+	}
+	return false
+}
+
+// join starts to write the output of a member if there is output now. waits is true if there may be output later.
+// first is true for the members that the group had when the command was started; their output is written even if they
+// do not run any more.
+func (s *memberOutputs) join(ctx context.Context, w *controlv1.WorkloadView, first bool) (waits bool) {
+	id := w.GetWorkloadId()
+	s.mu.Lock()
+	state, shown := s.members[id], 0
+	for _, m := range s.members {
+		if m == outputShown {
+			shown++
+		}
+	}
+	s.mu.Unlock()
+	o, from := s.o, s.from
+	switch {
+	case state == outputShown || state == outputFailed:
+		return false
+	case first && (w.GetAssignedNodeId() != "" || outputEnds(w)):
+		s.begin(ctx, id, o, from)
+		return false
+	case outputEnds(w):
+		return false
+	case w.GetStatus() == "Running" && shown < mostOutputs:
+		s.say("%s runs on %s; its output joins.\n", id, screen.Clean(w.GetAssignedNodeId()))
+		o.tail = -1
+		if state == outputEnded {
+			from = s.c.now().Unix()
+		}
+		s.begin(ctx, id, o, from)
+		return false
+	case state == 0 && shown >= mostOutputs:
+		s.say("The output of %s is not shown: at most %d outputs are shown together.\n", id, mostOutputs)
+	case state == 0:
+		s.say("%s is %s; its output joins when it runs.\n", id, screen.Clean(shownStatus(w)))
+	default:
+		return true
+	}
+	s.mu.Lock()
+	s.members[id] = outputWaits
+	s.mu.Unlock()
+	return true
+}
+
+func (s *memberOutputs) say(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fmt.Fprintf(s.c.err, format, args...)
+}
+
+// named writes complete lines, each with a prefix. Several writers share the mutex mu, so that their lines do
+// not mix.
 type named struct {
 	mu     *sync.Mutex
 	to     io.Writer
 	prefix []byte
-	rest   []byte // beginning of a line whose end has not been written yet
+	rest   []byte // beginning of a line whose end has not arrived yet
 }
 
-// longestLine is the number of bytes after which a line without an end is written.
+// longestLine is the number of bytes after which an unfinished line is written.
 const longestLine = 64 << 10
 
 func (n *named) Write(data []byte) (int, error) {
@@ -242,12 +388,12 @@ func (n *named) line(text []byte) error {
 	return err
 }
 
-// end writes a last line that has no line end.
+// end writes the last line of the output if it did not end with a line break.
 func (n *named) end() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if len(n.rest) > 0 {
-		_ = n.line(n.rest) // the output is gone, and so is the reader of the error
+		_ = n.line(n.rest) // an error means that the reader of the output has gone, so nobody could read it
 		n.rest = nil
 	}
 }

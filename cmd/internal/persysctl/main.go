@@ -14,7 +14,7 @@
 //	change               delete, retry, restart, start, stop
 //	nodes, node, drain, drift, volume, gc, top
 //	status, replica, mode, events, backup, recovery, ui
-//	token, identity, audit, ca, namespace, context, offline
+//	up, token, identity, audit, ca, namespace, context, offline
 //	wait, follow, watchflag, format, complete, trace: shared by commands
 package persysctl
 
@@ -30,11 +30,11 @@ import (
 	"github.com/persys/compute/cmd/internal/setup"
 )
 
-// Name is the name of the command line where it is a program of its own.
+// Name is the name of the command line when it is installed as a separate program.
 const Name = "persysctl"
 
-// Program is another program in the same file. Help and completion list it; main starts it before this package
-// sees the command line.
+// Program is another program in the same executable file. Help and completion list it; main starts it before
+// this package sees the command line.
 type Program struct {
 	Name, Short string
 }
@@ -49,8 +49,8 @@ func (p Program) command() *cobra.Command {
 	}
 }
 
-// Main runs the command line with os.Args, and returns the exit code. name is the name under which the program was
-// called; programs are the other programs in the same file.
+// Main runs the command line in os.Args and returns the exit code. name is the name under which the program
+// was called; programs are the other programs in the same executable file.
 func Main(name, version string, programs ...Program) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

@@ -16,8 +16,9 @@ func (c *cli) mirrorCommand() *cobra.Command {
 		Use: "mirror", Short: "Attach an etcd that holds a copy of the state, detach it, or show it",
 		Long: `Attach an etcd that holds a copy of the state, detach it, or show it.
 
-Once the etcd has held the whole state, its loss freezes changes until it is back or is
-detached. With ETCD_ENDPOINTS the schedulers attach that etcd by themselves.`,
+Once the etcd has held the whole state, the cluster refuses changes while the etcd is
+unreachable, until it is back or is detached. With ETCD_ENDPOINTS the schedulers attach
+that etcd by themselves.`,
 		Args: args(0, 0), RunE: help,
 	}
 	var overwrite, yes bool

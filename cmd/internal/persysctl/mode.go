@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// modeAuto is the argument that lets the leader decide about the mode again.
+// modeAuto is the argument of `persysctl mode set` after which the leader chooses the mode again.
 const modeAuto = "auto"
 
 func modes() []string { return []string{"normal", "degraded", "recovery", modeAuto} }
@@ -22,8 +22,8 @@ func (c *cli) modeCommand() *cobra.Command {
 		Long: `Set the mode: normal, degraded or recovery. In degraded and recovery the schedulers
 refuse changes. Running workloads are not touched in any mode.
 
-The mode stays until it is set again. With auto the schedulers decide by the health of
-their etcd; so they do with normal, as soon as etcd is healthy.`,
+The mode stays until it is set again. With auto the schedulers choose the mode by the
+health of their etcd. With normal they do the same as soon as etcd is healthy.`,
 		Example: "  persysctl mode set degraded --reason 'moving the rack'\n  persysctl mode set auto --reason done",
 		Args:    args(1, 1, "MODE"), ValidArgs: modes(),
 		RunE: c.online(func(ctx context.Context, args []string) error {

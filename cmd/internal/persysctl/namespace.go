@@ -54,7 +54,7 @@ func (c *cli) namespaceCommand() *cobra.Command {
 		Long: `Divide the cluster among teams, with quotas.
 
 A workload stays in one namespace: that of its file, or of --namespace, or "default". A
-quota bounds the sum of the requests of its workloads, including stopped ones. Viewers
+quota limits the sum of the resources that its workloads request, stopped ones included. Viewers
 and operators listed in a namespace may act only in the namespaces that list them. Ids
 are unique in the whole cluster.`,
 		Args: args(0, 0), RunE: help,
@@ -97,7 +97,8 @@ are unique in the whole cluster.`,
 type namespaceOptions struct {
 	description, cpu, memory, disk string
 	workloads                      int64
-	devices                        int64
+	devices, volumes               int64
+	volumeSize                     string
 	maxPriority                    int32
 	allowScaling                   bool
 	nodes                          []string
@@ -113,12 +114,12 @@ A quota below the present use stops no workload, but new ones are refused until 
 used. A concurrent change by another user is kept.
 
 --max-priority is the highest priority that users who are listed in a namespace may give
-to its workloads. Up to it, these also take the place of workloads of lower priority in
-other namespaces, which they otherwise never do.
+to its workloads. Workloads up to this priority also take the place of workloads of lower
+priority in other namespaces, if no node has room. Without --max-priority they never do.
 
 --nodes makes a node pool: the workloads of the namespace run only on nodes that carry all
-of these labels (persysctl node label). It replaces the former labels; --nodes "" takes
-them away. Running workloads on other nodes move as soon as a node of the pool has room.
+of these labels (persysctl node label). It replaces the former labels; --nodes "" removes
+them. Running workloads on other nodes move as soon as a node of the pool has room.
 Taint the nodes of the pool to keep other namespaces off them.`,
 		Example: `  persysctl namespace set shop --cpu 8 --memory 16Gi --disk 200Gi --workloads 50 --add-user ada
   persysctl namespace set shop --cpu 0
@@ -134,6 +135,8 @@ Taint the nodes of the pool to keep other namespaces off them.`,
 	f.StringVar(&o.disk, "disk", "", "quota of disk: 200Gi")
 	f.Int64Var(&o.workloads, "workloads", 0, "quota of workloads")
 	f.Int64Var(&o.devices, "devices", 0, "quota of devices (resources.devices) of all names together")
+	f.Int64Var(&o.volumes, "volumes", 0, "quota of managed volumes, including kept ones that no workload uses")
+	f.StringVar(&o.volumeSize, "volume-size", "", "quota of the size of all managed volumes together: 500Gi")
 	f.Int32Var(&o.maxPriority, "max-priority", 0, "highest priority that its users may give, and that counts against other namespaces: 0 to 1000")
 	f.BoolVar(&o.allowScaling, "allow-scaling", false, "let the suggestions of automations scale groups; --allow-scaling=false ends it")
 	f.StringSliceVar(&o.nodes, "nodes", nil, "labels (KEY=VALUE) that nodes must carry to run its workloads; \"\" = any node")
@@ -205,6 +208,9 @@ func (c *cli) wanted(ctx context.Context, name string, o namespaceOptions, given
 	if given("devices") {
 		q.Devices = o.devices
 	}
+	if given("volumes") {
+		q.Volumes = o.volumes
+	}
 	if given("max-priority") {
 		req.MaxPriority = o.maxPriority
 	}
@@ -225,7 +231,7 @@ func (c *cli) wanted(ctx context.Context, name string, o namespaceOptions, given
 		flag, text string
 		shift      uint
 		to         *int64
-	}{{"memory", o.memory, 20, &q.MemoryMib}, {"disk", o.disk, 30, &q.DiskGb}} {
+	}{{"memory", o.memory, 20, &q.MemoryMib}, {"disk", o.disk, 30, &q.DiskGb}, {"volume-size", o.volumeSize, 30, &q.VolumeGb}} {
 		if !given(a.flag) {
 			continue
 		}
@@ -247,7 +253,7 @@ func nodeLabels(values []string) (map[string]string, error) {
 			return nil, usagef("--nodes: %q must be KEY=VALUE", v)
 		}
 		if _, twice := out[key]; twice {
-			return nil, usagef("--nodes: label %q is there twice, and a node has one value for each label", key)
+			return nil, usagef("--nodes: label %q is given twice, and a node has one value for each label", key)
 		}
 		out[key] = value
 	}
@@ -265,7 +271,7 @@ func (c *cli) oneNamespace(ctx context.Context, name string) (*clusterv1.Namespa
 	return r.GetNamespaces()[0], nil
 }
 
-// amount is one of the resources that a quota limits.
+// amount describes one of the resources that a quota limits, such as CPU: its name and how to print it.
 type amount struct {
 	title string
 	of    func(*clusterv1.NamespaceAmounts) int64
@@ -279,14 +285,22 @@ var amounts = [...]amount{
 	{"DISK", (*clusterv1.NamespaceAmounts).GetDiskGb, screen.GiB},
 	{"WORKLOADS", (*clusterv1.NamespaceAmounts).GetWorkloads, func(n int64) string { return fmt.Sprint(n) }},
 	{"DEVICES", (*clusterv1.NamespaceAmounts).GetDevices, func(n int64) string { return fmt.Sprint(n) }},
+	{"VOLUMES", (*clusterv1.NamespaceAmounts).GetVolumes, func(n int64) string { return fmt.Sprint(n) }},
+	{"VOLUME SIZE", (*clusterv1.NamespaceAmounts).GetVolumeGb, screen.GiB},
 }
 
-// shownAmounts returns the amounts without the devices if no namespace of a list uses or limits any.
+// alwaysShown is the number of amounts that are shown even if no namespace uses or limits them.
+const alwaysShown = 4
+
+// shownAmounts returns the amounts without those that no namespace of a list uses or limits.
 func shownAmounts(list ...*clusterv1.Namespace) []amount {
-	if slices.ContainsFunc(list, func(n *clusterv1.Namespace) bool { return n.GetUsed().GetDevices()+n.GetQuota().GetDevices() > 0 }) {
-		return amounts[:]
+	var shown []amount
+	for i, a := range amounts {
+		if i < alwaysShown || slices.ContainsFunc(list, func(n *clusterv1.Namespace) bool { return a.of(n.GetUsed())+a.of(n.GetQuota()) > 0 }) {
+			shown = append(shown, a)
+		}
 	}
-	return amounts[:len(amounts)-1]
+	return shown
 }
 
 func (c *cli) showNamespaces(list []*clusterv1.Namespace) {
@@ -312,7 +326,8 @@ func (c *cli) showNamespaces(list []*clusterv1.Namespace) {
 	c.print(t)
 }
 
-// fullness returns the colour for the used amount of a resource whose quota is most.
+// fullness returns the colour in which the used amount of a resource is shown: it warns when used comes near to the
+// quota most.
 func fullness(used, most int64) screen.Style {
 	switch {
 	case used > most:

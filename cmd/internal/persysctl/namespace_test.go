@@ -14,7 +14,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// TestNamespaceOfCommands: how --namespace, PERSYS_NAMESPACE and a context affect apply and list.
+// TestNamespaceOfCommands: the commands apply and list must use the namespace of the flag --namespace, else of
+// PERSYS_NAMESPACE, else of the context.
 func TestNamespaceOfCommands(t *testing.T) {
 	dir := t.TempDir()
 	plain, placed := filepath.Join(dir, "plain.yaml"), filepath.Join(dir, "placed.yaml")
@@ -31,13 +32,13 @@ func TestNamespaceOfCommands(t *testing.T) {
 		want string // namespace that the request to the scheduler must contain
 		fail string
 	}{
-		"no namespace is given":                   {"", []string{"apply", "-f", plain}, "", ""},
-		"a flag":                                  {"", []string{"apply", "-f", plain, "-n", "a"}, "a", ""},
-		"a variable":                              {"a", []string{"apply", "-f", plain}, "a", ""},
-		"the file beats the variable":             {"a", []string{"apply", "-f", placed}, "b", ""},
-		"a flag does not override the file":       {"", []string{"apply", "-f", placed, "-n", "a"}, "", `the file has namespace "b", but --namespace is "a"`},
-		"apply with -n * sends no namespace":      {"", []string{"apply", "-f", plain, "-n", "*"}, "", ""},
-		"a command with an id sends no namespace": {"a", []string{"stop", "old"}, "", ""},
+		"no namespace is given": {"", []string{"apply", "-f", plain}, "", ""},
+		"a flag":                {"", []string{"apply", "-f", plain, "-n", "a"}, "a", ""},
+		"a variable":            {"a", []string{"apply", "-f", plain}, "a", ""},
+		"the namespace of the file takes precedence over PERSYS_NAMESPACE": {"a", []string{"apply", "-f", placed}, "b", ""},
+		"a flag does not override the file":                                {"", []string{"apply", "-f", placed, "-n", "a"}, "", `the file has namespace "b", but --namespace is "a"`},
+		"apply with -n * sends no namespace":                               {"", []string{"apply", "-f", plain, "-n", "*"}, "", ""},
+		"a command with an id sends no namespace":                          {"a", []string{"stop", "old"}, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, s := start(t, nil), newSession(t)
@@ -47,7 +48,7 @@ func TestNamespaceOfCommands(t *testing.T) {
 			code := s.run(f, x.args...)
 			if x.fail != "" {
 				if code != exitUsage || !strings.Contains(s.stderr.String(), x.fail) {
-					t.Fatalf("code %d: %s", code, s.stderr.String())
+					t.Fatalf("the command ended with exit code %d: %s", code, s.stderr.String())
 				}
 				return
 			}
@@ -56,7 +57,8 @@ func TestNamespaceOfCommands(t *testing.T) {
 			}
 		})
 	}
-	// A drain moves the workloads of all namespaces.
+	// A drain moves the workloads of all namespaces off a node. So these commands must ignore PERSYS_NAMESPACE when
+	// they list the workloads of a node.
 	for _, args := range [][]string{{"drain", "node-a", "--wait", "--timeout", "10ms"}, {"node", "node-a"}} {
 		t.Run(args[0], func(t *testing.T) {
 			f, s := start(t, nil), newSession(t)
@@ -72,7 +74,7 @@ func TestNamespaceOfCommands(t *testing.T) {
 		s.env["PERSYS_NAMESPACE"] = "a"
 		s.run(f, "list")
 		if got := last[*controlv1.ListWorkloadsRequest](f).GetNamespace(); got != "a" {
-			t.Errorf("list asked for namespace %q, want a", got)
+			t.Errorf("list requested namespace %q, want a", got)
 		}
 		s.run(f, "list", "-n", "*")
 		if got := last[*controlv1.ListWorkloadsRequest](f).GetNamespace(); got != "" {
@@ -88,7 +90,7 @@ func TestNamespaceOfCommands(t *testing.T) {
 			t.Fatal(s.stderr.String())
 		}
 		if got := last[*controlv1.ApplyWorkloadRequest](f).GetSpec().GetNamespace(); got != "a" {
-			t.Errorf("applied to %q", got)
+			t.Errorf("the workload was applied to namespace %q, want that of the context", got)
 		}
 	})
 }
@@ -107,16 +109,16 @@ func TestNamespaceSetKeepsOtherFields(t *testing.T) {
 		t.Errorf("put %v", r)
 	}
 	if r.GetMaxPriority() != 7 {
-		t.Errorf("max priority %d", r.GetMaxPriority())
+		t.Errorf("the sent maximum priority is %d", r.GetMaxPriority())
 	}
 	if code := s.run(f, "namespace", "set", "shop", "--max-priority", "0"); code != 0 {
 		t.Fatal(s.stderr.String())
 	}
 	if got := last[*clusterv1.PutNamespaceRequest](f).GetMaxPriority(); got != 0 {
-		t.Errorf("max priority %d", got)
+		t.Errorf("the sent maximum priority is %d", got)
 	}
 	if got := last[*clusterv1.PutNamespaceRequest](f).GetNodeLabels(); len(got) != 1 || got["pool"] != "shop" {
-		t.Errorf("node labels %v, want the present ones kept", got)
+		t.Errorf("the sent node labels are %v, want the present ones", got)
 	}
 	for _, x := range []struct{ value, want string }{{"zone=a,pool=web", "pool=web, zone=a"}, {"note=", "note="}, {"a.b/c=x=y", "a.b/c=x=y"}, {"", ""}} {
 		if code := s.run(f, "namespace", "set", "shop", "--nodes", x.value); code != 0 {
@@ -126,7 +128,7 @@ func TestNamespaceSetKeepsOtherFields(t *testing.T) {
 			t.Errorf("--nodes %q sends %q, want %q", x.value, got, x.want)
 		}
 	}
-	for _, x := range []struct{ value, want string }{{"pool", "must be KEY=VALUE"}, {"=shop", "must be KEY=VALUE"}, {"pool=a,pool=b", "there twice"}} {
+	for _, x := range []struct{ value, want string }{{"pool", "must be KEY=VALUE"}, {"=shop", "must be KEY=VALUE"}, {"pool=a,pool=b", "given twice"}} {
 		s := newSession(t)
 		if code := s.run(f, "namespace", "set", "shop", "--nodes", x.value); code != exitUsage || !strings.Contains(s.stderr.String(), x.want) {
 			t.Errorf("--nodes %q: code %d, %s, want a usage error with %q", x.value, code, s.stderr.String(), x.want)
@@ -141,7 +143,7 @@ func TestNamespaceSetKeepsOtherFields(t *testing.T) {
 }
 
 // TestNamespaceSetAgain: if another user changes the namespace at the same time, `persysctl namespace set`
-// reads it again and repeats the change, a few times.
+// reads the namespace again and repeats the change, a limited number of times.
 func TestNamespaceSetAgain(t *testing.T) {
 	moved := status.Error(codes.Aborted, `namespace "shop" has changed from version 41 to 42`)
 	f, s := start(t, nil), newSession(t)
@@ -150,11 +152,11 @@ func TestNamespaceSetAgain(t *testing.T) {
 		t.Fatal(s.stderr.String())
 	}
 	if got := strings.Count(s.stderr.String(), "another user has changed the namespace"); got != 2 {
-		t.Errorf("the warning came %d times: %s", got, s.stderr.String())
+		t.Errorf("the warning was printed %d times: %s", got, s.stderr.String())
 	}
 	f.fail["PutNamespace"] = []error{moved, moved, moved, moved, moved}
 	if code := s.run(f, "namespace", "set", "shop", "--cpu", "1"); code != exitFailed || !strings.Contains(s.stderr.String(), "from version 41 to 42") {
-		t.Errorf("code %d: %s", code, s.stderr.String())
+		t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 	}
 	if code := s.run(f, "namespace", "set", "new"); code != 0 {
 		t.Fatal(s.stderr.String())

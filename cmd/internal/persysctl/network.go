@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -20,7 +22,7 @@ func (c *cli) networkCommand() *cobra.Command {
 		Long: `Networks of containers on several nodes.
 
 A container joins networks of its namespace with networks: [NAME] in its specification.
-Each node with a member owns a slice of the network, from which it gives the addresses.`,
+Each node with a member has a part of the subnet, and gives its containers addresses of it.`,
 		Args: args(0, 0), RunE: help,
 	}
 	list := &cobra.Command{
@@ -54,8 +56,89 @@ Each node with a member owns a slice of the network, from which it gives the add
 			return nil
 		}),
 	}
-	parent.AddCommand(c.createNetworkCommand(), c.watchable(list), c.watchable(inspect), drop)
+	parent.AddCommand(c.createNetworkCommand(), c.watchable(list), c.watchable(inspect), c.checkNetworkCommand(), drop)
 	return parent
+}
+
+func (c *cli) checkNetworkCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "check [NAME]", Short: "Let the nodes of a network send packets to each other", Args: args(0, 1, "NAME"),
+		Long: `Let the nodes of a network, or of all networks of the namespace, send packets to each other.
+
+For each pair of nodes it shows whether packets come back, the shortest time that one took,
+and the size of the largest one. A problem says what to do, such as which UDP port to open.
+In a network of more than 17 nodes, each node sends packets to 16 others.
+The command fails (exit code 1) if a pair has a problem.`,
+		RunE: c.online(func(ctx context.Context, args []string) error {
+			names := args
+			if len(names) == 0 {
+				r, err := read(ctx, c, c.cluster.ListNetworks, &clusterv1.ListNetworksRequest{Namespace: cmp.Or(c.namespace(), fsm.DefaultNamespace)})
+				if err != nil {
+					return err
+				}
+				for _, n := range r.GetNetworks() {
+					names = append(names, n.GetName())
+				}
+			}
+			all := &clusterv1.CheckNetworkResponse{}
+			failed := 0
+			for _, name := range names {
+				r, err := read(ctx, c, c.cluster.CheckNetwork, &clusterv1.CheckNetworkRequest{Name: name, Namespace: c.namespace()})
+				if err != nil {
+					return err
+				}
+				for _, p := range r.GetPaths() {
+					if p.GetProblem() != "" {
+						failed++
+					}
+				}
+				all.Paths, all.LeftOut, all.Mtu = append(all.Paths, r.GetPaths()...), all.LeftOut+r.GetLeftOut(), r.GetMtu()
+				if !c.machine() {
+					c.showPaths(name, r)
+				}
+			}
+			if c.machine() {
+				if err := c.emit(all, func() {}); err != nil {
+					return err
+				}
+			}
+			if failed > 0 {
+				return failf(exitFailed, "", "%s with a problem", screen.Plural(failed, "path"))
+			}
+			return nil
+		}),
+	}
+}
+
+// showPaths prints the result of a check.
+func (c *cli) showPaths(name string, r *clusterv1.CheckNetworkResponse) {
+	writeLines(c.out, []string{fmt.Sprintf("Network %s, MTU %d: %s", screen.Clean(name), r.GetMtu(), screen.Plural(len(r.GetPaths()), "path"))})
+	if len(r.GetPaths()) == 0 {
+		return
+	}
+	t := screen.NewTable(screen.Column{Title: "FROM", Gives: 1, Least: 10, Keeps: screen.Middle}, screen.Column{Title: "TO", Gives: 1, Least: 10, Keeps: screen.Middle},
+		screen.Column{Title: "REACHED"}, screen.Column{Title: "LATENCY"}, screen.Column{Title: "LARGEST PACKET"})
+	var problems []string
+	for _, p := range r.GetPaths() {
+		reached, latency, size := "no", screen.None, screen.None
+		if p.GetReached() {
+			reached, latency, size = "yes", fmt.Sprintf("%.2f ms", float64(p.GetLatencyMicroseconds())/1000), strconv.Itoa(int(p.GetMtu()))
+		}
+		t.Add(screen.Text(screen.Clean(p.GetFrom())), screen.Text(screen.Clean(p.GetTo())), screen.Text(reached), screen.Text(latency), screen.Text(size))
+		if p.GetProblem() != "" {
+			problems = append(problems, fmt.Sprintf("%s to %s:", screen.Clean(p.GetFrom()), screen.Clean(p.GetTo())))
+			for _, line := range screen.Fold(screen.Clean(p.GetProblem()), 96) {
+				problems = append(problems, "  "+line)
+			}
+		}
+	}
+	c.print(t)
+	if r.GetLeftOut() > 0 {
+		problems = append(problems, fmt.Sprintf("%s left out: each node sends packets to 16 others", screen.Plural(int(r.GetLeftOut()), "path")))
+	}
+	if len(problems) > 0 {
+		writeLines(c.out, problems)
+	}
 }
 
 func (c *cli) createNetworkCommand() *cobra.Command {
@@ -72,7 +155,7 @@ machines: containers could not reach other addresses in it.`,
   persysctl network create back -n shop --subnet 10.50.0.0/20`,
 	}
 	cmd.Flags().StringVar(&subnet, "subnet", "", "IPv4 prefix of 14 to 26 bits, such as 10.50.0.0/20; each node takes a /26 of it")
-	cmd.Flags().Uint32Var(&mtu, "mtu", 0, "largest packet in bytes; default 1450, which is 50 below that of Ethernet")
+	cmd.Flags().Uint32Var(&mtu, "mtu", 0, "maximum packet size in bytes; default 1450, which is 50 less than on Ethernet")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if subnet != "" {
 			if _, fault := fsm.ParseSubnet(subnet); fault != "" {
@@ -116,13 +199,70 @@ func (c *cli) showNetwork(n *clusterv1.Network) {
 		if at := s.GetEmptySince(); at != nil {
 			since = c.age(at)
 		}
-		t.Add(screen.Text(s.GetCidr()), screen.Text(cmp.Or(screen.Clean(s.GetNodeId()), "taken back")), screen.Text(strconv.Itoa(int(s.GetWorkloads()))), screen.Text(since))
+		unowned := "taken back"
+		if s.GetServices() {
+			unowned = "services"
+		}
+		t.Add(screen.Text(s.GetCidr()), screen.Text(cmp.Or(screen.Clean(s.GetNodeId()), unowned)), screen.Text(strconv.Itoa(int(s.GetWorkloads()))), screen.Text(since))
 	}
 	c.print(t)
+	c.showIngress(n)
+	c.showServices(n)
 	c.showMembers(n.GetMembers())
 }
 
-// showMembers prints the names that containers on a network can ask for, as the resolvers of the nodes answer them.
+// showIngress prints the ports in ingress mode, and on how many nodes they answer.
+func (c *cli) showIngress(n *clusterv1.Network) {
+	if len(n.GetIngress()) == 0 {
+		return
+	}
+	writeLines(c.out, []string{""})
+	t := screen.NewTable(screen.Column{Title: "INGRESS"}, screen.Column{Title: "SERVICE", Gives: 1, Least: 12, Keeps: screen.Middle}, screen.Column{Title: "READY"},
+		screen.Column{Title: "NODES"}, screen.Column{Title: "NOT ON", Gives: 1, Least: 10})
+	for _, p := range n.GetIngress() {
+		port := fmt.Sprintf("%d/%s", p.GetPort(), screen.Clean(p.GetProtocol()))
+		answer, all := 0, 0
+		var not []string
+		for _, s := range n.GetSlices() {
+			if s.GetNodeId() == "" {
+				continue
+			}
+			all++
+			if s.GetAnswers() && !slices.Contains(strings.Split(s.GetHeldPorts(), ", "), port) {
+				answer++
+			} else {
+				not = append(not, screen.Clean(s.GetNodeId()))
+			}
+		}
+		t.Add(screen.Text(port), screen.Text(screen.Clean(p.GetService()+"."+p.GetNamespace())), screen.Text(strconv.Itoa(len(p.GetEndpoints()))),
+			screen.Text(fmt.Sprintf("%d of %d", answer, all)), screen.Text(cmp.Or(strings.Join(not, ","), screen.None)))
+	}
+	c.print(t)
+}
+
+// showServices prints the services with their addresses, and how many of their instances are ready.
+func (c *cli) showServices(n *clusterv1.Network) {
+	if len(n.GetServices()) == 0 {
+		return
+	}
+	writeLines(c.out, []string{""})
+	t := screen.NewTable(screen.Column{Title: "SERVICE", Gives: 1, Least: 12, Keeps: screen.Middle}, screen.Column{Title: "ADDRESS"}, screen.Column{Title: "READY"})
+	for _, s := range n.GetServices() {
+		ready, all := 0, 0
+		for _, m := range n.GetMembers() {
+			if cmp.Or(m.GetGroup(), m.GetName()) == s.GetName() {
+				if all++; m.GetAddress() != "" {
+					ready++
+				}
+			}
+		}
+		t.Add(screen.Text(screen.Clean(s.GetName()+"."+s.GetNamespace())), screen.Text(s.GetAddress()), screen.Text(fmt.Sprintf("%d of %d", ready, all)))
+	}
+	c.print(t)
+}
+
+// showMembers prints the DNS names that containers on a network can use, with their addresses, as the nodes
+// resolve them.
 func (c *cli) showMembers(list []*agentv1.NetworkMember) {
 	if len(list) == 0 {
 		return

@@ -90,7 +90,7 @@ func (c *cli) showNode(n *controlv1.NodeView) {
 	}
 	f.Add("Devices", screen.Text(strings.Join(devices, ", ")))
 	if age := n.GetUsage().GetNetworkNamesAgeSeconds(); age > 0 {
-		f.Add("Names", screen.Styled("of networks are old: no scheduler has confirmed them for "+screen.Span(time.Duration(age)*time.Second), screen.Warn))
+		f.Add("Names", screen.Styled("of networks may be outdated: no scheduler has confirmed them for "+screen.Span(time.Duration(age)*time.Second), screen.Warn))
 	}
 	f.Add("Runs", screen.Text(strings.Join(n.GetSupportedWorkloadTypes(), ", ")))
 	f.Add("Labels", screen.Text(labelsText(n.GetLabels())))

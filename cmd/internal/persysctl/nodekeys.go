@@ -15,11 +15,12 @@ import (
 func (c *cli) labelCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "label NODE KEY=VALUE… KEY-…", Short: "Set labels of a node, or remove them with KEY-",
-		Long: `Set labels of a node, or take them away with KEY-. What you say about a key holds, also
-after restarts and whatever the agent reports about it (PERSYS_NODE_LABELS).
+		Long: `Set labels of a node, or remove them with KEY-. A key that you set or remove here takes
+precedence over the labels that the agent reports (PERSYS_NODE_LABELS), also after
+restarts.
 
 A label can move workloads: those whose labels or constraints no longer match the node
-go to another one, as persysctl why tells.`,
+move to another node. persysctl why shows the reason.`,
 		Example: "  persysctl node label node-a zone=b disk=ssd\n  persysctl node label node-a disk-",
 		Args:    args(2, -1, "NODE", "KEY=VALUE or KEY-"), ValidArgsFunction: c.completeNode,
 		RunE: c.online(func(ctx context.Context, args []string) error {
@@ -30,12 +31,12 @@ go to another one, as persysctl why tells.`,
 				switch {
 				case set && key != "":
 					if _, twice := req.Labels[key]; twice || slices.Contains(req.Remove, key) {
-						return usagef("label %q is there twice", key)
+						return usagef("label %q is given twice", key)
 					}
 					req.Labels[key] = value
 				case remove && !set && gone != "":
 					if _, twice := req.Labels[gone]; twice {
-						return usagef("label %q is there twice", gone)
+						return usagef("label %q is given twice", gone)
 					}
 					req.Remove = append(req.Remove, gone)
 				default:
@@ -52,18 +53,19 @@ go to another one, as persysctl why tells.`,
 func (c *cli) taintCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "taint NODE KEY=VALUE:EFFECT[:SECONDS]… KEY-…", Short: "Set taints of a node, or remove them with KEY-",
-		Long: `Set taints of a node, or take them away with KEY-. Workloads that do not tolerate a taint
-(tolerations in their file) stay away from the node. What you say about a key holds, also
-after restarts and whatever the agent reports about it (PERSYS_NODE_TAINTS).
+		Long: `Set taints of a node, or remove them with KEY-. Workloads that do not tolerate a taint
+(tolerations in their file) are not placed on the node. A key that you set or remove here
+takes precedence over the taints that the agent reports (PERSYS_NODE_TAINTS), also after
+restarts.
 
-Effects:
-  NoSchedule        the node gets no such workload; those that run there stay
-  PreferNoSchedule  the node gets one only if no other node takes it
-  NoExecute         the node gets none, and those that run there leave after SECONDS
-                    (default 0), counted from when the node got the taint
+Effects on workloads that do not tolerate the taint:
+  NoSchedule        none is placed on the node; those that run there stay
+  PreferNoSchedule  one is placed on the node only if no other node has room for it
+  NoExecute         none is placed on the node, and those that run there leave after
+                    SECONDS (default 0), counted from when the node got the taint
 
-A workload leaves only if another node takes it, and none leaves local data behind: see
-persysctl why.`,
+A workload leaves only if another node has room for it, and stays if a move would leave
+local data behind: see persysctl why.`,
 		Example: "  persysctl node taint node-a dedicated=gpu:NoSchedule\n  persysctl node taint node-a repair:NoExecute:600\n  persysctl node taint node-a repair-",
 		Args:    args(2, -1, "NODE", "KEY=VALUE:EFFECT or KEY-"), ValidArgsFunction: c.completeNode,
 		RunE: c.online(func(ctx context.Context, args []string) error {
@@ -86,8 +88,8 @@ persysctl why.`,
 	}
 }
 
-// setText lists the keys of labels and taints that users set or removed on a node; "zone disk-" means that a user set
-// zone and removed disk.
+// setText lists the keys of those labels and taints of a node that users have set or removed by command; "zone disk-"
+// means that a user has set zone and removed disk.
 func setText(n *controlv1.NodeView) string {
 	var out []string
 	for _, list := range [][]string{n.GetSetLabels(), n.GetSetTaints()} {

@@ -9,7 +9,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// TestLabelsAndTaintsBecomeOneRequest: all labels or taints on the command line become one request.
+// TestLabelsAndTaintsBecomeOneRequest: `persysctl node label` and `node taint` with several labels or taints must make
+// a single request.
 func TestLabelsAndTaintsBecomeOneRequest(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -25,7 +26,7 @@ func TestLabelsAndTaintsBecomeOneRequest(t *testing.T) {
 	} {
 		f := start(t, nil)
 		if code := newSession(t).run(f, c.args...); code != 0 || len(f.requests) != 1 {
-			t.Fatalf("%v: exit %d, %d requests", c.args, code, len(f.requests))
+			t.Fatalf("%v: exit code %d, %d requests", c.args, code, len(f.requests))
 		}
 		got, ok := f.requests[0].(proto.Message)
 		switch r := got.(type) {
@@ -35,7 +36,7 @@ func TestLabelsAndTaintsBecomeOneRequest(t *testing.T) {
 			r.RequestId = ""
 		}
 		if !ok || !proto.Equal(got, c.want) {
-			t.Errorf("%v asks\n%v, want\n%v", c.args, got, c.want)
+			t.Errorf("%v sends the request\n%v, want\n%v", c.args, got, c.want)
 		}
 	}
 }

@@ -73,7 +73,7 @@ func nodeStatus(n *controlv1.NodeView) string {
 	return n.GetStatus()
 }
 
-// share formats a reserved amount and the total, as "2/8".
+// share formats a reserved amount and a total, as in "2/8".
 func share(reserved, total string) string { return reserved + "/" + total }
 
 func (c *cli) nodeTable(list []*controlv1.NodeView) *screen.Table {

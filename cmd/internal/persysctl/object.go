@@ -22,9 +22,9 @@ func (c *cli) secretCommand() *cobra.Command {
 		`Keep passwords and keys in the cluster, sealed, and give them to workloads as files in
 memory or as environment variables. A workload uses the secrets of its namespace.
 
-Each put makes a new version, even if the value is the same, so that nobody can find out
-a value by trying. The workloads that use the secret are then updated, the members of a
-group by its update policy. Ten versions are kept.
+Each put makes a new version, even if the value is the same. Otherwise a user could guess
+a value, put it, and see whether the guess was right. The workloads that use the secret are
+then updated, the members of a group by its update policy. Ten versions are kept.
 
 A workload names the secrets that it uses: docs/guides/secrets.md.`)
 }
@@ -68,8 +68,9 @@ func (c *cli) objectCommand(kind, short, long string) *cobra.Command {
 	var number uint64
 	rollback := &cobra.Command{
 		Use: "rollback NAME", Short: "Make the value of an earlier version the present one", Args: args(1, 1, "NAME"), ValidArgsFunction: complete,
-		Long: `Make the value of an earlier version the present one: that of --to, or the one before the
-present one. It becomes a new version, and the workloads that use it are updated.`,
+		Long: `Restore the value of an earlier version: that of --to, by default that of the version
+before the present one. The value becomes a new version, and the workloads that use it are
+updated.`,
 		Example: "  persysctl " + kind + " rollback NAME --to 3",
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			r, err := change(ctx, c, c.cluster.RollBackObject, &clusterv1.RollBackObjectRequest{Kind: kind, Name: args[0], Namespace: c.objectNamespace(), Number: number})
@@ -95,7 +96,7 @@ present one. It becomes a new version, and the workloads that use it are updated
 	return parent
 }
 
-// objectNamespace returns the namespace of a command about one object.
+// objectNamespace returns the namespace of the secret or config that a command is about.
 func (c *cli) objectNamespace() string {
 	return cmp.Or(c.namespace(), fsm.DefaultNamespace)
 }
@@ -137,7 +138,7 @@ The text of --from-literal is in the history of the shell and in the list of pro
 	return cmd
 }
 
-// objectData reads the value from exactly one source. Errors never contain it.
+// objectData reads the value of an object from exactly one source. Errors never contain the value.
 func (c *cli) objectData(cmd *cobra.Command, args []string, file, literal string) ([]byte, error) {
 	given := 0
 	for _, set := range []bool{len(args) == 2, cmd.Flags().Changed("from-file"), cmd.Flags().Changed("from-literal")} {
@@ -161,7 +162,7 @@ func (c *cli) objectData(cmd *cobra.Command, args []string, file, literal string
 			errors.As(err, &path)
 			return nil, usagef("--from-file %s: %v", file, path.Err)
 		}
-		defer func() { _ = f.Close() }() // only read
+		defer func() { _ = f.Close() }() // the file was only read, so closing it cannot lose data
 		from, what = f, "--from-file "+file
 	case len(args) == 2:
 		from, what = c.in, "standard input"
@@ -189,7 +190,7 @@ func (c *cli) getObjectCommand(kind string) *cobra.Command {
 secrets, goes only directly to schedulers, not through a gateway, and is recorded in the
 audit log before the value is returned.
 
-A terminal gets the value only with --force, because it stays there to be read.`
+The value is written to a terminal only with --force, because it stays visible there.`
 		cmd.Example = "  persysctl secret get db-password --show > password"
 		cmd.Flags().BoolVar(&show, "show", false, "really show the value")
 	}
@@ -219,7 +220,8 @@ A terminal gets the value only with --force, because it stays there to be read.`
 	return cmd
 }
 
-// writeValue writes a value as it is. A terminal gets control characters only if the user has agreed.
+// writeValue writes a value unchanged. If the value has control characters and the output is a terminal, it returns an
+// error unless agreed is true (the user has given the flag for this).
 func (c *cli) writeValue(r *clusterv1.GetObjectValueResponse, agreed bool) error {
 	if c.machine() {
 		return c.emitMessage(r)
@@ -231,12 +233,12 @@ func (c *cli) writeValue(r *clusterv1.GetObjectValueResponse, agreed bool) error
 	return err
 }
 
-// printable reports whether a text has no control characters besides line ends and tabs.
+// printable reports whether a text has no control characters except line ends and tabs.
 func printable(data []byte) bool {
 	return !strings.ContainsFunc(string(data), func(r rune) bool { return r < ' ' && r != '\n' && r != '\t' && r != '\r' || r == 0x7f || r == '\ufffd' })
 }
 
-// showPut reports a new version and the workloads that get it.
+// showPut prints the number of a new version and the workloads that get it.
 func (c *cli) showPut(name string, r *clusterv1.ObjectResponse) error {
 	return c.emit(r, func() {
 		word := "version " + strconv.FormatUint(r.GetVersion(), 10)
@@ -245,7 +247,7 @@ func (c *cli) showPut(name string, r *clusterv1.ObjectResponse) error {
 		}
 		c.say(name, screen.Good, word)
 		if len(r.GetWorkloadIds()) > 0 {
-			c.say(strings.Join(firstOf(r.GetWorkloadIds(), 5), ", "), screen.Good, "updated to it")
+			c.say(strings.Join(firstOf(r.GetWorkloadIds(), 5), ", "), screen.Good, "updated to the new version")
 		}
 		for _, w := range r.GetWarnings() {
 			fmt.Fprintln(c.err, c.errPaint.Paint(screen.Warn, "warning: "+screen.Clean(w)))
@@ -293,7 +295,7 @@ func (c *cli) showVersions(o *clusterv1.Object) {
 	c.print(t)
 }
 
-// usersText returns the ids of some users of an object.
+// usersText lists the ids of the workloads that use an object, some of them if there are many.
 func usersText(list []*clusterv1.ObjectUser) string {
 	if len(list) == 0 {
 		return screen.None
@@ -305,7 +307,7 @@ func usersText(list []*clusterv1.ObjectUser) string {
 	return strings.Join(firstOf(ids, 5), ", ")
 }
 
-// firstOf returns the first n of a list, and the number of the others.
+// firstOf returns the first n elements of a list as text, followed by how many more there are.
 func firstOf(list []string, n int) []string {
 	if len(list) <= n {
 		return list

@@ -42,7 +42,7 @@ func TestSecretsOnTheCommandLine(t *testing.T) {
 		code     int
 		says     string
 	}{
-		{"a file", "", false, []string{"secret", "put", "db", "--from-file", file("five", 5)}, exitOK, "db version 5\nweb-0, web-1 updated to it"},
+		{"a file", "", false, []string{"secret", "put", "db", "--from-file", file("five", 5)}, exitOK, "db version 5\nweb-0, web-1 updated to the new version"},
 		{"a literal", "", false, []string{"config", "put", "c", "--from-literal", "four"}, exitOK, "c version 4"},
 		{"standard input", "sixsix", false, []string{"secret", "put", "db", "-"}, exitOK, "db version 6"},
 		{"an empty value", "", false, []string{"secret", "put", "db", "--from-literal", ""}, exitOK, "db version 0"},
@@ -64,7 +64,7 @@ func TestSecretsOnTheCommandLine(t *testing.T) {
 			s.in, s.outTerm = strings.NewReader(c.in), c.terminal
 			code := s.run(f, c.args...)
 			if all := s.stdout.String() + s.stderr.String(); code != c.code || !strings.Contains(all, c.says) || strings.Contains(all, "hunter2") {
-				t.Errorf("exit %d, want %d, and the output must contain %q: %s", code, c.code, c.says, all)
+				t.Errorf("the exit code is %d, want %d, and the output must contain %q: %s", code, c.code, c.says, all)
 			}
 		})
 	}

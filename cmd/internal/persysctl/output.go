@@ -42,7 +42,7 @@ func (c *cli) checkOutput() error {
 	if !strings.Contains(text, "{") {
 		text = "{" + text + "}" // the user gave a path without braces, as in .workloads[*].status
 	}
-	// A field that is missing in the data prints nothing.
+	// For a field that is not in the data, the jsonpath prints nothing instead of an error.
 	c.path = jsonpath.New("output").AllowMissingKeys(true)
 	if err := c.path.Parse(text); err != nil {
 		return failf(exitUsage, "persysctl list -o jsonpath='{range .workloads[*]}{.workload_id}{\"\\n\"}{end}'", "--output: %v", err)
@@ -92,8 +92,9 @@ func (c *cli) emitData(data []byte) error {
 		return c.path.Execute(&out, numbers(v))
 	}
 	err := take(whole)
-	// A filter of a jsonpath template can compare a number only with a number of the same Go type. So the
-	// data is tried with integers and then with floating-point numbers.
+	// A filter of a jsonpath template can compare a number only with a number of the same Go type. So apply
+	// the template to the data with integers first and, if that fails, to the data with floating-point
+	// numbers.
 	if err != nil && take(func(v any) any { return v }) != nil {
 		return failf(exitFailed, "run the same command with -o json to see the fields", "--output: %v", err)
 	}
@@ -168,7 +169,7 @@ func completeOutput(_ *cobra.Command, _ []string, word string) ([]string, cobra.
 // done prints the result of a change of the object id: what happened, or the message m as JSON or YAML.
 func (c *cli) done(id, what string, m message) {
 	if c.machine() {
-		// An error means that the reader of stdout is gone.
+		// Ignore the error: it means that the process which reads stdout has ended.
 		_ = c.emitItem(m)
 		return
 	}
@@ -179,6 +180,9 @@ func (c *cli) done(id, what string, m message) {
 	writeLines(c.out, []string{id + " " + c.paint.Paint(s, what)})
 }
 
+// canAsk reports whether the command can ask the user a question: stdin is a terminal, and so is stderr or stdout.
+func (c *cli) canAsk() bool { return c.inTerm && (c.errTerm || c.outTerm) }
+
 // confirm asks the user a question at the terminal and returns an error unless the answer is yes. Without a
 // terminal it returns nil without asking, so that scripts work.
 func (c *cli) confirm(question string) error {
@@ -186,7 +190,7 @@ func (c *cli) confirm(question string) error {
 	if !c.errTerm {
 		to = c.out
 	}
-	if !c.inTerm || !c.errTerm && !c.outTerm {
+	if !c.canAsk() {
 		return nil
 	}
 	fmt.Fprintf(to, "%s [y/N] ", question)
@@ -218,7 +222,8 @@ func (c *cli) print(t *screen.Table) {
 	writeLines(c.out, t.Lines(width, c.paint))
 }
 
-// measure tells block the present size of the terminal. It is called before block is drawn again.
+// measure reads the present size of the terminal and sets the width of block to it. It is called before each redraw,
+// because the user may have resized the terminal.
 func (c *cli) measure(block *screen.Live) {
 	if c.size == nil || c.width == 0 {
 		return

@@ -17,8 +17,8 @@ import (
 )
 
 // Limits of one plan: the number of workloads that schedulers accept, and their total size in bytes, which
-// leaves space for the other fields of the message. A plan is not split into several calls, because each call
-// would ignore the resources that the workloads of the other calls take.
+// leaves space for the other fields of the message. A plan is not split into several calls, because each
+// call would plan without the resources that the workloads of the other calls need.
 const (
 	maxPlan      = 256
 	maxPlanBytes = dial.MaxMessage - 64<<10
@@ -143,8 +143,8 @@ func (c *cli) showPlan(r *clusterv1.PlanWorkloadsResponse) {
 	writeLines(c.out, lines)
 }
 
-// heldLines returns one warning for each reason for which a planned change waits or fits on no node, with the workloads
-// that have this reason. The table of the plan cuts long reasons off; a warning has the whole reason.
+// heldLines returns one warning for each reason why planned workloads have to wait or fit on no node. The warning
+// names the workloads with this reason. It has the whole text of the reason, which the table of the plan may shorten.
 func heldLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
 	held, order := map[string][]string{}, []string{}
 	for _, w := range workloads {
@@ -165,12 +165,15 @@ func heldLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
 	return lines
 }
 
-// turnLines returns a line for each group whose members would change a few at a time. A group is made from a
+// turnLines returns a line for each system workload and each group whose members would change a few at a time. A group is made from a
 // specification with count; the members of group NAME are NAME-0, NAME-1 and so on.
 func turnLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
 	atATime, members, extra := map[string]int32{}, map[string]int{}, map[string]int32{}
 	for _, w := range workloads {
-		if n := w.GetAtATime(); n > 0 {
+		if w.GetAtATime() > 0 && w.GetMembers() != "" {
+			lines = append(lines, fmt.Sprintf("The members of %s would change in turns, at most %d at a time; `persysctl rollout status %s` follows.",
+				screen.Clean(w.GetWorkloadId()), w.GetAtATime(), screen.Clean(w.GetWorkloadId())))
+		} else if n := w.GetAtATime(); n > 0 {
 			group := w.GetWorkloadId()
 			if i := strings.LastIndexByte(group, '-'); i > 0 {
 				group = group[:i]
@@ -181,7 +184,7 @@ func turnLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
 	for _, group := range slices.Sorted(maps.Keys(members)) {
 		first := ""
 		if n := extra[group]; n > 0 {
-			first = fmt.Sprintf(", after %s have started, which are deleted at the end", screen.Plural(int(n), "extra member"))
+			first = fmt.Sprintf(", after the start of %s, deleted at the end", screen.Plural(int(n), "extra member"))
 		}
 		lines = append(lines, fmt.Sprintf("%s of %s would change in turns, at most %d at a time%s; `persysctl rollout status %s` follows.",
 			screen.Plural(members[group], "member"), screen.Clean(group), atATime[group], first, screen.Clean(group)))
@@ -197,13 +200,18 @@ func planText(w *clusterv1.PlannedWorkload) string {
 	if text := cmp.Or(reason, changesText(w.GetChanges())); text != "" {
 		parts = append(parts, text)
 	}
-	if data := w.GetLocalData(); len(data) > 0 {
-		switch {
-		case w.GetAction() == "delete":
-			parts = append(parts, "deletes: "+strings.Join(data, ", "))
-		case w.GetNodeId() != w.GetPresentNodeId():
-			parts = append(parts, leavesBehind(data))
-		}
+	if w.GetMembers() != "" {
+		parts = append(parts, w.GetMembers())
+	}
+	goes, kept := dataOf(w)
+	if len(goes) > 0 {
+		parts = append(parts, "deletes: "+strings.Join(goes, ", "))
+	}
+	if len(kept) > 0 {
+		parts = append(parts, "keeps: "+strings.Join(kept, ", "))
+	}
+	if data := w.GetLocalData(); len(data) > 0 && w.GetAction() != "delete" && w.GetNodeId() != w.GetPresentNodeId() {
+		parts = append(parts, leavesBehind(data))
 	}
 	if evicted := w.GetPreempts(); len(evicted) > 0 {
 		parts = append(parts, evicts(evicted))

@@ -16,10 +16,11 @@ import (
 func (c *cli) policyCommand() *cobra.Command {
 	parent := &cobra.Command{
 		Use: "policy", Short: "Control what workloads may ask of their machines",
-		Long: `Say what workloads may ask of their machines: host paths, capabilities, devices, ports,
+		Long: `Set what workloads may use of their nodes: host paths, capabilities, devices, ports,
 images and more. The policies "privileged", "baseline" and "restricted" are built in.
-A policy is bound to namespaces and to labels of nodes. Where a namespace has none, users
-who are confined to namespaces are judged by "baseline", and all others are not judged.`,
+A policy is bound to namespaces and to labels of nodes. In a namespace without a policy,
+"baseline" applies to users whose rights are limited to some namespaces, and no policy
+applies to other users.`,
 		Args: args(0, 0), RunE: help,
 	}
 	list := &cobra.Command{
@@ -65,8 +66,8 @@ func (c *cli) setPolicyCommand() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use: "set NAME -f FILE|-", Short: "Create a policy, or replace it", Args: args(1, 1, "NAME"),
-		Long: `Create a policy, or replace it. Its bindings stay. A narrower policy stops no workload;
-it judges the next apply.`,
+		Long: `Create a policy, or replace it. Its bindings stay. A stricter policy stops no workload
+that runs; it takes effect at the next apply.`,
 		Example: `  persysctl policy show baseline > shop.yaml
   persysctl policy set shop -f shop.yaml`,
 	}
@@ -114,8 +115,8 @@ func (c *cli) bindPolicyCommand() *cobra.Command {
 	remove := false
 	cmd := &cobra.Command{
 		Use: "bind [NAME]", Short: "Bind a policy to a namespace, or to the nodes with a label", Args: args(0, 1, "NAME"),
-		Long: `Bind a policy to a namespace or to a label of nodes, in place of the present one. On nodes
-with the label it judges which workloads are placed there.`,
+		Long: `Bind a policy to a namespace or to a label of nodes, in place of the present one. Nodes
+with the label get only workloads that the policy allows.`,
 		Example: `  persysctl policy bind restricted --namespace shop
   persysctl policy bind baseline --node-label zone=dmz
   persysctl policy bind --remove --namespace shop`,
@@ -153,7 +154,7 @@ func (c *cli) testPolicyCommand() *cobra.Command {
 	var o applyOptions
 	cmd := &cobra.Command{
 		Use: "test NAME -f FILE|DIR|-", Short: "Judge workloads by a policy", Args: args(1, 1, "NAME"),
-		Long: `Judge the workloads of files by a policy, in place of the policies of their namespaces.
+		Long: `Check the workloads of files against a policy, in place of the policies of their namespaces.
 Nothing is changed. The output is that of persysctl plan.`,
 		Example: `  persysctl policy test restricted -f web.yaml`,
 	}

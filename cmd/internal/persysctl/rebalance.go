@@ -23,7 +23,7 @@ type rebalanceOptions struct {
 	waiting
 }
 
-// percentFlag is a whole number of percent, such as 10%.
+// percentFlag is the value of a flag that takes whole percent, such as 10%.
 type percentFlag uint32
 
 func (p *percentFlag) String() string { return fmt.Sprintf("%d%%", *p) }
@@ -80,12 +80,13 @@ ends with an error if a move was dropped, because the cluster had changed meanwh
 }
 
 const (
-	mostMoves    = 1000 // largest value of --max-moves
-	movesOfRound = 250  // largest number of moves of one call
+	mostMoves    = 1000 // maximum value of --max-moves
+	movesOfRound = 250  // maximum number of moves in one call
 )
 
-// applyRebalance makes one round of moves. With --wait it waits for their end and makes the next round, until none is
-// worth it. With -o json or yaml the moves are printed even if a later round fails.
+// applyRebalance makes one round of moves. With --wait it waits until these moves have ended and makes
+// further rounds, until no move has the required gain. With -o json or yaml the moves are printed even if a
+// later round fails.
 func (c *cli) applyRebalance(ctx context.Context, o rebalanceOptions) error {
 	if err := o.check(); err != nil {
 		return err
@@ -93,7 +94,7 @@ func (c *cli) applyRebalance(ctx context.Context, o rebalanceOptions) error {
 	all := &clusterv1.ApplyRebalanceResponse{}
 	if err := c.rebalanceRounds(ctx, o, all); err != nil {
 		if c.machine() && len(all.GetMoves())+len(all.GetDropped()) > 0 {
-			if printing := c.emitMessage(all); printing != nil { // the moves that were made before
+			if printing := c.emitMessage(all); printing != nil { // print the moves that were made before the error
 				return errors.Join(err, printing)
 			}
 		}
@@ -119,7 +120,7 @@ func (c *cli) applyRebalance(ctx context.Context, o rebalanceOptions) error {
 	return nil
 }
 
-// rebalanceRounds makes the rounds of a rebalancing and adds their moves to all.
+// rebalanceRounds makes the rounds of a rebalance and adds their moves to all.
 func (c *cli) rebalanceRounds(ctx context.Context, o rebalanceOptions, all *clusterv1.ApplyRebalanceResponse) error {
 	left := cmp.Or(o.maxMoves, mostMoves)
 	late := time.After(o.timeout)

@@ -75,20 +75,20 @@ func TestMirrorCommandsReportTheMirror(t *testing.T) {
 	}{
 		{"attach names the etcd", "mirror attach", exitOK, []string{"etcd cluster cafe at localhost:2379 is attached"}},
 		{"attach takes several endpoints", "mirror attach a:1,b:1", exitOK, []string{"a:1, b:1"}},
-		{"overwriting is asked for", "mirror attach --overwrite", exitUsage, []string{"--yes"}},
+		{"overwriting needs a confirmation", "mirror attach --overwrite", exitUsage, []string{"--yes"}},
 		{"detach says when ETCD_ENDPOINTS attaches again", "mirror detach", exitOK, []string{"detached", "ETCD_ENDPOINTS names e:2379"}},
-		{"status shows who reaches the etcd", "mirror status", exitOK, []string{"unreachable: refused", "e:2379 (attached by a person)", "reaches etcd cluster cafe", "no route"}},
+		{"status shows which replicas reach etcd", "mirror status", exitOK, []string{"unreachable: refused", "e:2379 (attached by a person)", "reaches etcd cluster cafe", "no route"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newSession(t)
 			code := s.run(f, strings.Fields(tt.args)...)
 			out := s.stdout.String() + s.stderr.String()
 			if code != tt.code {
-				t.Errorf("exit %d, want %d: %s", code, tt.code, out)
+				t.Errorf("the exit code is %d, want %d: %s", code, tt.code, out)
 			}
 			for _, w := range tt.want {
 				if !strings.Contains(out, w) {
-					t.Errorf("the output lacks %q:\n%s", w, out)
+					t.Errorf("the output does not contain %q:\n%s", w, out)
 				}
 			}
 		})
@@ -109,9 +109,9 @@ func TestRecoveryCommandsAskAndReport(t *testing.T) {
 		want []string // texts expected on stdout or stderr
 	}{
 		{"show names the fault and the next command", "recovery show", exitOK, []string{"recovery: etcd holds data", "foreign", "3 workloads, 2 nodes", "/workloads/odd: image: is missing", "persysctl recovery import --dry-run"}},
-		{"a dry run of a restore lists its changes", "recovery restore --dry-run", exitOK, []string{"2 keys of etcd would be created, 0 changed, 600 removed; 4 equal", "create /workloads/web", "and 600 more"}},
+		{"a dry run of a restore lists the changes", "recovery restore --dry-run", exitOK, []string{"2 keys of etcd would be created, 0 changed, 600 removed; 4 equal", "create /workloads/web", "and 600 more"}},
 		{"a restore asks for confirmation", "recovery restore", exitUsage, []string{"--yes"}},
-		{"a restore says the mode", "recovery restore --yes", exitOK, []string{"were created", "etcd holds the cluster's state", "mode is normal"}},
+		{"a restore prints the mode of the cluster", "recovery restore --yes", exitOK, []string{"were created", "etcd holds the cluster's state", "mode is normal"}},
 		{"a dry run of an import lists workloads and nodes", "recovery import --dry-run --prefix /old", exitOK, []string{"9 workloads and 1 node would be imported: a, b", "cluster c9, index 8"}},
 		{"an import asks for confirmation", "recovery import", exitUsage, []string{"--yes"}},
 		{"an import names the remaining steps", "recovery import --yes --skip-unreadable --force-new-cluster", exitOK, []string{"were imported", "etcd is away", "persysctl recovery restore", "mode is degraded"}},
@@ -123,11 +123,11 @@ func TestRecoveryCommandsAskAndReport(t *testing.T) {
 			code := s.run(f, strings.Fields(tt.args)...)
 			out := s.stdout.String() + s.stderr.String()
 			if code != tt.code {
-				t.Errorf("exit %d, want %d", code, tt.code)
+				t.Errorf("the exit code is %d, want %d", code, tt.code)
 			}
 			for _, w := range tt.want {
 				if !strings.Contains(out, w) {
-					t.Errorf("the output lacks %q", w)
+					t.Errorf("the output does not contain %q", w)
 				}
 			}
 			if t.Failed() {

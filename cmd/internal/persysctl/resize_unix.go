@@ -9,7 +9,8 @@ import (
 	"syscall"
 )
 
-// resized returns a channel that gets a value whenever the size of the terminal has changed, until ctx ends.
+// resized returns a channel that receives a value whenever the size of the terminal has changed, until ctx
+// ends.
 func resized(ctx context.Context) <-chan struct{} {
 	got, out := make(chan os.Signal, 1), make(chan struct{}, 1)
 	signal.Notify(got, syscall.SIGWINCH)

@@ -112,7 +112,8 @@ func (s *subject) flags(cmd *cobra.Command) {
 	f.StringVar(&s.account, "account", "", "account of a program")
 }
 
-// put copies the subject to a request. If not exactly one of its flags is given, it returns an error.
+// put copies the subject (user, group or account) to a request. It returns an error unless exactly one of the
+// three flags is given.
 func (s *subject) put(req *clusterv1.BindRoleRequest) error {
 	given := 0
 	for _, v := range []struct{ kind, name string }{{"user", s.user}, {"group", s.group}, {"account", s.account}} {
@@ -145,9 +146,9 @@ func (c *cli) bindRoleCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "bind ROLE --user|--group|--account NAME --namespace NAMESPACE,…", Short: "Give a role to a user, a group or an account", Args: args(1, 1, "ROLE"),
 		Long: `Give a role to a user, a group or an account, in some namespaces, or with
---namespace '*' everywhere. A role that is bound to the same one already holds in the
-new namespaces only. You must have all permissions of the role there. Permissions that
-concern the whole cluster have an effect only with '*'.`,
+--namespace '*' everywhere. If the user, group or account has the role already, the new
+namespaces replace the former ones. You must have all permissions of the role in these
+namespaces. Permissions that concern the whole cluster have an effect only with '*'.`,
 		Example: `  persysctl role bind operator --user ada --namespace shop,bank
   persysctl role bind viewer --group developers --namespace '*'
   persysctl role bind deployer --account ci --namespace shop`,

@@ -148,7 +148,8 @@ func rolloutLine(r *clusterv1.GetRolloutResponse) string {
 const rolloutLook = 300 * time.Millisecond
 
 // awaitRollout prints the progress of a group's rolling update until the update has ended or waits for a promotion by
-// the user. awaits is true if the update waits for the promotion.
+// the user. awaits is true if the update has stopped after its first members (canaries) and waits until the user
+// promotes it.
 func (c *cli) awaitRollout(ctx context.Context, group string, id *controlv1.Generation, late <-chan time.Time) (awaits bool, err error) {
 	hint, last := "persysctl rollout status "+group, ""
 	look := time.NewTicker(rolloutLook)

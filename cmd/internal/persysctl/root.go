@@ -114,7 +114,7 @@ func (c *cli) misuse(root, cmd *cobra.Command, args []string, err error) error {
 	return f
 }
 
-// wordsFrom returns the words of a command line from word on, without flags.
+// wordsFrom returns those words of a command line that follow word, and word itself. It leaves out flags.
 func wordsFrom(args []string, word string) []string {
 	out := []string{word}
 	if i := slices.Index(args, word); i >= 0 {
@@ -187,11 +187,11 @@ Which cluster it asks: "persysctl help connection". What its exit codes mean:
 		}
 	}
 	add(groupWorkloads, c.applyCommand(), c.runCommand(), c.planCommand(), c.getCommand(), c.listCommand(), c.historyCommand(), c.diffCommand(), c.rollbackCommand(), c.rolloutCommand(), c.scaleCommand(), c.cronCommand(), c.jobCommand(), c.deleteCommand(), c.retryCommand(),
-		c.startCommand(), c.stopCommand(), c.restartCommand(), c.logsCommand(), c.execCommand(), c.consoleCommand(), c.whyCommand(), c.whyNotCommand(), c.actionsCommand(), c.composeCommand(), c.networkCommand(), c.secretCommand(), c.configCommand())
+		c.startCommand(), c.stopCommand(), c.restartCommand(), c.logsCommand(), c.execCommand(), c.consoleCommand(), c.whyCommand(), c.whyNotCommand(), c.actionsCommand(), c.composeCommand(), c.networkCommand(), c.traceCommand(), c.secretCommand(), c.configCommand())
 	add(groupNodes, c.nodesCommand(), c.nodeCommand(), c.topCommand(), c.cordonCommand(), c.uncordonCommand(), c.drainCommand(), c.rebalanceCommand(), c.driftCommand(), c.volumeCommand())
 	add(groupCluster, c.uiCommand(), c.summaryCommand(), c.statusCommand(), c.eventsCommand(), c.transferCommand(), c.replicaCommand(), c.modeCommand(), c.backupCommand(), c.recoveryCommand(), c.mirrorCommand())
-	add(groupTrust, c.authCommand(), c.loginCommand(), c.logoutCommand(), c.tokenCommand(), c.identityCommand(), c.auditCommand(), c.caCommand(), c.joinCommand(), c.roleCommand(), c.accountCommand(), c.namespaceCommand(), c.policyCommand())
-	add(groupHere, c.contextCommand(), c.clusterKeyCommand(), c.devCertsCommand(), c.schemaCommand(), c.versionCommand())
+	add(groupTrust, c.authCommand(), c.loginCommand(), c.logoutCommand(), c.tokenCommand(), c.identityCommand(), c.auditCommand(), c.caCommand(), c.joinCommand(), c.roleCommand(), c.accountCommand(), c.sessionCommand(), c.namespaceCommand(), c.policyCommand())
+	add(groupHere, c.upCommand(), c.contextCommand(), c.importCommand(), c.clusterKeyCommand(), c.devCertsCommand(), c.schemaCommand(), c.versionCommand())
 	if len(c.programs) > 0 {
 		root.AddGroup(&cobra.Group{ID: groupPrograms, Title: "Programs:"})
 	}
@@ -226,8 +226,8 @@ func (c *cli) online(do func(ctx context.Context, args []string) error) func(*co
 	}
 }
 
-// args returns a check of the number of arguments: from least to most, or without upper limit if most is -1.
-// names are the names of the arguments, for errors.
+// args returns a function that checks the number of arguments of a command: at least least and at most most; -1 means
+// no upper limit. names are the names of the arguments, for errors.
 func args(least, most int, names ...string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, given []string) error {
 		switch {

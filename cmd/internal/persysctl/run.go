@@ -20,10 +20,10 @@ import (
 	"github.com/persys/compute/spec/quantity"
 )
 
-// runTTL is how long the record of a job of persysctl run stays if persysctl could not delete it.
+// runTTL is how long schedulers keep the record of a job of persysctl run if persysctl could not delete it.
 const runTTL = time.Hour
 
-// runCleanup bounds the delete of a job that was interrupted.
+// runCleanup is the time limit for deleting a job that was interrupted.
 const runCleanup = 15 * time.Second
 
 type runOptions struct {
@@ -57,7 +57,7 @@ not be placed waits for a node, and says what it waits for.`,
 	return cmd
 }
 
-// request returns the specification of the job.
+// request returns the request that applies the job: the image, the command in words, and the settings from the flags.
 func (o *runOptions) request(image string, words []string) (*controlv1.ApplyWorkloadRequest, error) {
 	s := &controlv1.WorkloadSpec{
 		Type: spec.TypeContainer, Kind: spec.KindJob, Resources: &controlv1.ResourceRequirements{},
@@ -158,9 +158,9 @@ type jobFollower struct {
 	c        *cli
 	id       string
 	out, err io.Writer
-	mu       sync.Mutex // held during each write, so that two writes do not mix
+	mu       sync.Mutex // held during each write, so that outputs do not mix
 
-	line    string        // the line that was printed last about a job that does not run yet
+	line    string        // the last printed line about a job that does not run yet
 	reading chan struct{} // closed when the output of the present run has ended; nil before the first run
 	run     string        // node and number of the run whose output is read
 	written atomic.Bool   // whether output was written
@@ -214,8 +214,8 @@ func (f *jobFollower) follow(ctx context.Context, after uint64) (*controlv1.JobR
 	return result, nil
 }
 
-// take handles one change of the job: it tells what an unplaced job waits for, and reads the output of each
-// run.
+// take handles one change of the job. It prints why the job is not placed yet, and starts to read the
+// output of each new run of its container.
 func (f *jobFollower) take(ctx context.Context, v *controlv1.WorkloadView) {
 	if v.GetStatus() == "Running" {
 		run := fmt.Sprintf("%s %d", v.GetAssignedNodeId(), v.GetRetryAttempts())
@@ -245,8 +245,8 @@ func (f *jobFollower) write(to io.Writer, data []byte) {
 }
 
 // read copies the output of one run of the job until it ends. The channel former is closed when the output of the
-// previous run was copied, so that outputs do not mix; nil for the first run. If the node of a run is lost, the end of
-// its output is lost.
+// previous run has been copied. read first waits for this, so that the outputs of two runs do not mix. former is nil
+// for the first run. If the node of a run is lost, the end of its output is lost.
 func (f *jobFollower) read(ctx context.Context, former <-chan struct{}, done chan<- struct{}) {
 	defer close(done)
 	if former != nil {

@@ -84,10 +84,10 @@ func golden(t *testing.T, name string, f *fake, s *session, code int, args ...st
 	}
 	want, err := os.ReadFile(path)
 	if err != nil {
-		t.Fatalf("%v: run with -update", err)
+		t.Fatalf("%v: run the test with -update to write the golden file", err)
 	}
 	if got != string(want) {
-		t.Errorf("the output changed; run with -update to accept it\n--- got\n%s\n--- want\n%s", got, want)
+		t.Errorf("the output differs from the golden file; run the test with -update to accept it\n--- got\n%s\n--- want\n%s", got, want)
 	}
 }
 
@@ -182,10 +182,15 @@ func outputCases() []outputCase {
 		{"drift-delete", []string{"drift", "delete", "node-a", "ghost", "--yes"}},
 		{"drift-delete-missing", []string{"drift", "delete", "node-a", "--yes"}},
 		{"volume-list", []string{"volume", "list"}},
-		{"volume-list-wide", []string{"volume", "ls", "-o", "wide"}},
-		{"volume-list-none", []string{"volume", "list", "--node", "node-b"}},
-		{"volume-delete", []string{"volume", "delete", "node-a", "local:kept", "--yes"}},
-		{"volume-delete-used", []string{"volume", "delete", "node-a", "local:data", "--yes"}},
+		{"volume-list-wide", []string{"volume", "ls", "--ask-nodes", "-o", "wide"}},
+		{"volume-list-none", []string{"volume", "list", "--node", "node-b", "--ask-nodes"}},
+		{"volume-inspect", []string{"volume", "inspect", "kept"}},
+		{"volume-inspect-none", []string{"volume", "inspect", "none"}},
+		{"volume-create", []string{"volume", "create", "db", "--size", "20Gi"}},
+		{"volume-create-size", []string{"volume", "create", "db", "--size", "much"}},
+		{"volume-delete", []string{"volume", "rm", "kept", "--node", "node-a", "--yes"}},
+		{"volume-delete-which", []string{"volume", "rm", "kept", "--yes"}},
+		{"volume-delete-used", []string{"volume", "rm", "data", "--yes"}},
 		{"namespace-list", []string{"namespace", "list"}},
 		{"namespace-list-json", []string{"ns", "ls", "-o", "json"}},
 		{"namespace-show", []string{"namespace", "show", "shop"}},
@@ -210,10 +215,25 @@ func outputCases() []outputCase {
 		{"network-list", []string{"network", "list"}},
 		{"network-inspect", []string{"network", "inspect", "back"}},
 		{"network-inspect-missing", []string{"network", "inspect", "none"}},
+		{"network-check", []string{"network", "check"}},
+		{"network-check-problem", []string{"network", "check", "shut"}},
+		{"network-check-json", []string{"network", "check", "back", "-o", "json"}},
 		{"network-create", []string{"network", "create", "front", "--subnet", "10.50.0.0/20"}},
 		{"network-create-bad-subnet", []string{"network", "create", "front", "--subnet", "10.50.0.1/20"}},
 		{"network-rm", []string{"network", "rm", "front"}},
 		{"network-rm-used", []string{"network", "rm", "back"}},
+		{"trace", []string{"trace", "api:8080", "--from", "web-0"}},
+		{"trace-problem", []string{"trace", "shut:8080"}},
+		{"trace-json", []string{"trace", "shut:8080", "-o", "json"}},
+		{"trace-no-port", []string{"trace", "api"}},
+		{"session-list", []string{"session", "list"}},
+		{"session-end", []string{"session", "end", "5f0c2d7e91a4b833"}},
+		{"session-end-user", []string{"session", "end", "--user", "ada"}},
+		{"session-end-nothing", []string{"session", "end"}},
+		{"console-web", []string{"console", "--gateway", "https://gateway.example.com:8551", "--ttl", "8h"}},
+		{"console-web-plain-text", []string{"console", "--gateway", "http://gateway.example.com:8551"}},
+		{"console-web-too-long", []string{"console", "--ttl", "48h"}},
+		{"console-web-service", []string{"console", "--service", "web"}},
 		{"account-list", []string{"account", "list"}},
 		{"account-create", []string{"account", "create", "ci", "--role", "operator", "--namespace", "shop", "--ttl", "8h"}},
 		{"account-create-issuer", []string{"account", "create", "ci", "--issuer", "https://ci.example", "--audience", "persys", "--claim", "repository=shop/web"}},
@@ -282,12 +302,12 @@ func TestOutputsAreGolden(t *testing.T) {
 			code := s.run(f, c.args...)
 			golden(t, c.name, f, s, code, c.args...)
 			if strings.Contains(s.stdout.String()+s.stderr.String(), "\x1b") {
-				t.Error("the output without a terminal has escape sequences")
+				t.Error("the output to a pipe contains escape sequences")
 			}
 			if !strings.Contains(c.name, "wide") && !strings.Contains(c.name, "json") && !strings.Contains(c.name, "yaml") {
 				for _, line := range strings.Split(s.stdout.String(), "\n") {
 					if n := utf8.RuneCountInString(line); n > 100 {
-						t.Errorf("a line has %d columns, at most 100: %s", n, line)
+						t.Errorf("a line has %d columns, more than 100: %s", n, line)
 					}
 				}
 			}
@@ -306,13 +326,13 @@ func TestEmptyListsNameTheNextCommand(t *testing.T) {
 	}
 }
 
-// TestListShowsKinds: a list of services has no column for the kind.
+// TestListShowsKinds: a list that contains only services has no column KIND.
 func TestListShowsKinds(t *testing.T) {
 	f := start(t, nil)
 	columns := func(args ...string) []string {
 		s := newSession(t)
 		if code := s.run(f, args...); code != exitOK {
-			t.Fatalf("%v: exit %d: %s", args, code, s.stderr.String())
+			t.Fatalf("%v: exit code %d: %s", args, code, s.stderr.String())
 		}
 		var out []string
 		for line := range strings.Lines(s.stdout.String()) {
@@ -326,18 +346,18 @@ func TestListShowsKinds(t *testing.T) {
 		return out
 	}
 	if got := columns("list", "--group", "web"); got[0] != "WORKLOAD STATUS" {
-		t.Errorf("a list of services begins with the columns %s", got[0])
+		t.Errorf("a list that contains only services begins with the columns %s", got[0])
 	}
 	f.workloads[0].Kind = spec.KindJob
 	f.workloads[0].WorkloadId = "a-batch-with-a-name-that-is-longer-than-its-column"
 	if got := columns("list"); got[0] != "WORKLOAD KIND" || !strings.HasSuffix(got[1], " job") || got[2] != "db service" {
-		t.Errorf("the list with a job has %q", got)
+		t.Errorf("the list with a job has the line %q", got)
 	}
 	if got := columns("list", "--kind", "Job"); len(got) != 2 {
 		t.Errorf("list --kind Job prints %q", got)
 	}
 	if s := newSession(t); s.run(f, "list", "--kind", "jobs") != exitUsage || !strings.Contains(s.stderr.String(), `--kind "jobs" must be one of service, job, cron, system`) {
-		t.Errorf("list --kind jobs says %s", s.stderr.String())
+		t.Errorf("list --kind jobs prints %s", s.stderr.String())
 	}
 }
 
@@ -370,20 +390,20 @@ func TestColoursAreUsedOnlyOnTerminals(t *testing.T) {
 		args []string
 		want bool
 	}{
-		{"a terminal has colours", func(s *session) { s.terminal(120, 40) }, []string{"list"}, true},
-		{"a pipe has none", func(*session) {}, []string{"list"}, false},
+		{"output to a terminal has colours", func(s *session) { s.terminal(120, 40) }, []string{"list"}, true},
+		{"output to a pipe has no colours", func(*session) {}, []string{"list"}, false},
 		{"NO_COLOR is respected", func(s *session) { s.terminal(120, 40).env["NO_COLOR"] = "1" }, []string{"list"}, false},
-		{"an empty NO_COLOR means nothing", func(s *session) { s.terminal(120, 40).env["NO_COLOR"] = "" }, []string{"list"}, true},
-		{"a dumb terminal has none", func(s *session) { s.terminal(120, 40).env["TERM"] = "dumb" }, []string{"list"}, false},
+		{"an empty NO_COLOR has no effect", func(s *session) { s.terminal(120, 40).env["NO_COLOR"] = "" }, []string{"list"}, true},
+		{"output to a terminal with TERM=dumb has no colours", func(s *session) { s.terminal(120, 40).env["TERM"] = "dumb" }, []string{"list"}, false},
 		{"--no-color is respected", func(s *session) { s.terminal(120, 40) }, []string{"list", "--no-color"}, false},
-		{"errors to a pipe have none", func(s *session) { s.outTerm = true }, []string{"get", "x"}, false},
+		{"errors written to a pipe have no colours", func(s *session) { s.outTerm = true }, []string{"get", "x"}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newSession(t)
 			c.set(s)
 			s.run(f, c.args...)
 			if got := strings.Contains(s.stdout.String()+s.stderr.String(), "\x1b["); got != c.want {
-				t.Errorf("colours: %v, want %v:\n%q", got, c.want, s.stdout.String())
+				t.Errorf("whether the output has colours is %v, want %v:\n%q", got, c.want, s.stdout.String())
 			}
 		})
 	}
@@ -424,7 +444,7 @@ func TestErrorsHaveTheirExitCodes(t *testing.T) {
 		{"docker service scale", "", nil, []string{"service", "scale", "web=3"}, exitUsage, []string{"hint: persysctl scale GROUP=COUNT\n"}},
 		{"docker stack rm", "", nil, []string{"stack", "rm", "shop"}, exitUsage, []string{"hint: persysctl delete WORKLOAD\n"}},
 		{"docker stack ps", "", nil, []string{"stack", "ps", "shop"}, exitUsage, []string{"hint: persysctl list\n"}},
-		{"a noun alone", "", nil, []string{"stack"}, exitUsage, []string{"hint: persysctl list\n"}},
+		{"a noun of another tool alone", "", nil, []string{"stack"}, exitUsage, []string{"hint: persysctl list\n"}},
 		{"another tool's whole command", "", nil, []string{"docker", "service", "inspect", "web"}, exitUsage, []string{"hint: persysctl get WORKLOAD\n"}},
 		{"another tool before a command of ours", "", nil, []string{"docker", "logs", "web"}, exitUsage, []string{"hint: persysctl logs\n"}},
 		{"kubectl get pods", "", nil, []string{"pods"}, exitUsage, []string{"hint: persysctl list\n"}},
@@ -432,24 +452,24 @@ func TestErrorsHaveTheirExitCodes(t *testing.T) {
 		{"docker compose up", "", nil, []string{"compose", "up"}, exitUsage, []string{`unexpected argument "up"`, "hint: persysctl apply -f FILE\n"}},
 		{"nomad job run", "", nil, []string{"job", "run", "web.nomad"}, exitUsage, []string{"hint: persysctl apply -f FILE\n"}},
 		{"a mistyped list", "", nil, []string{"lst"}, exitUsage, []string{"hint: persysctl list\n"}},
-		{"the verb that docker uses for start", "", nil, []string{"up", "nginx"}, exitUsage, []string{"hint: persysctl apply -f FILE\n"}},
+		{"the verb that docker uses for start", "", nil, []string{"up", "nginx"}, exitUsage, []string{`takes no argument, got "nginx"`, "persysctl apply -f FILE\n"}},
 		{"the verb that docker uses for get", "", nil, []string{"inspect", "web"}, exitUsage, []string{"hint: persysctl get WORKLOAD\n"}},
-		{"a verb like no other", "", nil, []string{"frobnicate"}, exitUsage, []string{"hint: persysctl --help\n"}},
-		{"an alias for the list", "", nil, []string{"ls"}, exitOK, nil},
-		{"an alias for a look", "", nil, []string{"describe", "web-0"}, exitOK, nil},
-		{"an alias for deletion", "", nil, []string{"rm", "old"}, exitOK, nil},
-		{"a flag that is no number", "", nil, []string{"logs", "web-0", "--tail", "x"}, exitUsage, []string{`invalid argument "x" for "--tail" flag: must be a whole number` + "\n"}},
+		{"a verb that resembles no command", "", nil, []string{"frobnicate"}, exitUsage, []string{"hint: persysctl --help\n"}},
+		{"ls is an alias of list", "", nil, []string{"ls"}, exitOK, nil},
+		{"describe is an alias of get", "", nil, []string{"describe", "web-0"}, exitOK, nil},
+		{"rm is an alias of delete", "", nil, []string{"rm", "old"}, exitOK, nil},
+		{"a value of --tail that is not a number", "", nil, []string{"logs", "web-0", "--tail", "x"}, exitUsage, []string{`invalid argument "x" for "--tail" flag: must be a whole number` + "\n"}},
 		{"an unknown flag", "", nil, []string{"list", "--nod"}, exitUsage, []string{"unknown flag: --nod", "hint: persysctl list --help"}},
 		{"a missing argument", "", nil, []string{"why-not", "web"}, exitUsage, []string{"NODE is missing"}},
 		{"a surplus argument", "", nil, []string{"get", "a", "b"}, exitUsage, []string{`unexpected argument "b"`}},
 		{"a blank argument", "", nil, []string{"get", " "}, exitUsage, []string{"WORKLOAD must not be blank"}},
-		{"an unknown form of output", "", nil, []string{"list", "-o", "xml"}, exitUsage, []string{`--output "xml" must be one of table, wide, json, yaml`}},
+		{"an unknown value of --output", "", nil, []string{"list", "-o", "xml"}, exitUsage, []string{`--output "xml" must be one of table, wide, json, yaml`}},
 		{"an invalid number", "", nil, []string{"list", "--rpc-timeout-seconds", "0"}, exitUsage, []string{"rpc-timeout-seconds"}},
 		{"an invalid timeout", "", nil, []string{"start", "old", "--wait", "--timeout", "0s"}, exitUsage, []string{"--timeout 0s must be longer than 0"}},
 		{"an invalid --tail", "", nil, []string{"events", "--tail", "-1"}, exitUsage, []string{"--tail -1 must be 0 or more"}},
 		{"an invalid --since", "", nil, []string{"logs", "web-0", "--since", "yesterday"}, exitUsage, []string{`--since "yesterday" must be a duration`}},
-		{"a file that is missing", "", nil, []string{"apply", "-f", "/nowhere.yaml"}, exitFailed, []string{"/nowhere.yaml: no such file"}},
-		{"a file that does not exist", "", nil, []string{"apply"}, exitUsage, []string{"no file is given"}},
+		{"a file that does not exist", "", nil, []string{"apply", "-f", "/nowhere.yaml"}, exitFailed, []string{"/nowhere.yaml: no such file"}},
+		{"apply without a file", "", nil, []string{"apply"}, exitUsage, []string{"no file is given"}},
 		{"a file without -f", "", nil, []string{"apply", "x.yaml"}, exitUsage, []string{"files are named with -f"}},
 		{"a workload that does not exist", "", nil, []string{"get", "nothing"}, exitNotFound, []string{`Error: workload "nothing" not found`, "hint: persysctl list"}},
 		{"an answer that contains a refusal because the id is unknown", "", nil, []string{"start", "nothing"}, exitNotFound, []string{`workload "nothing" not found`}},
@@ -460,7 +480,7 @@ func TestErrorsHaveTheirExitCodes(t *testing.T) {
 		{"permission", "RemoveReplica", []error{status.Error(codes.PermissionDenied, "user/bob may not remove replica")},
 			[]string{"replica", "remove", "x"}, exitFailed, []string{"user/bob may not", "--tls-cert"}},
 		{"no leader", "ListWorkloads", many(noLeader), []string{"list", "--rpc-timeout-seconds", "1"}, exitUnavailable, []string{"no leader", "hint: persysctl status"}},
-		{"an agent that does not answer", "Logs", many(status.Error(codes.Unavailable, "node node-a: the agent does not answer")), []string{"logs", "web-0"},
+		{"a node whose agent does not answer", "Logs", many(status.Error(codes.Unavailable, "node node-a: the agent does not answer")), []string{"logs", "web-0"},
 			exitUnavailable, []string{"Error: node node-a: the agent does not answer"}},
 		{"an unknown outcome", "DeleteWorkload", many(dial.UnknownOutcome("delete workload: the leader fell silent")),
 			[]string{"delete", "old", "--rpc-timeout-seconds", "1"}, exitUnknown, []string{"may or may not have happened", "persysctl events"}},
@@ -471,7 +491,7 @@ func TestErrorsHaveTheirExitCodes(t *testing.T) {
 		{"a web server that is no scheduler", "Why", []error{status.Error(codes.Unimplemented, "unexpected HTTP status code received from server: 404 (Not Found); malformed header: missing HTTP content-type")},
 			[]string{"why", "db"}, exitFailed, []string{"is no scheduler: it answers with HTTP status 404\n", "hint: name a scheduler with --server HOST:PORT"}},
 		{"an old scheduler", "Why", []error{status.Error(codes.Unimplemented, "unknown method Why")}, []string{"why", "db"}, exitFailed, []string{"does not know the call"}},
-		{"the worst of several decides", "DeleteWorkload", append([]error{nil}, many(dial.UnknownOutcome("silent"))...),
+		{"the worst result of several workloads decides the exit code", "DeleteWorkload", append([]error{nil}, many(dial.UnknownOutcome("silent"))...),
 			[]string{"delete", "nothing", "old", "--rpc-timeout-seconds", "1"}, exitUnknown, []string{`"nothing" not found`}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -479,11 +499,11 @@ func TestErrorsHaveTheirExitCodes(t *testing.T) {
 			f, s := start(t, nil), newSession(t)
 			f.fail[c.method] = c.errs
 			if code := s.run(f, c.args...); code != c.code {
-				t.Errorf("exit %d, want %d: %s", code, c.code, s.stderr.String())
+				t.Errorf("the exit code is %d, want %d: %s", code, c.code, s.stderr.String())
 			}
 			for _, want := range c.stderr {
 				if !strings.Contains(s.stderr.String(), want) {
-					t.Errorf("stderr lacks %q: %s", want, s.stderr.String())
+					t.Errorf("stderr does not contain %q: %s", want, s.stderr.String())
 				}
 			}
 			if c.code != exitOK && !strings.HasPrefix(s.stderr.String(), "Error: ") {
@@ -503,7 +523,7 @@ func TestASlowSchedulerEndsTheCommand(t *testing.T) {
 			f, s := start(t, nil), newSession(t)
 			f.slow = 20 * time.Second
 			if code := s.run(f, append(c.args, "--rpc-timeout-seconds", "1")...); code != c.code {
-				t.Errorf("exit %d, want %d: %s", code, c.code, s.stderr.String())
+				t.Errorf("the exit code is %d, want %d: %s", code, c.code, s.stderr.String())
 			}
 		})
 	}
@@ -519,7 +539,7 @@ func TestAMissingServerIsReportedSoon(t *testing.T) {
 			began := time.Now()
 			code := s.run(nil, append([]string{"--insecure", "-s", "127.0.0.1:1"}, args...)...)
 			if took := time.Since(began); took > 10*time.Second {
-				t.Errorf("the answer took %s", took)
+				t.Errorf("the error came after %s", took)
 			}
 			for _, want := range []string{"no scheduler listens at 127.0.0.1:1", "systemctl status persys-scheduler", "persys dev"} {
 				if code != exitUnavailable || !strings.Contains(s.stderr.String(), want) {
@@ -543,11 +563,12 @@ func TestStorageIsClean(t *testing.T) {
 	}
 }
 
-// TestUncordonOfADrainingNode: uncordon does not end a drain, and names the command that does.
+// TestUncordonOfADrainingNode: a user uncordons a node that is being drained. The drain must go on, and the output
+// must name the command that ends a drain.
 func TestUncordonOfADrainingNode(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.nodes = []*controlv1.NodeView{{NodeId: "node-a", Status: "Draining"}}
 	if code := s.run(f, "uncordon", "node-a"); code != 0 || !strings.Contains(s.stderr.String(), "persysctl drain node-a --undo") || len(f.requests) != 1 {
-		t.Errorf("exit %d: %s%s", code, s.stdout.String(), s.stderr.String())
+		t.Errorf("the command ended with exit code %d: %s%s", code, s.stdout.String(), s.stderr.String())
 	}
 }

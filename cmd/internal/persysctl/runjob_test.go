@@ -12,9 +12,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestRunOfAJob: persysctl run shows what a job waits for and its output, ends with the exit code of the
-// job, and deletes its record. If the output could not be read from the node, it shows the last lines that
-// the record holds.
+// TestRunOfAJob: persysctl run shows why a job is not running yet, and then its output. It ends with the
+// exit code of the job, and deletes the job's record. If the output could not be read from the node, it
+// shows the last lines that the record holds.
 func TestRunOfAJob(t *testing.T) {
 	result := func(code int32) *controlv1.JobResult {
 		return &controlv1.JobResult{Succeeded: code == 0, FinishedAt: timestamppb.New(epoch), NodeId: "node-a", Message: "4 of 4 attempts used",
@@ -48,10 +48,10 @@ func TestRunOfAJob(t *testing.T) {
 			f.script = []scene{{changes: append(changes, told(45, done))}}
 			s := newSession(t)
 			if code := s.run(f, c.args...); code != c.code {
-				t.Errorf("exit code %d, want %d\n%s", code, c.code, s.stderr.String())
+				t.Errorf("the exit code is %d, want %d\n%s", code, c.code, s.stderr.String())
 			}
 			if got := s.stdout.String(); !strings.Contains(got, c.stdout) {
-				t.Errorf("stdout is %q, want %q", got, c.stdout)
+				t.Errorf("stdout is %q, want %q in it", got, c.stdout)
 			}
 			if got := s.stderr.String(); !strings.Contains(got, c.stderr) {
 				t.Errorf("stderr is %q, want %q", got, c.stderr)
@@ -76,7 +76,7 @@ func TestRunOfAJob(t *testing.T) {
 			t.Errorf("exit code %d, deleted %t\n%s", code, f.deleted("once"), s.stderr.String())
 		}
 	})
-	t.Run("an interrupt is no reason to keep the job, but --keep is", func(t *testing.T) {
+	t.Run("with --keep an interrupt does not delete the job", func(t *testing.T) {
 		f := start(t, nil)
 		done := view("once", "Stopped", "node-a", "Completed: ended with exit code 0")
 		done.JobResult = result(0)
@@ -94,7 +94,7 @@ func TestRunOfAJob(t *testing.T) {
 	}
 }
 
-// deleted reports whether the delete of a workload was requested.
+// deleted reports whether persysctl has called DeleteWorkload for this id.
 func (f *fake) deleted(id string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// size is the number of members that a group gets.
+// size is a group and the number of members that it gets.
 type size struct {
 	group string
 	count int
@@ -24,9 +24,9 @@ func (c *cli) scaleCommand() *cobra.Command {
 	var wait waiting
 	cmd := &cobra.Command{
 		Use: "scale GROUP=COUNT ...", Short: "Change how many members a group has",
-		Long: `Change how many members a group has, without its file. A group is a workload with a
-count. New members get the specification of the first one; the present members are not
-touched. With 0 no member runs: the first one is kept, stopped, with the specification.
+		Long: `Change how many members a group has, without a change of its file. A group is a workload
+with a count. New members get the specification of the first one; the present members are
+not touched. With 0 no member runs: the first one is kept, stopped, with the specification.
 
 The next apply of a file with a count sets the number to that of the file. In a group with
 autoscale, the scheduler goes on from the new number: it may be from min to max, or 0,
@@ -71,7 +71,7 @@ func (c *cli) scale(ctx context.Context, sizes []size, wait waiting) error {
 	for _, s := range sizes {
 		r, err := change(ctx, c, c.cluster.ScaleGroup, &clusterv1.ScaleGroupRequest{Group: s.group, Count: uint32(s.count)})
 		if err != nil {
-			if len(sizes) == 1 { // several reports each error by itself
+			if len(sizes) == 1 { // for several groups, the type several prints each error
 				return err
 			}
 			failures.add(c.explain(err, true))

@@ -85,8 +85,9 @@ func (c *cli) status(ctx context.Context) error {
 	soon, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	for r.GetLeaderId() != "" && r.GetLeaderId() != r.GetSelfId() && c.direct != nil && c.direct.Leader() != "" {
-		// The trailer of the answer contained the leader's address, and package dial connects to the leader in the
-		// background. Wait until the connection is ready, so that the next call reaches the leader.
+		// The trailer of the first answer contains the leader's address, and package dial then connects to
+		// the leader in the background. Wait until this connection is ready, so that the next call goes to
+		// the leader.
 		select {
 		case <-time.After(25 * time.Millisecond):
 		case <-soon.Done():

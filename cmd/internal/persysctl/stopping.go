@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// shownStatus returns the status of a workload for people. A workload that shall stop and has not ended yet is Stopping,
-// whatever its order has reached.
+// shownStatus returns the status of a workload for people. If the workload must stop but still runs, the
+// status is Stopping, even if the scheduler's record says otherwise.
 func shownStatus(w *controlv1.WorkloadView) string {
 	if w.GetStopping() != nil && w.GetDesiredState() == "Stopped" {
 		return "Stopping"
@@ -19,13 +19,15 @@ func shownStatus(w *controlv1.WorkloadView) string {
 	return cmp.Or(w.GetStatus(), "Unknown")
 }
 
-// shownNode returns the node of a workload. One that is being deleted is assigned to none, but nodes still have it.
+// shownNode returns the node of a workload. A workload that is being deleted is assigned to no node; then it
+// returns the nodes that still run it.
 func shownNode(w *controlv1.WorkloadView) string {
 	return cmp.Or(w.GetAssignedNodeId(), strings.Join(w.GetStopping().GetNodeIds(), ","))
 }
 
-// stoppingReason returns for what a workload that is being stopped or deleted waits. It returns "" if the workload is not
-// being stopped, or if its reason says more, for example that the node does not answer.
+// stoppingReason returns what delays the stop or the delete of a workload. It returns "" if the workload is
+// not stopping, or if the reason in the workload's record says more, for example that the node does not
+// answer.
 func stoppingReason(w *controlv1.WorkloadView, since, now time.Time) string {
 	if w.GetStopping() == nil {
 		return ""
@@ -37,7 +39,7 @@ func stoppingReason(w *controlv1.WorkloadView, since, now time.Time) string {
 	return ""
 }
 
-// ordered returns the time of the order to stop a workload; the zero time if it is not known.
+// ordered returns the time at which the stop was ordered; the zero time if it is not known.
 func ordered(s *controlv1.Stopping) time.Time {
 	if s.GetSince() == nil {
 		return time.Time{}
@@ -45,8 +47,8 @@ func ordered(s *controlv1.Stopping) time.Time {
 	return s.GetSince().AsTime()
 }
 
-// stoppingText describes s. With since, the time of the order, it says how long more the stop may take; with a zero time,
-// how long it may take in all.
+// stoppingText describes s, the progress of a stop. If since, the time of the order, is set, the text says
+// how much longer the stop may take; otherwise how long it may take in total.
 func stoppingText(s *controlv1.Stopping, since, now time.Time) string {
 	grace := time.Duration(s.GetGraceSeconds()) * time.Second
 	switch left := since.Add(grace).Sub(now); {

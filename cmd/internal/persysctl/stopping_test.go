@@ -10,8 +10,9 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// list, get and why show a workload that is being stopped or deleted with the node on which it still runs, and with the
-// seconds until the agent kills it. A more specific reason is not replaced.
+// The commands list, get and why show a workload that is being stopped or deleted with the node on which it
+// still runs, and with the seconds until the agent kills it. If the record has a more specific reason, they
+// show that reason.
 func TestWhatIsStoppingIsShown(t *testing.T) {
 	at := func(s *controlv1.Stopping, ago int) *controlv1.Stopping {
 		s.Since = timestamppb.New(epoch.Add(-time.Duration(ago) * time.Second))
@@ -43,21 +44,22 @@ func TestWhatIsStoppingIsShown(t *testing.T) {
 		}
 		c := &cli{world: world{now: func() time.Time { return epoch }}}
 		if got := shownStatus(v); got != tt.wantStatus {
-			t.Errorf("%s: status %q, want %q", tt.name, got, tt.wantStatus)
+			t.Errorf("%s: the status is %q, want %q", tt.name, got, tt.wantStatus)
 		}
 		if got := shownNode(v); got != tt.wantNode {
-			t.Errorf("%s: node %q, want %q", tt.name, got, tt.wantNode)
+			t.Errorf("%s: the node is %q, want %q", tt.name, got, tt.wantNode)
 		}
 		if got := c.reasonCell(v); got != tt.wantReason {
-			t.Errorf("%s: the list says %q, want %q", tt.name, got, tt.wantReason)
+			t.Errorf("%s: list prints the reason %q, want %q", tt.name, got, tt.wantReason)
 		}
 		if got := (&progress{view: v}).line(time.Time{}); got != tt.wantLine {
-			t.Errorf("%s: --wait says %q, want %q", tt.name, got, tt.wantLine)
+			t.Errorf("%s: --wait prints %q, want %q", tt.name, got, tt.wantLine)
 		}
 	}
-	// On a terminal the progress counts down from the moment at which the stop was first seen.
+	// On a terminal, --wait shows the seconds until a stopping workload is killed. If the time of the order is not
+	// known, the count starts when the command first sees the workload stopping.
 	p := &progress{stopping: epoch, view: &controlv1.WorkloadView{DesiredState: "Stopped", Status: "Pending", AssignedNodeId: "a", Stopping: &controlv1.Stopping{NodeIds: []string{"a"}, GraceSeconds: 30}}}
 	if got := p.line(epoch.Add(9 * time.Second)); !strings.HasSuffix(got, "killed in 21s") {
-		t.Errorf("9 s after a stop the progress says %q", got)
+		t.Errorf("9 s after a stop the progress is %q", got)
 	}
 }

@@ -20,13 +20,14 @@ var otherVerbs = map[string]string{
 	"login": "join TOKEN", "whoami": "context show",
 }
 
-// otherTools are the programs whose command lines people type behind persysctl.
+// otherTools are other programs whose command lines people type after persysctl by mistake.
 var otherTools = []string{"docker", "docker-compose", "podman", "kubectl", "nomad", "swarm"}
 
-// otherNouns are the words of other tools for workloads. A verb follows them.
+// otherNouns are the nouns of other tools for workloads, such as stack or service. In the command lines of
+// these tools a verb follows the noun, as in stack deploy.
 var otherNouns = []string{"stack", "stacks", "service", "services", "container", "containers", "deployment", "deployments", "pod", "task", "app", "workload", "compose", "job", "group"}
 
-// nounVerbs maps verbs behind otherNouns to the persysctl command for each, where otherVerbs has none.
+// nounVerbs maps verbs that follow otherNouns to the persysctl command for each, if otherVerbs lacks it.
 var nounVerbs = map[string]string{
 	"ls": "list", "list": "list", "status": "list", "services": "list", "tasks": "list", "run": "apply -f FILE", "start": "start WORKLOAD", "stop": "stop WORKLOAD",
 	"restart": "restart WORKLOAD", "rm": "delete WORKLOAD", "remove": "delete WORKLOAD", "delete": "delete WORKLOAD", "scale": "scale GROUP=COUNT",
@@ -34,7 +35,7 @@ var nounVerbs = map[string]string{
 	"history": "history WORKLOAD", "top": "top workloads", "plan": "plan -f FILE",
 }
 
-// ofNoun returns the persysctl command for a noun of another tool and the verb behind it, such as stack deploy.
+// ofNoun returns the persysctl command for the noun and the verb of another tool, such as stack deploy.
 func ofNoun(words []string) (string, bool) {
 	if len(words) == 0 || !slices.Contains(otherNouns, words[0]) {
 		return "", false
@@ -49,8 +50,8 @@ func ofNoun(words []string) (string, bool) {
 	return ours, ok
 }
 
-// nearestCommand returns the hint for a command line that begins with an unknown command: the command for the words of
-// another tool, else the command with the most similar name, else the help.
+// nearestCommand returns a hint for a command line that begins with an unknown command: the equivalent of
+// another tool's command, else the command with the most similar name, else the help.
 func nearestCommand(root *cobra.Command, words []string) string {
 	for i := range words {
 		words[i] = strings.ToLower(words[i])

@@ -170,8 +170,8 @@ func (c *cli) connectGateway(ctx context.Context) error {
 	return nil
 }
 
-// gatewayTLS returns the TLS configuration for a gateway, with the user's certificate if there is one. A user
-// with a token needs no certificate, and then the gateway's certificate may come from a public CA.
+// gatewayTLS returns the TLS configuration for a gateway, with the user's certificate if there is one. If the user has
+// a token (withToken), no client certificate is needed, and the gateway's certificate may come from a public CA.
 func (c *cli) gatewayTLS(host string, withToken bool) (*tls.Config, error) {
 	files, err := c.certificates(c.log())
 	var f *failure
@@ -204,7 +204,8 @@ func (c *cli) gatewayTLS(host string, withToken bool) (*tls.Config, error) {
 	return cfg, nil
 }
 
-// orPublic makes cfg also accept a certificate of server host that one of roots (public CAs) signed.
+// orPublic makes cfg also accept a certificate for the name host that one of the public CAs in roots has
+// signed.
 func orPublic(cfg *tls.Config, host string, roots *x509.CertPool) {
 	own := cfg.VerifyConnection
 	cfg.VerifyConnection = func(state tls.ConnectionState) error {

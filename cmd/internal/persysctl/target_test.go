@@ -21,7 +21,7 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// behind starts a real gateway in front of a fake scheduler and returns its address.
+// behind starts a real gateway that uses the fake scheduler f, and returns the gateway's address.
 func behind(t testing.TB, f *fake, timeout time.Duration) string {
 	t.Helper()
 	g, err := gateway.New(t.Context(), gateway.Options{
@@ -49,8 +49,8 @@ func behind(t testing.TB, f *fake, timeout time.Duration) string {
 	return s.URL
 }
 
-// TestGatewayIsNoDifference runs every command of TestOutputsAreGolden through a gateway. Output and exit code must
-// be the same, except for the address.
+// TestGatewayIsNoDifference runs every command of TestOutputsAreGolden through a gateway. The output and the
+// exit code must be the same as at a scheduler, except for the address.
 func TestGatewayIsNoDifference(t *testing.T) {
 	for _, c := range outputCases() {
 		t.Run(c.name, func(t *testing.T) { // not parallel: the library of the gateway's generated handlers has a global setting
@@ -91,7 +91,7 @@ func TestHelpNamesTheCommandsThatGatewaysRefuse(t *testing.T) {
 	}
 	page := newSession(t)
 	if code := page.run(nil, "help", "connection"); code != exitOK {
-		t.Fatalf("exit %d: %s", code, page.stderr.String())
+		t.Fatalf("the command ended with exit code %d: %s", code, page.stderr.String())
 	}
 	_, listed, ok := strings.Cut(page.stdout.String(), "does not serve them:\n\n")
 	listed, _, end := strings.Cut(listed, "\n\n")
@@ -118,7 +118,7 @@ func TestHelpNamesTheCommandsThatGatewaysRefuse(t *testing.T) {
 		}
 		refused := strings.Contains(s.stderr.String(), "a gateway does not offer")
 		if refused != strings.Contains(listed, name) {
-			t.Errorf("%s: refused %t, but the page lists\n%s", name, refused, listed)
+			t.Errorf("%s: whether the gateway refuses the command is %t, but the help topic lists\n%s", name, refused, listed)
 		}
 	}
 }
@@ -136,14 +136,14 @@ func TestRefusalsOfAGatewayAreExplained(t *testing.T) {
 		code   int
 		stderr []string
 	}{
-		{"the error of a call without a route tells the user to call a scheduler", url, nil, []string{"token", "list"}, exitFailed, []string{"a gateway does not offer ListTokens", "hint: persysctl --server HOST:8085"}},
-		{"the error of a stream without a route names the call that a gateway does not offer", url, nil, []string{"backup", "create", "x.backup"}, exitFailed, []string{"a gateway does not offer CreateBackup"}},
+		{"a call that the gateway does not offer: the error tells the user to call a scheduler", url, nil, []string{"token", "list"}, exitFailed, []string{"a gateway does not offer ListTokens", "hint: persysctl --server HOST:8085"}},
+		{"a stream that the gateway does not offer: the error names the call that a gateway does not offer", url, nil, []string{"backup", "create", "x.backup"}, exitFailed, []string{"a gateway does not offer CreateBackup"}},
 		{"a server that is no gateway listens", plain.URL, nil, []string{"list"}, exitFailed, []string{"has no /v1"}},
 		{"no listener at the address", "http://127.0.0.1:1", nil, []string{"list"}, exitUnavailable, []string{"no gateway listens at http://127.0.0.1:1"}},
 		{"the error says that nothing was changed if no gateway was reached", "http://127.0.0.1:1", nil, []string{"cordon", "node-a"}, exitUnavailable, []string{"no gateway listens"}},
 		{"a token is not sent in plain text", "http://192.0.2.1:8551", map[string]string{"PERSYS_TOKEN": "secret"}, []string{"list"}, exitUsage, []string{"not sent in plain text"}},
 		{"an unknown cluster", url, map[string]string{"PERSYS_GATEWAY_CLUSTER_ID": "mars"}, []string{"list"}, exitFailed, []string{`unknown cluster id "mars"`}},
-		{"https without anything to show", "https://127.0.0.1:1", nil, []string{"list"}, exitUsage, []string{"PERSYS_TOKEN"}},
+		{"https without a certificate or token", "https://127.0.0.1:1", nil, []string{"list"}, exitUsage, []string{"PERSYS_TOKEN"}},
 		{"no leader", url, map[string]string{"FAIL": "ListWorkloads"}, []string{"list"}, exitUnavailable, []string{"no leader", "hint: persysctl status"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -160,15 +160,15 @@ func TestRefusalsOfAGatewayAreExplained(t *testing.T) {
 			}
 			code := s.run(nil, append([]string{"-s", c.url, "--rpc-timeout-seconds", "1"}, c.args...)...)
 			if code != c.code {
-				t.Errorf("exit %d, want %d: %s", code, c.code, s.stderr.String())
+				t.Errorf("the exit code is %d, want %d: %s", code, c.code, s.stderr.String())
 			}
 			for _, want := range c.stderr {
 				if !strings.Contains(s.stderr.String(), want) {
-					t.Errorf("stderr lacks %q: %s", want, s.stderr.String())
+					t.Errorf("stderr does not contain %q: %s", want, s.stderr.String())
 				}
 			}
 			if strings.Contains(s.stderr.String(), "secret") {
-				t.Errorf("the token is shown: %s", s.stderr.String())
+				t.Errorf("the error contains the token: %s", s.stderr.String())
 			}
 		})
 	}
@@ -191,7 +191,7 @@ func TestGatewayRepeatsUnderOneKey(t *testing.T) {
 	t.Cleanup(srv.Close)
 	s := newSession(t)
 	if code := s.run(nil, "-s", srv.URL, "cordon", "node-a"); code != 0 {
-		t.Fatalf("exit %d: %s", code, s.stderr.String())
+		t.Fatalf("the command ended with exit code %d: %s", code, s.stderr.String())
 	}
 	if len(keys) != 3 || keys[0] == "" || keys[1] != keys[0] || keys[2] != keys[0] {
 		t.Errorf("three attempts used the keys %q, want one key", keys)
@@ -199,7 +199,7 @@ func TestGatewayRepeatsUnderOneKey(t *testing.T) {
 	answer = -1
 	s = newSession(t)
 	if code := s.run(nil, "-s", srv.URL, "cordon", "node-a"); code != exitUnknown || !strings.Contains(s.stderr.String(), "may or may not have happened") {
-		t.Errorf("exit %d: %s", code, s.stderr.String())
+		t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 	}
 }
 
@@ -228,7 +228,7 @@ func TestContextsAreStoredAndChosen(t *testing.T) {
 	run(0, "context", "add", "work", "-s", "https://gw.example:8551", "--token-file", token, "--cluster-id", "east")
 	path := filepath.Join(home, ".config/persys/contexts.yaml")
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
-		t.Errorf("%v, mode %v, want 0600", err, st.Mode())
+		t.Errorf("the file of contexts has the error %v and the mode %v, want 0600", err, st.Mode())
 	}
 	if data, err := os.ReadFile(path); err != nil || strings.Contains(string(data), "very-secret") {
 		t.Errorf("the file holds the token: %s", data)
@@ -239,14 +239,14 @@ func TestContextsAreStoredAndChosen(t *testing.T) {
 		args []string
 		want []string
 	}{
-		{"the first one is current", 0, []string{"context", "list"}, []string{"* ", "home", "10.0.0.1,10.0.0.2", "gateway", "TLS, token"}},
+		{"the first stored context is the current one", 0, []string{"context", "list"}, []string{"* ", "home", "10.0.0.1,10.0.0.2", "gateway", "TLS, token"}},
 		{"a name that exists is refused", exitFailed, []string{"context", "add", "home", "-s", "x", "--insecure"}, []string{`context "home" exists already`, "--replace"}},
-		{"an address is needed", exitUsage, []string{"context", "add", "x"}, []string{"address of the cluster is missing"}},
-		{"bad names are refused", exitUsage, []string{"context", "add", "../x", "-s", "y"}, []string{"name: must be letters"}},
+		{"a context needs an address", exitUsage, []string{"context", "add", "x"}, []string{"address of the cluster is missing"}},
+		{"an invalid name is refused", exitUsage, []string{"context", "add", "../x", "-s", "y"}, []string{"name: must be letters"}},
 		{"a missing file is named", exitUsage, []string{"context", "add", "x", "-s", "y", "--tls-cert", "/nowhere.pem"}, []string{"--tls-cert: /nowhere.pem does not exist"}},
-		{"a token is for gateways", exitUsage, []string{"context", "add", "x", "-s", "y", "--token-file", token}, []string{"--token-file is for a gateway"}},
+		{"a token file without a gateway is refused", exitUsage, []string{"context", "add", "x", "-s", "y", "--token-file", token}, []string{"--token-file is for a gateway"}},
 		{"switching to an unknown context", exitNotFound, []string{"context", "use", "mars"}, []string{`context "mars" does not exist`, "persysctl context list"}},
-		{"a flag that names none", exitUsage, []string{"list", "--context", "mars"}, []string{`--context: context "mars" does not exist`}},
+		{"--context with an unknown name", exitUsage, []string{"list", "--context", "mars"}, []string{`--context: context "mars" does not exist`}},
 		{"a context and an address together are an error, because both name a cluster", exitUsage, []string{"list", "--context", "work", "-s", "z"}, []string{"both name a cluster"}},
 		{"context show names the cluster in use and the setting that selected it", 0, []string{"context", "show"}, []string{"10.0.0.1,10.0.0.2", "context home"}},
 		{"another context for one command", 0, []string{"context", "show", "--context", "work"}, []string{"https://gw.example:8551", "east", "context work"}},
@@ -257,7 +257,7 @@ func TestContextsAreStoredAndChosen(t *testing.T) {
 			got := run(c.code, c.args...)
 			for _, want := range c.want {
 				if !strings.Contains(got, want) {
-					t.Errorf("lacks %q:\n%s", want, got)
+					t.Errorf("the output does not contain %q:\n%s", want, got)
 				}
 			}
 			if strings.Contains(c.name, "stands for itself") && strings.Contains(got, leaf) {
@@ -273,11 +273,12 @@ func TestContextsAreStoredAndChosen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := run(exitUsage, "context", "list"); !strings.Contains(got, "servr") {
-		t.Errorf("an unknown key gives %s", got)
+		t.Errorf("an unknown key in contexts.yaml prints %s", got)
 	}
 }
 
-// TestContextIsUsed: a command uses the current context. The environment overrides the context.
+// TestContextIsUsed: a command must use the current context (stored connection to a cluster), unless an environment
+// variable names another address.
 func TestContextIsUsed(t *testing.T) {
 	f, g := start(t, nil), start(t, nil)
 	g.workloads = g.workloads[:1]
@@ -314,7 +315,7 @@ func TestAPublicGatewayNeedsAToken(t *testing.T) {
 		t.Fatal(err)
 	}
 	srv := httptest.NewUnstartedServer(http.NotFoundHandler())
-	srv.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo) // the discarded log would have a line for every connection that the test cuts
+	srv.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo) // otherwise the server would log every refused handshake
 	srv.StartTLS()
 	t.Cleanup(srv.Close)
 	public := x509.NewCertPool()
@@ -325,7 +326,7 @@ func TestAPublicGatewayNeedsAToken(t *testing.T) {
 		s.env["PERSYS_TOKEN"] = token
 		runWith(t.Context(), &cli{world: s.world, public: public}, []string{"-s", srv.URL, "list"})
 		if got := s.stderr.String(); !strings.Contains(got, want) {
-			t.Errorf("token %q: %s", token, got)
+			t.Errorf("with the token %q persysctl prints %s", token, got)
 		}
 	}
 }
@@ -339,15 +340,15 @@ func TestSettingsOfTheLegacyCLIWork(t *testing.T) {
 		env  map[string]string
 		want string
 	}{
-		{"api_endpoint is the gateway", "api_endpoint: http://gw:8551\n", nil, "http://gw:8551"},
+		{"api_endpoint is the address of a gateway", "api_endpoint: http://gw:8551\n", nil, "http://gw:8551"},
 		{"api_endpoint takes precedence over grpc_endpoint", "api_endpoint: http://gw:8551\ngrpc_endpoint: s:1\n", nil, "http://gw:8551"},
-		{"transport grpc takes grpc_endpoint", "api_endpoint: http://gw:8551\ngrpc_endpoint: s:1\ntransport: grpc\n", nil, "s:1"},
+		{"transport grpc selects grpc_endpoint", "api_endpoint: http://gw:8551\ngrpc_endpoint: s:1\ntransport: grpc\n", nil, "s:1"},
 		{"API_ENDPOINT", "", map[string]string{"API_ENDPOINT": "http://gw:2"}, "http://gw:2"},
 		{"GRPC_ENDPOINT with TRANSPORT", "", map[string]string{"API_ENDPOINT": "http://gw:2", "GRPC_ENDPOINT": "s:2", "TRANSPORT": "grpc"}, "s:2"},
 		{"API_ENDPOINT before GRPC_ENDPOINT", "", map[string]string{"API_ENDPOINT": "http://gw:2", "GRPC_ENDPOINT": "s:2"}, "http://gw:2"},
-		{"our own name beats both", "api_endpoint: http://gw:8551\n", map[string]string{"PERSYS_SCHEDULER_ADDR": "s:3"}, "s:3"},
+		{"PERSYS_SCHEDULER_ADDR takes precedence over both", "api_endpoint: http://gw:8551\n", map[string]string{"PERSYS_SCHEDULER_ADDR": "s:3"}, "s:3"},
 		{"transport http without an address", "transport: http\n", nil, "error: transport http needs api_endpoint"},
-		{"no address of a gateway", "api_endpoint: gw:8551\n", nil, "error: config.yaml"},
+		{"an api_endpoint that is not a URL", "api_endpoint: gw:8551\n", nil, "error: config.yaml"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newSession(t)
@@ -360,12 +361,12 @@ func TestSettingsOfTheLegacyCLIWork(t *testing.T) {
 			got, err := settingsOf(t, s)
 			if want, isErr := strings.CutPrefix(c.want, "error: "); isErr {
 				if err == nil || !strings.Contains(err.Error(), want) {
-					t.Errorf("error %v, want %q", err, want)
+					t.Errorf("the error is %v, want %q", err, want)
 				}
 				return
 			}
 			if err != nil || got.Server != c.want {
-				t.Errorf("server %q, %v; want %q", got.Server, err, c.want)
+				t.Errorf("the server is %q, error %v; want %q", got.Server, err, c.want)
 			}
 		})
 	}
@@ -401,7 +402,7 @@ func TestNumbersOfAJSONPath(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := c.emitData([]byte(`{"events": 1000000, "a": [2097152, 0.5], "b": [{"n": 2}, {"n": 4}], "c": [{"n": 0.7}, {"n": 4}, {"n": 0.2}]}`)); err != nil || out.String() != want {
-			t.Errorf("%s gives %q, %v; want %q", path, out.String(), err, want)
+			t.Errorf("the path %s selects %q, error %v; want %q", path, out.String(), err, want)
 		}
 	}
 }

@@ -27,9 +27,9 @@ schedulers, a secret, and the fingerprint of the cluster's CA, by which the join
 side recognises the cluster. The cluster stores only a hash of the secret. Treat a
 token as a password.
 
-The certificate of an agent or gateway names localhost, the address from which it
-connects, and what the token carries: --name, --dns-name and --ip. A gateway that
-people reach by another name needs --dns-name.`,
+The certificate of an agent or gateway is valid for localhost, for the address from which
+it connects, and for the names and addresses of the token: --name, --dns-name and --ip. A
+gateway that people reach by another name needs --dns-name.`,
 		Args: args(0, 0), RunE: help,
 	}
 	req := &clusterv1.CreateTokenRequest{}

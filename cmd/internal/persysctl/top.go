@@ -75,7 +75,7 @@ func (o *topOptions) flags(cmd *cobra.Command) {
 	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(orders(), cobra.ShellCompDirectiveNoFileComp))
 }
 
-// top calls show, which prints a table of resource usage, once, or repeatedly with --watch.
+// top prints the table of resource usage that show returns: once, or again and again with --watch.
 func (c *cli) top(ctx context.Context, o topOptions, show func(context.Context, topOptions) (*screen.Table, func() error, error)) error {
 	switch {
 	case !slices.Contains(orders(), o.sort):

@@ -17,8 +17,8 @@ type traced struct {
 	span   trace.Span
 }
 
-// startTrace begins the trace span of this run, which is the parent of the spans of all calls. If no endpoint
-// for traces is configured, it returns no options.
+// startTrace begins the trace span of this run, which is the parent of the spans of all calls. If no
+// endpoint for traces is configured, there is no trace, and startTrace returns no options.
 func (c *cli) startTrace(ctx context.Context, log *slog.Logger) ([]grpc.DialOption, error) {
 	traces, err := telemetry.StartTraces(ctx, telemetry.TraceConfig{
 		Endpoint: c.settings.OTLPEndpoint, Insecure: c.settings.OTLPInsecure, Service: "persysctl", Version: c.version, Log: log,

@@ -99,7 +99,7 @@ func TestTrustCommandsReportTheirOutcome(t *testing.T) {
 			s := newSession(t)
 			code := s.run(f, tc.args...)
 			if code != tc.code {
-				t.Errorf("exit code %d, want %d", code, tc.code)
+				t.Errorf("the exit code is %d, want %d", code, tc.code)
 			}
 			golden(t, tc.name, f, s, code, tc.args...)
 		})
@@ -110,6 +110,6 @@ func TestJoinNeedsAHome(t *testing.T) {
 	s := newSession(t)
 	s.home = ""
 	if code := s.run(nil, "join", "TOKEN"); code != exitUsage || !strings.Contains(s.stderr.String(), "set HOME") {
-		t.Errorf("exit %d: %s", code, s.stderr.String())
+		t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 	}
 }

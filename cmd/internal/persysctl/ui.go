@@ -37,7 +37,7 @@ workloads; "?" lists them. --namespace limits workloads and events to one namesp
 	}
 }
 
-// page returns the output of `persysctl KIND ID` as text of that width.
+// page returns the output of `persysctl KIND ID` as text that is at most width characters wide.
 func (c *cli) page(ctx context.Context, kind, id string, width int) (string, error) {
 	var out bytes.Buffer
 	one := *c

@@ -68,7 +68,8 @@ func goalOff(node string) goal {
 	}}
 }
 
-// desiredGoal returns the goal for which apply --wait waits. word is the desired state.
+// desiredGoal returns the goal for which apply --wait waits. word is the desired state in the
+// specification.
 func desiredGoal(word string) goal {
 	switch strings.ToLower(word) {
 	case "stopped", "stop":
@@ -133,7 +134,8 @@ type waiter struct {
 }
 
 // maxWatchIDs is the maximum total length in bytes of the ids in a watch request. Through a gateway the ids
-// are part of a URL, which must be shorter than 64 KiB. If they are longer, all workloads are watched.
+// are part of a URL, which must be shorter than 64 KiB. If the ids are longer in total, the request watches
+// all workloads.
 const maxWatchIDs = 16 << 10
 
 // awaitAll waits until every workload has reached its goal. after is the log index of the change. late
@@ -249,8 +251,8 @@ func membersText(m *controlv1.SystemMembers) string {
 	return screen.Clean(out)
 }
 
-// loop waits until all goals are reached or the wait fails. Its second result is true if the watch has ended, that is,
-// if the channel ended has sent a value.
+// loop waits until all goals are reached or the wait fails. Its second result is true if the watch of
+// workloads has ended, which a value in the channel ended reports.
 func (w *waiter) loop(ctx context.Context, changes <-chan watched, ended <-chan error, timeout time.Duration, late <-chan time.Time) (error, bool) {
 	var redraw <-chan time.Time
 	if w.c.errTerm {
@@ -304,7 +306,7 @@ func (w *waiter) take(ch watched) {
 
 func (w *waiter) elapsed() time.Duration { return w.c.now().Sub(w.began) }
 
-// open returns the workloads that have not reached their goal.
+// open returns the workloads for which the command still waits, because they have not reached their goal.
 func (w *waiter) open() []*progress {
 	var out []*progress
 	for _, p := range w.all {
@@ -336,8 +338,8 @@ func (w *waiter) show() {
 	}
 }
 
-// line returns the state of a workload and the reason why it has not reached its goal. With now, it says how long more a
-// stop may take.
+// line returns the state of a workload and the reason why it has not reached its goal. now is the present
+// time, from which the remaining time of a stop is computed; it may be zero.
 func (p *progress) line(now time.Time) string {
 	v := p.view
 	if v == nil {
@@ -428,7 +430,7 @@ func (w *waiter) widest(list []*progress) int {
 	return width
 }
 
-// verdict returns the result of the wait, after the last workload has ended.
+// verdict returns the result of the wait when no workload is waited for any more: nil if all have reached their goals.
 func (w *waiter) verdict() error {
 	var failed []*progress
 	for _, p := range w.all {

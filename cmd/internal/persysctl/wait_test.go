@@ -20,7 +20,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// view returns a workload in the given state. reason has the form "Code: message".
+// view returns a workload as the API shows it, with the given state and node. reason has the form "Code: message".
 func view(id, state, node, reason string) *controlv1.WorkloadView {
 	code, message, _ := strings.Cut(reason, ": ")
 	w := &controlv1.WorkloadView{WorkloadId: id, Status: state, DesiredState: "Running", AssignedNodeId: node}
@@ -113,7 +113,7 @@ func TestWaitEndsAtItsGoal(t *testing.T) {
 			s.in = strings.NewReader(c.stdin)
 			code := s.run(f, c.args...)
 			if code != c.code {
-				t.Errorf("exit %d, want %d", code, c.code)
+				t.Errorf("the exit code is %d, want %d", code, c.code)
 			}
 			golden(t, c.name, f, s, code, c.args...)
 			if len(f.watches) != len(c.script) {
@@ -123,7 +123,8 @@ func TestWaitEndsAtItsGoal(t *testing.T) {
 	}
 }
 
-// TestWaitForAGroup: waiting for the id of a group waits for all members of the group.
+// TestWaitForAGroup: a user changes a group by its name with --wait. The command must wait for all members of the
+// group.
 func TestWaitForAGroup(t *testing.T) {
 	for verb, last := range map[string][]*clusterv1.WorkloadChange{
 		"delete":  {gone(46, "web-0"), gone(47, "web-1")},
@@ -138,7 +139,7 @@ func TestWaitForAGroup(t *testing.T) {
 				told(45, view("web-0", "Updating", "node-a", "")), told(45, view("web-0-logs", "Pending", "", "")), told(45, view("web-1", "Updating", "node-a", "")), synced(45),
 			}, last...)}}
 			if code := s.run(f, verb, "web", "--wait", "--timeout", "20s"); code != exitOK {
-				t.Errorf("exit %d: %s", code, s.stderr.String())
+				t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 			}
 			if !strings.Contains(s.stderr.String(), "all 2 done") {
 				t.Errorf("--wait did not wait for both members: %s", s.stderr.String())
@@ -177,15 +178,15 @@ func TestWaitForTheMembersOfASystemWorkload(t *testing.T) {
 			args = append(args, "--timeout", timeout)
 			code := s.run(f, args...)
 			if code != c.code {
-				t.Errorf("exit %d, want %d", code, c.code)
+				t.Errorf("the exit code is %d, want %d", code, c.code)
 			}
 			golden(t, c.name, f, s, code, args...)
 		})
 	}
 }
 
-// TestWaitSeesItsOwnWrite: the watch of --wait starts at the log index of the change. After a broken
-// connection it starts at the last index received.
+// TestWaitSeesItsOwnWrite: --wait follows a stream of changes, which must start at the log index of the command's own
+// change. After a broken connection, the new stream must start at the last index that was received.
 func TestWaitSeesItsOwnWrite(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.script = []scene{
@@ -194,7 +195,7 @@ func TestWaitSeesItsOwnWrite(t *testing.T) {
 	}
 	s.in = strings.NewReader(webYAML)
 	if code := s.run(f, "apply", "-f", "-", "--wait"); code != 0 {
-		t.Fatalf("exit %d: %s", code, s.stderr.String())
+		t.Fatalf("the command ended with exit code %d: %s", code, s.stderr.String())
 	}
 	if f.watches[0].GetMinIndex() != 43 || f.watches[1].GetMinIndex() != 50 {
 		t.Errorf("the watches began at log index %d and then %d, want 43 and 50", f.watches[0].GetMinIndex(), f.watches[1].GetMinIndex())
@@ -212,11 +213,11 @@ func TestWaitOnATerminal(t *testing.T) {
 	}}}
 	s.in = strings.NewReader(webYAML)
 	if code := s.run(f, "apply", "-f", "-", "--wait"); code != 0 {
-		t.Fatalf("exit %d: %s", code, s.stderr.String())
+		t.Fatalf("the command ended with exit code %d: %s", code, s.stderr.String())
 	}
 	drawn := strings.Split(strings.TrimSuffix(s.stderr.String(), "\n"), "\n")
 	if last := drawn[len(drawn)-1]; !strings.HasSuffix(last, "\x1b[1A\r\x1b[2K✓ web  Running on node-a  0.0s") {
-		t.Errorf("the last line is %q", last)
+		t.Errorf("the last line of the progress is %q", last)
 	}
 	for _, line := range drawn {
 		line = line[strings.LastIndex(line, "K")+1:]
@@ -233,7 +234,7 @@ func TestWaitOfManyFitsTheScreen(t *testing.T) {
 	}
 	lines := w.lines()
 	if len(lines) > 9 || !strings.Contains(lines[len(lines)-1], "and 32 more; 20 of 40 done") {
-		t.Errorf("%d lines, ending with %q", len(lines), lines[len(lines)-1])
+		t.Errorf("the progress has %d lines and ends with %q", len(lines), lines[len(lines)-1])
 	}
 }
 
@@ -249,7 +250,7 @@ func TestAnInterruptedWaitReportsTheState(t *testing.T) {
 	testbed.Until(t, "Pending", func() bool { return s.stderr.Has("Pending") })
 	cancel()
 	if code := <-done; code != exitInterrupted || !strings.Contains(s.stderr.String(), "the change itself stays") {
-		t.Errorf("exit %d: %s", code, s.stderr.String())
+		t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 	}
 }
 
@@ -261,7 +262,8 @@ func TestWatchShowsChangesOfTheList(t *testing.T) {
 	f.script = []scene{
 		{changes: []*clusterv1.WorkloadChange{told(1, view("a", "Pending", "", "")), told(1, view("b", "Running", "node-b", "")), synced(1),
 			told(2, view("a", "Running", "node-a", ""))}, err: status.Error(codes.Unavailable, "stops")},
-		// Workload b was deleted while the stream was broken.
+		// The stream breaks, and the new stream does not contain workload b, because b was deleted in between. The
+		// wait must notice this.
 		{changes: []*clusterv1.WorkloadChange{told(5, view("a", "Failed", "node-a", "PermanentFailure: no")), synced(5)}},
 	}
 	done := make(chan int, 1)
@@ -303,18 +305,18 @@ func TestWatchEventsContinuesAfterTheLastEvent(t *testing.T) {
 	code := <-done
 	golden(t, "events-watch", f, s, code, "events", "-w", "--tail", "3")
 	if r := last[*clusterv1.EventsRequest](f); !r.GetFollow() || r.GetTail() != 3 {
-		t.Errorf("asked for %v", r)
+		t.Errorf("the request for events is %v", r)
 	}
 }
 
-// TestStreamThatNeverWorks: a command that follows a stream ends soon with the server's error if the stream
-// cannot be opened.
+// TestStreamThatNeverWorks: a command follows a stream that can never be opened. It must end soon, with the server's
+// error.
 func TestStreamThatNeverWorks(t *testing.T) {
 	unavailable := status.Error(codes.Unavailable, "node node-a: connection to the agent timed out")
 	f, s := start(t, nil), newSession(t)
 	f.fail["Logs"] = []error{unavailable, unavailable, unavailable, unavailable, unavailable, unavailable}
 	if code := s.run(f, "logs", "web-0", "-f"); code != exitUnavailable || !strings.Contains(s.stderr.String(), "timed out") {
-		t.Errorf("exit %d: %s", code, s.stderr.String())
+		t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 	}
 	if left := len(f.fail["Logs"]); left != 1 {
 		t.Errorf("%d of 6 prepared errors were not used, want 1", left)
@@ -337,15 +339,15 @@ func TestFollowedLogsGoOnByTheNodesClock(t *testing.T) {
 	}, 1
 	f.logEnds = func() { f.ends("web-0") }
 	if code := s.run(f, "logs", "web-0", "-f", "--tail", "2"); code != 0 {
-		t.Fatalf("exit %d: %s", code, s.stderr.String())
+		t.Fatalf("the command ended with exit code %d: %s", code, s.stderr.String())
 	}
 	r := last[*clusterv1.LogsRequest](f)
 	if r.GetSinceUnixSeconds() != 1_000_000_007 || r.GetTailLines() != -1 || !r.GetFollow() {
-		t.Errorf("asked again for %v", r)
+		t.Errorf("the second request for logs is %v", r)
 	}
 }
 
-// ends makes a workload stop as a user wants it.
+// ends makes the fake scheduler report that a workload has stopped because its desired state is Stopped.
 func (f *fake) ends(id string) {
 	w := f.find(id)
 	w.Status, w.DesiredState = "Stopped", "Stopped"
@@ -355,11 +357,12 @@ func TestFollowedLogsSayWhyTheyEnd(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.logEnds = func() { f.ends("web-0") }
 	if code, want := s.run(f, "logs", "web-0", "-f"), "The output of web-0 has ended: it is Stopped.\nhint: persysctl logs web-0 --follow\n"; code != 0 || !strings.HasSuffix(s.stderr.String(), want) {
-		t.Errorf("exit %d, %q, want %q", code, s.stderr.String(), want)
+		t.Errorf("the command ended with exit code %d and stderr %q, want %q", code, s.stderr.String(), want)
 	}
 }
 
-// Followed logs go on after a restart, and say so. Lines that were written are not repeated.
+// Followed logs continue after a restart of the workload, and a message says so. Lines that were written
+// before are not written again.
 func TestFollowedLogsGoOnOverARestart(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	at := func(text string, second, nanos int64) *clusterv1.LogChunk {
@@ -376,29 +379,68 @@ func TestFollowedLogsGoOnOverARestart(t *testing.T) {
 	}
 	code := s.run(f, "logs", "web-0", "-f")
 	if got, want := s.stdout.String(), "one\ntwo\nthree\n"; code != 0 || got != want {
-		t.Errorf("exit %d, output %q, want %q", code, got, want)
+		t.Errorf("the command ended with exit code %d and the output %q, want %q", code, got, want)
 	}
 	if want := "web-0 was restarted or moved, and runs on node-a; its output goes on.\nThe output of web-0 has ended: it is Stopped.\n"; !strings.HasPrefix(s.stderr.String(), want) {
-		t.Errorf("said %q, want %q", s.stderr.String(), want)
+		t.Errorf("stderr is %q, want %q", s.stderr.String(), want)
 	}
 	if r := last[*clusterv1.LogsRequest](f); r.GetSinceUnixSeconds() != 1_000_000_007 {
-		t.Errorf("asked again for %v", r)
+		t.Errorf("the second request for logs is %v", r)
 	}
 }
 
-// The logs of a group are the outputs of its members, with their names.
+// The logs of a group are the outputs of its members; each line begins with the name of the member.
 func TestLogsOfAGroup(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.logs = []*clusterv1.LogChunk{{Data: []byte("first\nsec")}, {Data: []byte("ond\nlast")}, {Data: []byte("bad\n"), Stream: "stderr"}}
 	if code := s.run(f, "logs", "web"); code != exitOK {
-		t.Fatalf("exit %d: %s", code, s.stderr.String())
+		t.Fatalf("the command ended with exit code %d: %s", code, s.stderr.String())
 	}
 	for _, id := range []string{"web-0", "web-1"} {
 		if want := id + " | first\n" + id + " | second\n" + id + " | last\n"; !containsInOrder(s.stdout.String(), want) {
-			t.Errorf("the output has not the lines of %s: %q", id, s.stdout.String())
+			t.Errorf("the output does not contain the lines of %s: %q", id, s.stdout.String())
 		}
 		if want := id + " | bad\n"; !strings.Contains(s.stderr.String(), want) {
-			t.Errorf("the errors lack %q: %q", want, s.stderr.String())
+			t.Errorf("stderr does not contain %q: %q", want, s.stderr.String())
+		}
+	}
+}
+
+// A user follows the logs of a group. The output of a member that runs later, or runs again after a stop, must appear
+// too. The command must end when no member will run any more.
+func TestMembersJoinFollowedLogs(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	member := func(id, status, node, desired string) *controlv1.WorkloadView {
+		w := view(id, status, node, "")
+		w.Group, w.DesiredState = "web", desired
+		return w
+	}
+	f.workloads = []*controlv1.WorkloadView{member("web-0", "Running", "node-a", "Running"), member("web-1", "Pending", "", "Running")}
+	f.logs = []*clusterv1.LogChunk{{Data: []byte("line\n")}}
+	ends := 0
+	f.logEnds = func() {
+		switch ends++; ends {
+		case 1: // the output of web-0 has ended for good, web-1 runs, and the group has a new member
+			f.workloads = []*controlv1.WorkloadView{
+				member("web-0", "Stopped", "node-a", "Stopped"), member("web-1", "Running", "node-a", "Running"), member("web-2", "Running", "node-b", "Running"),
+			}
+		case 2:
+			f.workloads = []*controlv1.WorkloadView{
+				member("web-0", "Stopped", "node-a", "Stopped"), member("web-1", "Stopped", "node-a", "Stopped"), member("web-2", "Stopped", "node-b", "Stopped"),
+			}
+		}
+	}
+	if code := s.run(f, "logs", "web", "-f", "--tail", "5"); code != exitOK {
+		t.Fatalf("the command ended with exit code %d: %s", code, s.stderr.String())
+	}
+	for _, id := range []string{"web-0", "web-1", "web-2"} {
+		if want := id + " | line\n"; strings.Count(s.stdout.String(), want) != 1 {
+			t.Errorf("the output must have the line of %s once: %q", id, s.stdout.String())
+		}
+	}
+	for _, want := range []string{"web-1 is Pending; its output joins when it runs.\n", "web-1 runs on node-a; its output joins.\n", "web-2 runs on node-b; its output joins.\n"} {
+		if strings.Count(s.stderr.String(), want) != 1 {
+			t.Errorf("stderr must contain %q once: %q", want, s.stderr.String())
 		}
 	}
 }
@@ -418,11 +460,11 @@ func containsInOrder(text, want string) bool {
 func TestFlagsOfLogsReachTheRequest(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	if code := s.run(f, "logs", "web-0", "--tail", "7", "--since", "10m", "-t", "--service", "api"); code != 0 {
-		t.Fatalf("exit %d: %s", code, s.stderr.String())
+		t.Fatalf("the command ended with exit code %d: %s", code, s.stderr.String())
 	}
 	r := last[*clusterv1.LogsRequest](f)
 	if r.GetTailLines() != 7 || r.GetSinceUnixSeconds() != epoch.Add(-10*time.Minute).Unix() || !r.GetTimestamps() || r.GetService() != "api" || r.GetFollow() {
-		t.Errorf("asked for %v", r)
+		t.Errorf("the request for logs is %v", r)
 	}
 }
 
@@ -508,7 +550,7 @@ func TestApplyReportsItsOutcome(t *testing.T) {
 	}
 }
 
-// TestApplyInBatches: apply sends many specifications in few calls, and each call is within the limits of a call.
+// TestApplyInBatches: apply sends many specifications in few calls, each within the size limit of a call.
 func TestApplyInBatches(t *testing.T) {
 	var reqs []*controlv1.ApplyWorkloadRequest
 	for range 600 {
@@ -521,7 +563,7 @@ func TestApplyInBatches(t *testing.T) {
 		sizes = append(sizes, len(take(&reqs)))
 	}
 	if want := []int{256, 256, 89, 1, 1}; !equal(sizes, want) {
-		t.Errorf("batches of %v, want %v", sizes, want)
+		t.Errorf("the calls had %v specifications, want %v", sizes, want)
 	}
 }
 
@@ -538,7 +580,7 @@ func TestApplyBreaksOff(t *testing.T) {
 		s.in = strings.NewReader(b.String())
 		code, said := s.run(f, args...), s.stderr.String()
 		if code != exitFailed || !strings.Contains(said, "namespace shop is no more (255 workloads had been applied before)\nhint: ") || !strings.Contains(said, "w-007 was refused") {
-			t.Errorf("%v: exit %d, %s", args, code, said)
+			t.Errorf("%v: exit code %d, %s", args, code, said)
 		}
 		if out := s.stdout.String(); !strings.Contains(out, "w-255") || strings.Contains(out, "w-256") {
 			t.Errorf("%v prints %s", args, out)
@@ -546,8 +588,8 @@ func TestApplyBreaksOff(t *testing.T) {
 	}
 }
 
-// TestWaitsForMoreThanAURLNames: if the ids of a --wait do not fit into a URL, the request watches all
-// workloads.
+// TestWaitsForMoreThanAURLNames: if the ids for which --wait waits do not fit into a URL, the request watches
+// all workloads.
 func TestWaitsForMoreThanAURLNames(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	var b strings.Builder
@@ -563,10 +605,10 @@ func TestWaitsForMoreThanAURLNames(t *testing.T) {
 	s.in = strings.NewReader(b.String())
 	code := s.run(f, "apply", "--wait", "-f", "-")
 	if said := s.stderr.String(); code != exitFailed || !strings.Contains(said, "Error: w-000-") || !strings.Contains(said, "was deleted during the wait") || strings.Contains(said, "stranger") {
-		t.Errorf("exit %d, %s", code, said)
+		t.Errorf("the command ended with exit code %d: %s", code, said)
 	}
 	if len(f.watches) != 1 || len(f.watches[0].GetWorkloadIds()) > 0 || f.watches[0].GetMinIndex() != 43 {
-		t.Errorf("watched with %v", f.watches)
+		t.Errorf("the request of the watch is %v", f.watches)
 	}
 }
 
@@ -656,24 +698,25 @@ func TestApplyWaitsForARollout(t *testing.T) {
 			s.in = strings.NewReader("id: " + c.group + "\ncount: 3\nupdate: {max_parallel: 1}\ncontainer: {image: \"nginx:1.28\"}\n")
 			code := s.run(f, "apply", "--wait", "--timeout", "100ms", "-f", "-")
 			if code != c.code || !strings.Contains(s.stderr.String(), c.want) || !strings.Contains(s.stdout.String(), "applied, a few members at a time") {
-				t.Errorf("exit %d\n%s%s", code, s.stdout.String(), s.stderr.String())
+				t.Errorf("the command ended with exit code %d\n%s%s", code, s.stdout.String(), s.stderr.String())
 			}
 		})
 	}
 }
 
-// The time of --timeout covers both the rolling update and the wait for workloads after it.
+// apply --wait first waits for a rolling update and then for workloads. --timeout must limit the total time of both
+// waits.
 func TestApplyWaitsOnceForAll(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.script = []scene{{pause: 600 * time.Millisecond, changes: []*clusterv1.WorkloadChange{told(44, view("web-0", "Running", "node-a", "")), synced(44)}}}
 	s.in = strings.NewReader("id: web\ncount: 1\nupdate: {max_parallel: 1}\ncontainer: {image: \"nginx:1.28\"}\n")
 	if code := s.run(f, "apply", "--wait", "--timeout", "1s", "-f", "-"); code != exitTimeout { // the rolling update takes 900 ms of the timeout of 1 s
-		t.Errorf("exit %d\n%s%s", code, s.stdout.String(), s.stderr.String())
+		t.Errorf("the command ended with exit code %d\n%s%s", code, s.stdout.String(), s.stderr.String())
 	}
 }
 
-// TestDrainWaitsEvenIfTheSecondListFails: drain --wait waits for the listed workloads even if the second list
-// of workloads fails.
+// TestDrainWaitsEvenIfTheSecondListFails: drain --wait lists the node's workloads before and after the drain begins.
+// If the second list cannot be read, it must still wait for the workloads in the first.
 func TestDrainWaitsEvenIfTheSecondListFails(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.workloads = []*controlv1.WorkloadView{view("web-0", "Running", "node-a", "")}
@@ -728,7 +771,7 @@ func TestPlansAreBounded(t *testing.T) {
 	}
 	code := s.run(nil, "--insecure", "-s", "127.0.0.1:1", "plan", "-f", s.home)
 	if said := s.stderr.String(); code != exitUsage || !strings.Contains(said, "the 9 workloads and the files beside them have ") || !strings.Contains(said, " KiB, at most 4032 KiB can be planned at once") {
-		t.Errorf("exit %d, %s", code, said)
+		t.Errorf("the command ended with exit code %d: %s", code, said)
 	}
 }
 
@@ -742,6 +785,6 @@ func TestWarningsOfStacksNameTheirPlace(t *testing.T) {
 	}
 	code := s.run(nil, "compose", "check", file)
 	if said := s.stderr.String(); code != 0 || !strings.HasPrefix(said, file+":5: services.app.healthcheck.start_interval: is left out by engines before Docker 25") {
-		t.Errorf("exit %d, %s", code, said)
+		t.Errorf("the command ended with exit code %d: %s", code, said)
 	}
 }

@@ -18,7 +18,7 @@ import (
 // watchEvery is the interval of --watch for commands whose API has no stream of changes.
 const watchEvery = 2 * time.Second
 
-// watchable adds the flag --watch, which repeats the command, to a command.
+// watchable adds the flag --watch to a command. With this flag, the command is repeated and its new output shown.
 func (c *cli) watchable(cmd *cobra.Command) *cobra.Command {
 	var on bool
 	cmd.Flags().BoolVarP(&on, "watch", "w", false, "repeat until Ctrl-C, and show changes")
@@ -32,8 +32,8 @@ func (c *cli) watchable(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// passing matches the parts of an output that differ between two runs although the state of the cluster is
-// the same: ages, times, indexes and spaces.
+// passing matches the parts of an output that may differ between two runs of a command although the cluster
+// is unchanged: ages, times, indexes and spaces.
 var passing = regexp.MustCompile(`\b\d+[smhd](\d+[smhd])?\b|\d{4}-\d\d-\d\d[T ][0-9:.]+Z?|"?(index|age_ms|term|last_index|commit_index|applied_index|match_index|last_contact_ms)"?: "?\d+"?|[ \t]+`)
 
 // again runs the command once in each interval. On a terminal it redraws the output in place; elsewhere it
@@ -60,8 +60,8 @@ func (c *cli) again(ctx context.Context, every time.Duration, once func() error)
 		case ctx.Err() != nil:
 			return nil // the user pressed Ctrl-C
 		case err != nil && errors.As(err, &f) && f.code == exitUnavailable && !first:
-			// The schedulers may become reachable again, so the command continues. Until then the last output
-			// stays on the screen.
+			// The command continues after an error, because the schedulers may become reachable again.
+			// Until then the last output stays on the screen.
 			if !failing {
 				fmt.Fprintln(c.err, c.errPaint.Paint(screen.Warn, f.text))
 				block.Leave()

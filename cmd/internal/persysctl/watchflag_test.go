@@ -55,10 +55,10 @@ func TestWatchShowsChanges(t *testing.T) {
 	f.mu.Unlock()
 	testbed.Until(t, "the change", func() bool { return strings.Count(s.stdout.String(), "NODE ") == 2 })
 	if code := stop(); code != 0 {
-		t.Errorf("Ctrl-C is exit %d: %s", code, s.stderr.String())
+		t.Errorf("Ctrl-C ended the command with exit code %d: %s", code, s.stderr.String())
 	}
 	if got := strings.Count(s.stderr.String(), "everybody sleeps"); got != 1 {
-		t.Errorf("the failure was told %d times", got)
+		t.Errorf("the failure was printed %d times", got)
 	}
 }
 
@@ -71,7 +71,7 @@ func TestWatchSaysThatItIsStale(t *testing.T) {
 			stop := watching(t, s, f, args...)
 			testbed.Until(t, "three drawings", func() bool { return strings.Count(s.stdout.String(), "Ctrl-C") >= 3 })
 			if code := stop(); code != 0 {
-				t.Errorf("exit %d: %s", code, s.stderr.String())
+				t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 			}
 			for i, view := range strings.Split(s.stdout.String(), "(Ctrl-C ends)")[:3] {
 				if !strings.Contains(view, "stale, 3s old") {
@@ -89,7 +89,7 @@ func TestWatchOnATerminalIsInPlace(t *testing.T) {
 		return strings.Contains(s.stdout.String(), "\x1b[") && strings.Contains(s.stdout.String(), "A\r\x1b[2K")
 	})
 	if code := stop(); code != 0 {
-		t.Errorf("exit %d: %s", code, s.stderr.String())
+		t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 	}
 }
 
@@ -114,7 +114,7 @@ func TestWatchFitsATerminalThatIsMadeNarrower(t *testing.T) {
 				})
 			})
 			if code := stop(); code != 0 {
-				t.Errorf("exit %d: %s", code, s.stderr.String())
+				t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 			}
 		})
 	}
@@ -123,12 +123,12 @@ func TestWatchFitsATerminalThatIsMadeNarrower(t *testing.T) {
 func TestWatchEndsWithAMistake(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	if code := s.run(f, "nodes", "-w", "--status", "Redy"); code != exitUsage || !strings.Contains(s.stderr.String(), "must be one of") {
-		t.Errorf("exit %d: %s", code, s.stderr.String())
+		t.Errorf("the command ended with exit code %d: %s", code, s.stderr.String())
 	}
 }
 
-// outdated reports that a generated file is not up to date. In CI it fails the test. Elsewhere it only logs,
-// because generated files need to be up to date only when a change is finished.
+// outdated reports that a generated file is out of date. In CI it fails the test. On other machines it only
+// logs, because a developer regenerates the files when a change is finished.
 func outdated(t *testing.T, format string, args ...any) {
 	t.Helper()
 	if testbed.Judged() {
@@ -163,7 +163,7 @@ func TestReferenceIsCurrent(t *testing.T) {
 	}
 	pages, err := filepath.Glob(filepath.Join(dir, "man1", "*.1"))
 	if err != nil || len(pages) < 30 {
-		t.Errorf("%d manual pages, %v", len(pages), err)
+		t.Errorf("there are %d manual pages, error %v", len(pages), err)
 	}
 	page, err := os.ReadFile(filepath.Join(dir, "man1", "persysctl-apply.1"))
 	if err != nil || !strings.Contains(string(page), `.TH "PERSYSCTL-APPLY" "1"`) && !strings.Contains(string(page), `.TH "PERSYSCTL"`) {
@@ -171,7 +171,7 @@ func TestReferenceIsCurrent(t *testing.T) {
 	}
 	for _, e := range exitCodes() {
 		if !strings.Contains(string(want), e.meaning) {
-			t.Errorf("the reference lacks the exit code %d: %s", e.code, e.meaning)
+			t.Errorf("the reference does not explain the exit code %d: %s", e.code, e.meaning)
 		}
 	}
 }
@@ -201,7 +201,7 @@ func TestHelpFitsTheTerminal(t *testing.T) {
 		}
 		for _, line := range strings.Split(s.stdout.String(), "\n") {
 			if len([]rune(line)) > 100 {
-				t.Errorf("help %s has a line of %d columns: %s", topic, len([]rune(line)), line)
+				t.Errorf("the help of %s has a line of %d columns: %s", topic, len([]rune(line)), line)
 			}
 		}
 	}

@@ -59,7 +59,7 @@ func (c *cli) why(ctx context.Context, id, node string) error {
 
 func (c *cli) showWhy(r *clusterv1.WhyResponse) {
 	f := &screen.Facts{}
-	// The same words as in a list.
+	// Fill in the fields from which `persysctl list` makes its status and reason texts, to show the same texts here.
 	as := &controlv1.WorkloadView{
 		Status: r.GetStatus(), AssignedNodeId: r.GetAssignedNodeId(), Stopping: r.GetStopping(), DesiredState: "Stopped",
 		Reason: &controlv1.ReasonDetail{Code: r.GetReasonCode(), Message: r.GetReasonMessage()},
@@ -87,9 +87,9 @@ func (c *cli) showWhy(r *clusterv1.WhyResponse) {
 
 	if len(r.GetCounts()) > 0 {
 		c.section("Why nodes are ruled out")
-		t := screen.NewTable(screen.Column{Title: "NODES", Right: true}, screen.Column{Title: "FILTER"}, screen.Column{Title: "REASON", Gives: 1, Least: 20})
+		t := screen.NewTable(screen.Column{Title: "NODES", Right: true}, screen.Column{Title: "FILTER"}, screen.Column{Title: "FIELD"}, screen.Column{Title: "REASON", Gives: 1, Least: 20})
 		for _, n := range r.GetCounts() {
-			t.Add(screen.Text(fmt.Sprint(n.GetNodes())), screen.Text(n.GetFilter()), screen.Text(n.GetReason()))
+			t.Add(screen.Text(fmt.Sprint(n.GetNodes())), screen.Text(n.GetFilter()), screen.Text(cmp.Or(n.GetField(), screen.None)), screen.Text(n.GetReason()))
 		}
 		c.print(t)
 	}
@@ -193,8 +193,8 @@ func (c *cli) actions(ctx context.Context, id string, limit int32) error {
 	})
 }
 
-// action is one action of an agent, such as a start: from the agent's list of recent actions, or from the record of a
-// workload.
+// action is one task of an agent, such as an apply: either from the list of recent tasks that the agent
+// returned, or from the record of a workload.
 type action interface {
 	GetTaskId() string
 	GetActionType() string

@@ -17,11 +17,11 @@ const defaultWidth = 100
 // replace these.
 type world struct {
 	name, version string    // of the program, as it was called
-	programs      []Program // what else the program is
+	programs      []Program // the other programs in the same executable file
 
 	in       io.Reader
 	out, err io.Writer
-	// Whether in, out and err are terminals.
+	// inTerm, outTerm and errTerm report whether in, out and err are terminals.
 	inTerm, outTerm, errTerm bool
 	// Columns and rows of the terminal; 0 if there is none.
 	width, height int
@@ -40,7 +40,7 @@ type world struct {
 	resized func(ctx context.Context) <-chan struct{}
 }
 
-// system returns the world of this process, which was called name.
+// system returns the world of this process. name is the name under which the program was called.
 func system(name, version string, programs []Program) world {
 	w := world{
 		name: name, version: version, programs: programs,
@@ -80,7 +80,7 @@ func system(name, version string, programs []Program) world {
 	return w
 }
 
-// columns returns the width of tables, at least 40.
+// columns returns the width of tables: that of the terminal, or defaultWidth without one, but at least 40.
 func (w world) columns() int {
 	if w.width == 0 {
 		return defaultWidth

@@ -98,7 +98,8 @@ func recoverSurvivor(cmd *cobra.Command, o recovery) error {
 	return err
 }
 
-// portray prints what the data folder dir contains, before a recovery.
+// portray prints, before a recovery, what the data folder dir contains: the cluster, the replica and the last log
+// entry.
 func portray(out io.Writer, dir string, s *cluster.Survivor) {
 	info := s.State.Info()
 	lost := "none"

@@ -47,8 +47,9 @@ func Main(ctx context.Context, version string) error {
 		// by default. The variable GOGC overrides this.
 		debug.SetGCPercent(300)
 	}
-	// Above half of the memory that this program may use, the garbage collector starts earlier. The other half
-	// is for the processes that check Compose stacks. The variable GOMEMLIMIT overrides this.
+	// When the heap reaches half of the memory that this program may use, the garbage collector runs more
+	// often. The other half is for the processes that check Compose stacks. The variable GOMEMLIMIT
+	// overrides this.
 	if _, err := memlimit.Set(memlimit.WithRatio(0.5), memlimit.WithProvider(replica.Memory)); err != nil {
 		log.Warn("the garbage collector does not know how much memory this program may use", "err", err)
 	}

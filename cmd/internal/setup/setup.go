@@ -39,7 +39,8 @@ func Main(name string, run func(context.Context) error) {
 	}
 }
 
-// Loaded describes from where Load took the settings of a program.
+// Loaded records from which file the settings of a program came, and which settings have no effect. Its method Logger
+// writes this to the log.
 type Loaded struct {
 	loader  *config.Loader
 	file    string // path of the YAML file; "" if none was read

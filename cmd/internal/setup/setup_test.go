@@ -28,15 +28,15 @@ func TestLoggerNormalizesAttributes(t *testing.T) {
 		if format == "json" {
 			want = `"level":"WARN","msg":"said","workload":"web","index":7,"err":"broken","took":"1.5s"`
 			if !json.Valid(out.Bytes()) {
-				t.Errorf("no JSON: %s", out.String())
+				t.Errorf("with the log format json the output is not JSON: %s", out.String())
 			}
 		}
 		if !strings.Contains(out.String(), want) || strings.Count(out.String(), "\n") != 1 {
-			t.Errorf("%s: %s, want %s", format, out.String(), want)
+			t.Errorf("with the log format %s the output is %s, want %s", format, out.String(), want)
 		}
 	}
 	if _, err := Logger(&bytes.Buffer{}, "loud", "text"); err == nil || !strings.Contains(err.Error(), "LOG_LEVEL") {
-		t.Errorf("an unknown level: %v", err)
+		t.Errorf("an unknown log level was accepted or refused with the wrong error: %v", err)
 	}
 }
 
@@ -58,7 +58,7 @@ func TestWhichFileIsRead(t *testing.T) {
 	}{
 		{"the file named by the flag takes precedence over all others", file("flag"), file("env"), []string{file("second")}, "flag"},
 		{"the file named by the environment takes precedence over the default files", "", file("env"), []string{file("second")}, "env"},
-		{"the first that is there", "", "", []string{file("first"), file("second"), file("third")}, "second"},
+		{"the first default file that exists", "", "", []string{file("first"), file("second"), file("third")}, "second"},
 		{"no configuration file exists", "", "", []string{file("first")}, ""},
 		{"no configuration file is looked for", "", "", nil, ""},
 		{"a file that a setting names must exist", "", file("first"), []string{file("second")}, "!" + file("first")},
@@ -73,10 +73,10 @@ func TestWhichFileIsRead(t *testing.T) {
 			_, err := Load("test", "", "", &cfg, "PERSYS_TEST_FILE", tt.files...)
 			if want, wrong := strings.CutPrefix(tt.want, "!"); wrong {
 				if err == nil || !strings.Contains(err.Error(), want) {
-					t.Errorf("%v, want an error about %s", err, want)
+					t.Errorf("Load returned %v, want an error about %s", err, want)
 				}
 			} else if err != nil || cfg.Name != want {
-				t.Errorf("read %q, %v; want %q", cfg.Name, err, want)
+				t.Errorf("Load read the name %q, error %v; want %q", cfg.Name, err, want)
 			}
 		})
 	}

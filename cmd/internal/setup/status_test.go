@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// The status of a unit is one line, and a program outside of systemd has none.
+// A status message to systemd has one line. A program that systemd did not start sends none.
 func TestStatusOfTheUnit(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -27,6 +27,6 @@ func TestStatusOfTheUnit(t *testing.T) {
 	raw := make([]byte, 200)
 	n, err := l.Read(raw)
 	if got, want := string(raw[:n]), "STATUS=joining: 10.0.0.1:8085 does not answer"; err != nil || got != want {
-		t.Errorf("systemd got %q, %v; want %q", got, err, want)
+		t.Errorf("systemd got the message %q, error %v; want %q", got, err, want)
 	}
 }

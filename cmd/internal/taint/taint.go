@@ -10,7 +10,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// NoExecute is the only effect that can have a number of seconds.
+// NoExecute is the only effect whose taint can have a time limit in seconds, after which workloads must leave the node.
 const NoExecute = "NoExecute"
 
 // Effects of taints.

@@ -22,7 +22,7 @@ func TestTaintsAreParsed(t *testing.T) {
 		got, err := Parse(c.text)
 		switch {
 		case err != nil && !strings.Contains(err.Error(), c.want):
-			t.Errorf("%q: %v, want %q", c.text, err, c.want)
+			t.Errorf("parsing the taint %q returned %v, want %q", c.text, err, c.want)
 		case err == nil && Text(got) != c.want:
 			t.Errorf("taint %q is parsed as %q, want %q", c.text, Text(got), c.want)
 		}

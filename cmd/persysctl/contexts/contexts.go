@@ -1,6 +1,6 @@
 // Package contexts stores named connections to clusters (contexts) in the file contexts.yaml in the XDG
-// configuration folder. Only its owner can read the file. A context holds the address of a cluster and the
-// paths of keys and tokens, but no secret.
+// configuration folder. Only the owner of the file can read it. A context contains the address of a cluster
+// and the paths of key and token files, but no secrets.
 package contexts
 
 import (
@@ -31,7 +31,8 @@ type Context struct {
 	// ClusterID is the id of one of the clusters behind a gateway; empty selects the gateway's default
 	// cluster.
 	ClusterID string `yaml:"cluster_id,omitempty" json:"cluster_id,omitempty"`
-	// Namespace is the default namespace: of applied workloads whose file names no namespace, and of lists.
+	// Namespace is the default namespace for lists, and for applied workloads whose file names no
+	// namespace.
 	Namespace string `yaml:"namespace,omitempty" json:"namespace,omitempty"`
 	// TokenFile is the path of a file with a bearer token for a gateway.
 	TokenFile string `yaml:"token_file,omitempty" json:"token_file,omitempty"`
@@ -75,7 +76,7 @@ var name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 // Path is the path of the file: $XDG_CONFIG_HOME/persys/contexts.yaml, by default below ~/.config. It returns
 // "" if neither folder is known.
 func Path(environ func(string) (string, bool), home string) string {
-	// A relative path must be ignored (XDG Base Directory Specification).
+	// The XDG Base Directory Specification requires that a relative path in this variable is ignored.
 	if dir, ok := environ("XDG_CONFIG_HOME"); ok && filepath.IsAbs(dir) {
 		return filepath.Join(dir, "persys", "contexts.yaml")
 	}
@@ -172,8 +173,8 @@ func (f *File) Put(c Context) error {
 	return nil
 }
 
-// Remove removes a context and reports whether it existed. After the current context is
-// removed, none is current.
+// Remove removes a context and reports whether it existed. If it was the current context, there is no current context
+// afterwards.
 func (f *File) Remove(name string) bool {
 	i := f.index(name)
 	if i < 0 {

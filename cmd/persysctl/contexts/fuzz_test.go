@@ -22,7 +22,7 @@ func FuzzFile(f *testing.F) {
 		}
 		for _, c := range all.Contexts {
 			if got, ok := all.Get(c.Name); !ok || got.Server == "" {
-				t.Fatalf("context %q: %+v", c.Name, got)
+				t.Fatalf("context %q was stored and read back as %+v", c.Name, got)
 			}
 		}
 	})

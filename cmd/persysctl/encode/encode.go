@@ -75,7 +75,7 @@ func messageNode(m protoreflect.Message, top bool) *yaml.Node {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
 		fd := fields.Get(i)
-		// Empty lists at the top level of an answer are written too.
+		// Write an empty list too if it is at the top level of an answer, so that a script always finds the list.
 		always := top && fd.IsList() && fd.Kind() == protoreflect.MessageKind
 		if !m.Has(fd) && !always {
 			continue

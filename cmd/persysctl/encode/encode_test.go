@@ -39,7 +39,7 @@ func TestYAMLKeepsStringsAndNumbersApart(t *testing.T) {
 	}
 	for k, want := range env {
 		if got := back.Container.Env[k]; got != want {
-			t.Errorf("%q came back as %#v", want, got)
+			t.Errorf("%q was encoded and decoded again as %#v", want, got)
 		}
 	}
 	if back.Resources.CPU != 1<<40 || back.Container.Policy != "no" {
@@ -53,18 +53,18 @@ func TestYAMLKeepsStringsAndNumbersApart(t *testing.T) {
 func TestEmptyListsAreEncoded(t *testing.T) {
 	empty := &controlv1.ListWorkloadsResponse{}
 	if data, err := YAML(empty, true); err != nil || string(data) != "workloads: []\n" {
-		t.Errorf("YAML %q, %v", data, err)
+		t.Errorf("the YAML is %q, error %v", data, err)
 	}
 	data, err := JSON(empty, false)
 	var back map[string]any
 	if err != nil || json.Unmarshal(data, &back) != nil || back["workloads"] == nil {
-		t.Errorf("JSON %q, %v", data, err)
+		t.Errorf("the JSON is %q, error %v", data, err)
 	}
 }
 
 func TestTimesAreEncodedInRFC3339(t *testing.T) {
 	w := &controlv1.WorkloadView{CreatedAt: timestamppb.New(time.Date(2026, 11, 20, 12, 0, 0, 5000, time.UTC))}
 	if data, err := YAML(w, false); err != nil || string(data) != "created_at: 2026-11-20T12:00:00.000005Z\n" {
-		t.Errorf("the encoded time is %q, %v", data, err)
+		t.Errorf("the encoded time is %q, error %v", data, err)
 	}
 }

@@ -29,9 +29,9 @@ type Source struct {
 	base string // folder against which relative paths in the text are resolved
 }
 
-// Read reads files in the order of names. "-" is standard input (in). A folder stands for its *.yaml,
-// *.yml and *.json files, sorted by name; with recursive its subfolders are read too. Hidden files are
-// skipped. The error is a *fs.PathError or names the folder.
+// Read reads files in the order of names. "-" is standard input (in). For a folder it reads the folder's
+// *.yaml, *.yml and *.json files, sorted by name, and with recursive also those in subfolders. Hidden files
+// are skipped. The error is a *fs.PathError or names the folder.
 func Read(names []string, recursive bool, in io.Reader) ([]Source, error) {
 	var out []Source
 	for _, name := range names {
@@ -92,7 +92,8 @@ func (s Source) Options(name string, readFile func(string) ([]byte, error), pack
 	}
 }
 
-// Local returns text as a Compose file called name in the folder of the source. Standard input has no folder.
+// Local returns text as a Compose file called name in the folder of the source. If the source is standard
+// input, the folder is empty.
 func (s Source) Local(name string, text []byte) stack.Local {
 	in := stack.Local{File: filepath.Base(s.Name), Text: text, Name: name, MaxStopGrace: policy.MaxStopGrace}
 	if s.Name != stdin {
@@ -101,9 +102,9 @@ func (s Source) Local(name string, text []byte) stack.Local {
 	return in
 }
 
-// faults converts the faults that loading a Compose file found to errors of the specification. In err, files
-// are relative to the folder of the Compose file. own is the path of the Compose file if the specification names a
-// file, and "" if the Compose text is in the specification itself; then the errors name no file.
+// faults converts err, the faults found while a Compose file was loaded, to errors of the specification. The names of
+// files in err are relative to the folder of the Compose file. own is the path of the Compose file, or "" if the Compose
+// text is written in the specification itself; the errors then name no file.
 func (s Source) faults(in stack.Local, own string, err error) error {
 	var list stack.Faults
 	if !errors.As(err, &list) {

@@ -125,8 +125,8 @@ func flagList(b *strings.Builder, flags *pflag.FlagSet) {
 	})
 }
 
-// Write writes the reference to dir/NAME.md. If man is true, it also writes a manual page for every command, with the
-// date at, to dir/man1.
+// Write writes the reference to dir/NAME.md. If man is true, it also writes a manual page for every command to
+// dir/man1; at is the date that these pages show.
 func Write(root *cobra.Command, dir string, man bool, version string, at time.Time) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

@@ -230,7 +230,7 @@ func (c *Conn) header() (http.Header, error) {
 	return h, nil
 }
 
-// neverSent reports whether err happened before the request reached the gateway.
+// neverSent reports whether err shows that the request did not reach the gateway.
 func neverSent(err error) bool {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
@@ -276,8 +276,8 @@ func (c *Conn) why(req *http.Request, err error) error {
 	return err
 }
 
-// listen opens a TLS connection to addr, sends no request, and returns the error with which the server closes
-// the connection.
+// listen opens a TLS connection to addr, sends no request, waits until the server closes the connection, and returns
+// the error (such as a TLS alert).
 func listen(ctx context.Context, addr string, cfg *tls.Config) error {
 	conn, err := (&tls.Dialer{Config: cfg}).DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -296,8 +296,8 @@ func CertificateRefusal(ctx context.Context, addr string, cfg *tls.Config) strin
 	return refused(listen(ctx, addr, cfg))
 }
 
-// failed returns the gRPC status for a request that got no answer because of err. maybe is true if the call is a change
-// that may have been carried out.
+// failed returns the gRPC status for a request that got no answer because of err. If maybe is true, the gateway may
+// have received the request and carried out a change, so the outcome is unknown.
 func failed(ctx context.Context, err error, maybe bool) error {
 	var s interface{ GRPCStatus() *status.Status }
 	if errors.As(err, &s) {

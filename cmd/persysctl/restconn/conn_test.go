@@ -50,7 +50,7 @@ func TestMessagesBecomeRequests(t *testing.T) {
 	} {
 		path, body, err := c.ask()
 		if got := strings.ReplaceAll(string(body), " ", ""); err != nil || path != c.path || got != c.body {
-			t.Errorf("got %s %s, %v; want %s %s", path, got, err, c.path, c.body)
+			t.Errorf("the request is %s %s, error %v; want %s %s", path, got, err, c.path, c.body)
 		}
 	}
 	if _, _, err := table[controlv1.AgentControl_GetWorkload_FullMethodName].request(&controlv1.GetWorkloadRequest{}); err == nil {
@@ -82,19 +82,19 @@ func TestEventsOfAStream(t *testing.T) {
 		says         string
 	}{
 		{name: "events, comments, several lines", answer: ": still here\n\nid: 1\ndata: {\"seq\":\"1\",\ndata: \"type\":\"Placed\"}\n\ndata:{\"seq\":\"2\"}\r\n\r\n", seqs: []uint64{1, 2}, err: io.EOF},
-		{name: "an error ends it", answer: "data: {\"seq\":\"1\"}\n\nevent: error\ndata: {\"code\":5,\"message\":\"gone\"}\n\n", seqs: []uint64{1}, code: codes.NotFound},
+		{name: "an error event ends the stream", answer: "data: {\"seq\":\"1\"}\n\nevent: error\ndata: {\"code\":5,\"message\":\"gone\"}\n\n", seqs: []uint64{1}, code: codes.NotFound},
 		{name: "an error before the first event is returned with its HTTP status", status: 404, answer: "event: error\ndata: {\"code\":5,\"message\":\"gone\"}\n\n", code: codes.NotFound},
 		{name: "a long line", answer: "data: {\"seq\":\"3\",\"message\":\"" + strings.Repeat("x", big) + "\"}\n\n", seqs: []uint64{3}, err: io.EOF},
 		{name: "a connection that breaks", answer: "data: {\"seq\":\"1\"}\n\n", cut: true, seqs: []uint64{1}, code: codes.Unavailable},
-		{name: "no event of this API", answer: "data: {\"seq\":[]}\n\n", code: codes.Internal},
+		{name: "an event of another API", answer: "data: {\"seq\":[]}\n\n", code: codes.Internal},
 		{name: "an error behind a comment", answer: ": still here\n\n{\"error\":\"no leader\",\"code\":\"UNAVAILABLE\"}\n", code: codes.Unavailable, says: "no leader"},
 		{name: "a line that does not belong to an event", answer: "id: 1\nretry: 5\ndata: {\"seq\":\"1\"}\n\nbad gateway\n", seqs: []uint64{1}, code: codes.Unknown, says: "bad gateway"},
-		{name: "half an event is none", answer: "data: {\"seq\":\"1\"}\n", err: io.EOF},
+		{name: "an incomplete event at the end is ignored", answer: "data: {\"seq\":\"1\"}\n", err: io.EOF},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cn := conn(t, func(w http.ResponseWriter, r *http.Request) {
 				if r.Header.Get("Accept") != eventStream {
-					t.Errorf("asked for %q", r.Header.Get("Accept"))
+					t.Errorf("the request accepts %q", r.Header.Get("Accept"))
 				}
 				w.Header().Set("Content-Type", eventStream)
 				if c.status != 0 {
@@ -121,10 +121,10 @@ func TestEventsOfAStream(t *testing.T) {
 				seqs = append(seqs, e.GetSeq())
 			}
 			if len(seqs) != len(c.seqs) {
-				t.Errorf("events %v, want %v", seqs, c.seqs)
+				t.Errorf("the stream returned the events %v, want %v", seqs, c.seqs)
 			}
 			if c.err != nil && !errors.Is(err, c.err) || c.err == nil && status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("ended with %v, want %v %v %s", err, c.err, c.code, c.says)
+				t.Errorf("the stream ended with %v, want %v %v %s", err, c.err, c.code, c.says)
 			}
 			if _, again := s.Recv(); again == nil {
 				t.Error("Recv returned a message after the end of the stream")
@@ -142,7 +142,7 @@ func TestAnswersBecomeMessagesAndErrors(t *testing.T) {
 		says   string
 	}{
 		{"an error of the gateway", 404, `{"error":"workload \"x\" not found","code":"NOT_FOUND"}`, codes.NotFound, "not found"},
-		{"the code beats the status", 409, `{"error":"busy","code":"ABORTED"}`, codes.Aborted, "busy"},
+		{"the code in the body takes precedence over the HTTP status", 409, `{"error":"busy","code":"ABORTED"}`, codes.Aborted, "busy"},
 		{"an error without a code", 401, `{"error":"who are you"}`, codes.Unauthenticated, "who are you"},
 		{"an answer of a proxy", 502, "<html>bad gateway", codes.Unavailable, "answered 502"},
 		{"a redirect is not followed", 302, "", codes.Unknown, "answered 302"},
@@ -156,7 +156,7 @@ func TestAnswersBecomeMessagesAndErrors(t *testing.T) {
 			})
 			_, err := controlv1.NewAgentControlClient(cn).GetWorkload(t.Context(), &controlv1.GetWorkloadRequest{WorkloadId: "x"})
 			if status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got %v, want %v with %q", err, c.code, c.says)
+				t.Errorf("the error is %v, want %v with %q", err, c.code, c.says)
 			}
 		})
 	}
@@ -177,7 +177,7 @@ func TestLostAnswersAreRepeatedOnlyIfSafe(t *testing.T) {
 			return err
 		}, 3, true, true},
 		{"a change for which the scheduler stores no answer is not repeated", func(cn grpc.ClientConnInterface) error {
-			_, err := clusterv1.NewClusterClient(cn).DeleteVolume(t.Context(), &clusterv1.DeleteVolumeRequest{NodeId: "n", Id: "local:data"})
+			_, err := clusterv1.NewClusterClient(cn).RemoveReplica(t.Context(), &clusterv1.RemoveReplicaRequest{Replica: "s1"})
 			return err
 		}, 1, false, true},
 		{"a plan changes nothing", func(cn grpc.ClientConnInterface) error {

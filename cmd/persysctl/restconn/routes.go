@@ -15,7 +15,7 @@ import (
 	"github.com/persys/compute/api/rest"
 )
 
-// route is the form of the HTTP request for one gRPC method.
+// route describes how the HTTP request for one gRPC method is built.
 type route struct {
 	method, path string // {name} in the path is a field of the message
 	body         bool
@@ -88,8 +88,8 @@ func (r route) request(m proto.Message) (path string, body []byte, err error) {
 	return b.String(), nil, nil
 }
 
-// query adds the fields of m that are set and not in used to the query q, in the form that the generated
-// handlers parse.
+// query adds the set fields of m to the query q, except fields in used, which the path or body already has.
+// The generated handlers parse this form.
 func query(q url.Values, prefix string, m protoreflect.Message, used map[string]bool) {
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		name := prefix + string(fd.Name())

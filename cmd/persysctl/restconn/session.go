@@ -136,7 +136,8 @@ func (s *session) recv(out proto.Message) error {
 	return failed(s.ctx, err, false)
 }
 
-// said decodes one message of a session into out, or returns the error that the message contains.
+// said decodes one websocket message of a session into out. If the message is the gateway's error message, it returns
+// that error.
 func (c *Conn) said(data []byte, out proto.Message) error {
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, out); err != nil {
 		return status.Errorf(codes.Internal, "%s sent data that is not a message of this API: %v", c.base, err)

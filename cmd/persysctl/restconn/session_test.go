@@ -46,7 +46,7 @@ func accept(t *testing.T, w http.ResponseWriter, r *http.Request, texts ...strin
 		return nil
 	}
 	if _, data, err := ws.Read(r.Context()); err != nil || !strings.Contains(string(data), `"open"`) {
-		t.Errorf("the first message is %q, %v", data, err)
+		t.Errorf("the first message is %q, error %v; want an open message", data, err)
 	}
 	for _, text := range texts {
 		if err := ws.Write(r.Context(), websocket.MessageText, []byte(text)); err != nil {
@@ -79,10 +79,10 @@ func TestSessionIsTheCallers(t *testing.T) {
 	t.Cleanup(func() { _ = cn.Close() })
 	s, m, err := talk(t, cn)
 	if err != nil || m.GetOpened().GetNodeId() != "n" {
-		t.Fatalf("opened with %v, %v", m, err)
+		t.Fatalf("the session opened with %v, error %v", m, err)
 	}
 	if m, err = s.Recv(); err != nil || m.GetExit().GetCode() != 3 {
-		t.Errorf("ended with %v, %v", m, err)
+		t.Errorf("the session ended with %v, error %v; want exit code 3", m, err)
 	}
 	if _, err := s.Recv(); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end of the session, RecvMsg returned %v, want io.EOF", err)
@@ -94,7 +94,7 @@ func TestSessionIsTheCallers(t *testing.T) {
 	}
 	cn.opt.TLS, cn.opt.Token = nil, func() (string, error) { return "", errors.New("no such file") }
 	if _, _, err := talk(t, cn); status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "no such file") {
-		t.Errorf("with a token that cannot be read the error is %v", err)
+		t.Errorf("if the token cannot be read, the error is %v, want Unauthenticated", err)
 	}
 }
 
@@ -128,7 +128,7 @@ func TestRefusedSessionsKeepTheirError(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, _, err := talk(t, conn(t, c.h)); status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got %v, want %v with %q", err, c.code, c.says)
+				t.Errorf("opening the session returned %v, want %v with %q", err, c.code, c.says)
 			}
 		})
 	}
@@ -169,19 +169,19 @@ func TestASilentSessionEnds(t *testing.T) {
 	})
 	dead.silence = 200 * time.Millisecond
 	if _, _, err := talk(t, dead); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "sent nothing for 200ms") {
-		t.Errorf("a silent session ends with %v", err)
+		t.Errorf("a session on which the gateway sends nothing ends with %v", err)
 	}
 	events, err := clusterv1.NewClusterClient(dead).Events(t.Context(), &clusterv1.EventsRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := events.Recv(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "sent nothing for 200ms") {
-		t.Errorf("a silent stream ends with %v", err)
+		t.Errorf("a stream on which the gateway sends nothing ends with %v", err)
 	}
 }
 
-// If the command of a session reads no input, persysctl's answers to the gateway's pings are delayed too. The
-// session must survive this and continue when the command reads again.
+// If the command of a session reads no input, persysctl's answers to the pings of the gateway wait behind
+// the blocked input. The session must survive this and continue when the command reads again.
 func TestSessionOfABusyCommand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []byte
@@ -216,7 +216,7 @@ func TestSessionOfABusyCommand(t *testing.T) {
 			t.Fatal(err)
 		}
 		if m, err := s.Recv(); err != nil || m.GetOpened() == nil {
-			t.Fatalf("opened with %v, %v", m, err)
+			t.Fatalf("the session opened with %v, error %v", m, err)
 		}
 		sent := make(chan error, 1)
 		go func() {
@@ -236,7 +236,8 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// If the caller of a stream pauses between two reads, the pause does not count as silence of the gateway.
+// If the caller of a stream pauses between two reads, the stream must not be ended because of this pause: only the
+// time in which the gateway sends nothing may end it.
 func TestStreamOfASlowReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cn, err := New(Options{URL: "http://gateway", Wrap: func(http.RoundTripper) http.RoundTripper {
@@ -261,7 +262,7 @@ func TestStreamOfASlowReader(t *testing.T) {
 		}
 		for want := range uint64(2) {
 			if e, err := s.Recv(); err != nil || e.GetSeq() != want+1 {
-				t.Errorf("got %v, %v, want event %d", e, err, want+1)
+				t.Errorf("the stream returned %v, error %v, want event %d", e, err, want+1)
 			}
 			time.Sleep(10 * silence)
 		}

@@ -33,7 +33,7 @@ func Span(d time.Duration) string {
 	return fmt.Sprintf("%dd", s/86400)
 }
 
-// Elapsed is Span with tenths of a second below a minute.
+// Elapsed formats a duration like Span, but durations below a minute with tenths of a second.
 func Elapsed(d time.Duration) string {
 	if d < time.Minute {
 		return fmt.Sprintf("%.1fs", d.Seconds())
@@ -41,7 +41,7 @@ func Elapsed(d time.Duration) string {
 	return Span(d)
 }
 
-// Number formats v with at most that many decimal places.
+// Number formats v with at most the given number of decimal places.
 func Number(v float64, decimals int) string {
 	s := strconv.FormatFloat(v, 'f', decimals, 64)
 	if strings.Contains(s, ".") {

@@ -34,6 +34,6 @@ func TestNaturalSortsNumbersByValue(t *testing.T) {
 	ids := []string{"web-10", "db", "web-2", "web", "web-0", "2", "10"}
 	slices.SortFunc(ids, Natural)
 	if want := []string{"2", "10", "db", "web", "web-0", "web-2", "web-10"}; !slices.Equal(ids, want) {
-		t.Errorf("got %v, want %v", ids, want)
+		t.Errorf("the sorted ids are %v, want %v", ids, want)
 	}
 }

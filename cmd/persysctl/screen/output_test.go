@@ -29,7 +29,7 @@ func TestOutputKeepsColoursOnly(t *testing.T) {
 					rest = rest[n:]
 				}
 				if out.String() != c.want {
-					t.Errorf("in pieces of %d bytes: %q, want %q", step, out.String(), c.want)
+					t.Errorf("written in pieces of %d bytes, the output is %q, want %q", step, out.String(), c.want)
 				}
 			}
 		})

@@ -107,6 +107,6 @@ func TestLiveDrawsInPlace(t *testing.T) {
 	l.Draw([]string{"one", "two"})
 	l.Draw([]string{"three"})
 	if want := "\r\x1b[2Kone\n\r\x1b[2Ktwo\n\x1b[2A\r\x1b[2Kthree\n\x1b[J"; b.String() != want {
-		t.Errorf("got %q, want %q", b.String(), want)
+		t.Errorf("the output is %q, want %q", b.String(), want)
 	}
 }

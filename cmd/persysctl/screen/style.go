@@ -1,5 +1,6 @@
-// Package screen lays out text for terminals: tables that fit a width, lists of facts, colours, and lines
-// that are redrawn in place. The only thing specific to Persys are the names of states and their colours.
+// Package screen lays out text for terminals: tables that fit a width, lists of names and values, colours,
+// and lines that are redrawn in place. It knows nothing of Persys except the names of states and their
+// colours.
 package screen
 
 import "strings"

@@ -15,8 +15,9 @@ const Gap = 2
 // Column describes one column of a table.
 type Column struct {
 	Title string
-	// Gives says in which order columns are shortened if the table is too wide: the column with the highest value
-	// first, columns with 0 never. Least is the smallest width, in characters, to which the column is shortened.
+	// Gives is the rank in which the column is shortened if the table is too wide: columns with the highest value are
+	// shortened first; a column with the value 0 is never shortened. Least is the smallest width in characters to
+	// which the column is shortened.
 	Gives, Least int
 	// Keeps says which part of a text remains when it is shortened.
 	Keeps Part
@@ -91,9 +92,9 @@ func (t *Table) Lines(width int, p Painter) []string {
 	return out
 }
 
-// fit chooses the columns to show among the columns in use, and returns them with their widths. First it shortens
-// columns of more than twice their least width, the longest first. Then it shortens columns in the order of Gives, down
-// to their least widths. If the table is still too wide, it drops the last columns.
+// fit chooses which of the columns use to show in a table of this width, and returns them with the width of each.
+// First it shortens columns of more than twice their least width, the longest first. Then it shortens columns in the
+// order of Gives, down to their least widths. If the table is still too wide, it drops the last columns.
 func (t *Table) fit(use []int, width int) ([]int, []int) {
 	widths := make([]int, len(t.Cols))
 	for _, i := range use {

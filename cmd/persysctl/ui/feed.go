@@ -70,8 +70,8 @@ func (f *feed) start(ctx context.Context) {
 
 func (f *feed) wait() { f.wg.Wait() }
 
-// keep runs source, which feeds one kind of data, and runs it again whenever it ends. what is the name of the data in
-// messages to the user.
+// keep runs the function source, which reads one kind of data from the API, and runs it again whenever it ends. what
+// is the name of the data in messages to the user.
 func (f *feed) keep(ctx context.Context, what string, source func(context.Context) error) {
 	for {
 		err := source(ctx)
@@ -153,8 +153,8 @@ func (f *feed) events() func(context.Context) error {
 	}
 }
 
-// gathered reads a stream with recv and passes its messages to take. Messages that arrive within the time
-// gather are passed together.
+// gathered reads a stream with recv and passes its messages to take. Messages that arrive within the time gather are
+// passed in one call, so that the screen is not redrawn for each message.
 func gathered[M any](ctx context.Context, recv func() (M, error), take func([]M)) error {
 	items := make(chan M)
 	ended := make(chan error, 1)
@@ -241,7 +241,8 @@ func (f *feed) status(ctx context.Context) error {
 	}
 }
 
-// logs follows the output of a workload, and stops following the output of the previous workload.
+// logs starts to send the output of a workload to the model. It first stops reading the output of the workload before,
+// if any.
 func (f *feed) logs(ctx context.Context, id string) {
 	ctx, cancel := context.WithCancel(ctx)
 	f.mu.Lock()

@@ -160,7 +160,7 @@ func (m *model) take(msg workloadsMsg) {
 	m.order = nil
 }
 
-// took records whether a source of data has failed or works again.
+// took stores what a lostMsg reports: that a source of data, such as the event stream, has failed or works again.
 func (m *model) took(msg lostMsg) {
 	if msg.err == nil {
 		delete(m.lost, msg.what)
@@ -379,8 +379,9 @@ func (m *model) current() string {
 	return ids[m.settle(ids)]
 }
 
-// settle returns the cursor's index in ids. The cursor follows the row that was selected before. If that row
-// is gone, the cursor stays within ids.
+// settle returns the index in ids of the row under the cursor, after the list has changed. The cursor stays on the id
+// that was selected before. If ids does not contain this id any more, the index stays the same, but is at most that of
+// the last row.
 func (m *model) settle(ids []string) int {
 	l := &m.lists[m.tab]
 	if l.selected != "" && (l.cursor >= len(ids) || ids[l.cursor] != l.selected) {

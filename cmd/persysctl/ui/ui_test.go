@@ -59,7 +59,7 @@ func (a *api) DrainNode(_ context.Context, r *clusterv1.DrainNodeRequest, _ ...g
 func (a *api) logs(_ context.Context, id string) { a.asked = append(a.asked, "logs "+id) }
 func (a *api) endLogs()                          { a.asked = append(a.asked, "end of logs") }
 
-// bench is the fixture of a test: a model with data.
+// bench is the fixture of a test: a model that is filled with data, and the fake API that it calls.
 type bench struct {
 	*model
 	t   *testing.T
@@ -142,7 +142,7 @@ func (b *bench) view() string {
 			b.t.Errorf("a line of the view has %d columns on a terminal of %d: %s", n, b.width, l)
 		}
 		if strings.ContainsRune(l, '\x1b') {
-			b.t.Errorf("an escape sequence without colours: %q", l)
+			b.t.Errorf("a line of a view without colours contains an escape sequence: %q", l)
 		}
 	}
 	return strings.Join(lines, "\n")
@@ -162,7 +162,7 @@ func TestTablesShowTheirRows(t *testing.T) {
 	b := newBench(t, 100, 20)
 	b.want("workloads in their natural order", "mode normal  leader scheduler-1  nodes 1/2 ready  workloads 4, 2 running", "live", "[1 Workloads (4)]", ">web-1", "Because: said ?[31mred")
 	if view := b.view(); strings.Index(view, "web-2") > strings.Index(view, "web-10") {
-		t.Errorf("web-10 before web-2:\n%s", view)
+		t.Errorf("the view shows web-10 before web-2:\n%s", view)
 	}
 	b.keys("2")
 	b.want("nodes", "[2 Nodes (2)]", "25 %", "50 %", "NotReady,cordoned", "the lease ended")
@@ -243,7 +243,7 @@ func TestActionsAskForConfirmation(t *testing.T) {
 		}
 		b.keys(c.keys[len(c.keys)-1])
 		if got := strings.Join(b.api.asked, ","); got != c.asked {
-			t.Errorf("%v: asked %q, want %q", c.keys, got, c.asked)
+			t.Errorf("after the keys %v the question is %q, want %q", c.keys, got, c.asked)
 		}
 		if c.said != "" {
 			b.want("the result", c.said)
@@ -301,7 +301,7 @@ func TestKeysQuitTheScreen(t *testing.T) {
 			t.Fatal("nothing happens")
 		}
 		if _, ok := cmd().(tea.QuitMsg); !ok {
-			t.Errorf("key %s does not quit", k)
+			t.Errorf("the key %s does not quit the view", k)
 		}
 	}
 }
@@ -391,7 +391,7 @@ func TestManyWorkloadsAreDrawnInTime(t *testing.T) {
 		_ = b.lines()
 	}
 	if per := time.Since(began) / frames; per > time.Second {
-		t.Errorf("a frame takes %s", per)
+		t.Errorf("drawing the view takes %s", per)
 	} else {
 		t.Logf("a change and its frame: %s", per)
 	}

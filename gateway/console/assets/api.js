@@ -1,8 +1,8 @@
 // @ts-check
-// Requests and streams to the gateway, and how old the answers are.
+// Requests and streams to the gateway, and the age of the data that they returned.
 
 const store = window.sessionStorage;
-/** @type {any} The checker's library does not declare AbortSignal.any and AbortSignal.timeout. */
+/** @type {any} The type checker's library does not declare AbortSignal.any and AbortSignal.timeout. */
 const signals = AbortSignal;
 
 /** The cluster and the bearer token of this tab. */
@@ -22,7 +22,7 @@ export const fresh = {
   /** @type {Map<Function, string>} */
   failing: new Map(),
 };
-/** @type {Set<() => void>} */
+/** @type {Set<() => void>} functions to call when fresh changes */
 const watchers = new Set();
 /** Calls f whenever fresh has changed. @param {() => void} f */
 export const onFresh = (f) => watchers.add(f);
@@ -40,7 +40,7 @@ export class Failure extends Error {
   }
 }
 
-/** Reports whether a request that failed with e may have been carried out. @param {any} e */
+/** Reports whether the gateway may have carried out a request that failed with e. @param {any} e */
 export function unsure(e) {
   const refused = e.status >= 400 && e.status < 500;
   return !e.status || e.reason === "UNKNOWN_OUTCOME" || e.code === "DEADLINE_EXCEEDED" || (!e.code && !refused);
@@ -57,7 +57,7 @@ function headers(extra) {
   return out;
 }
 
-/** A UUIDv7. The schedulers keep receipts in the order of its time, and answer a repeated id once. */
+/** A UUIDv7. The schedulers carry out only one of several requests with the same id. */
 export function requestId() {
   const b = crypto.getRandomValues(new Uint8Array(16));
   let ms = Date.now();
@@ -117,7 +117,7 @@ export async function call(method, path, body, signal) {
   if (fresh.failing.size === 0) fresh.at = Date.now();
   fresh.error = "";
   // Answers to changes, the status of a replica and answers about rights do not say how old their data is.
-  if (method === "GET" && path !== "/status" && !path.startsWith("/access/")) {
+  if (method === "GET" && path !== "/status" && path !== "/access") {
     fresh.stale = r.headers.get("X-Persys-Stale") === "true" || out.stale === true;
     fresh.ageMs = Number(r.headers.get("X-Persys-Age-Ms") || out.age_ms || 0);
   }
@@ -133,27 +133,27 @@ export const post = (path, body) => call("POST", path, body || {});
 export const del = (path) => call("DELETE", path);
 
 /**
- * Returns a function that reports which permissions the caller has in a namespace ("*" is all of them). It asks once.
- * If that fails, the answer is yes, because the schedulers judge each change again, and the next call asks again.
- * @param {string[]} verbs @param {AbortSignal} signal @returns {(namespace: string) => Promise<boolean[]>}
+ * Returns a function that reports which permissions the caller has in a namespace; "*" means in every namespace, and
+ * without a namespace it means in at least one. The function makes one request and keeps the answer. If the request
+ * fails, the function reports all permissions, and its next call makes the request again; the schedulers check each
+ * change anyway. A caller without roles is a machine, for which the function also reports all permissions.
+ * @param {string[]} verbs @param {AbortSignal} signal @returns {(namespace?: string) => Promise<boolean[]>}
  */
 export function permissions(verbs, signal) {
-  /** @type {Promise<boolean[]> | undefined} */
+  /** @type {Promise<any> | undefined} */
   let known;
-  const check = async (/** @type {string} */ verb, /** @type {string} */ namespace) => {
-    const r = await get("/access/check" + query({ verb, namespace }), signal);
-    return !r.permission || !!r.allowed;
-  };
-  return (namespace) => {
-    known ||= Promise.all(verbs.map((verb) => check(verb, namespace)));
-    return known.catch(() => {
+  return async (namespace) => {
+    known ||= get("/access", signal);
+    const { grants = [] } = await known.catch(() => {
       known = undefined;
-      return verbs.map(() => true);
+      return {};
     });
+    const at = (g) => g.everywhere || namespace === undefined || (g.namespaces || []).includes(namespace || "default");
+    return verbs.map((verb) => grants.length === 0 || grants.some((g) => at(g) && g.permissions.includes(verb)));
   };
 }
 
-/** "?a=b&…" of the fields that are set, "" when none is. @param {Record<string, any>} fields */
+/** The query "?a=b&…" of the fields that are set; "" if none is set. @param {Record<string, any>} fields */
 export function query(fields) {
   const q = new URLSearchParams(Object.entries(fields).filter(([, v]) => v !== "" && v !== undefined));
   const text = q.toString();
@@ -168,9 +168,22 @@ export async function clusters() {
 }
 
 /**
- * Whether people can sign in at this gateway's issuer, and who is signed in. Scripts cannot see the session itself:
- * it is in a cookie that only the browser reads.
- * @returns {Promise<{login?: boolean, user?: string}>}
+ * Exchanges the one-time code of a link for a session, which is in a cookie from then on.
+ * @param {string} code @returns {Promise<{user: string, cluster: string}>}
+ */
+export async function openLink(code) {
+  const r = await fetch("../auth/link", {
+    method: "POST", signal: signals.timeout(25000),
+    headers: { "Content-Type": "application/json" }, body: JSON.stringify({ code }),
+  });
+  if (!r.ok) throw await failure(r);
+  return r.json();
+}
+
+/**
+ * How people can sign in at this gateway (login: at an issuer, link: with a link of persysctl), and who is signed in.
+ * Scripts cannot see the session itself: it is in a cookie that only the browser reads.
+ * @returns {Promise<{login?: boolean, link?: boolean, user?: string}>}
  */
 export async function currentSession() {
   const r = await fetch("../auth/session", { signal: signals.timeout(10000) });

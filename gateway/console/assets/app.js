@@ -1,7 +1,7 @@
 // @ts-check
-// The frame around the pages: addresses, the banner, signing in, the token dialog, the theme, keys, the cluster in use.
-import { clusters, currentSession, endSession, fresh, get, onFresh, session, stream } from "./api.js";
-import { byId, h, replace, toast } from "./dom.js";
+// The frame around the pages: routing, banner, sign-in, token dialog, theme, keyboard shortcuts, selected cluster.
+import { clusters, currentSession, endSession, fresh, get, onFresh, openLink, session, stream } from "./api.js";
+import { byId, clock, confirmed, facts, h, replace, table, toast } from "./dom.js";
 import { onUnauthorized, problem, publish, refresh } from "./live.js";
 import { overview } from "./overview.js";
 import { node, nodes } from "./nodes.js";
@@ -74,7 +74,7 @@ addEventListener("unhandledrejection", (e) => {
   }
 });
 
-// The banner: no contact, stale answers, or a mode in which changes are refused.
+// The banner says that the gateway does not answer, that data is old, or that the mode refuses changes.
 let mode = { mode: "", reason: "" };
 const banner = byId("banner"), pulse = byId("pulse");
 function showFreshness() {
@@ -101,8 +101,8 @@ function showFreshness() {
 onFresh(showFreshness);
 setInterval(showFreshness, 1000);
 
-const tokenButton = byId("token-button"), signIn = byId("sign-in"), signOut = byId("sign-out");
-/** @type {{login?: boolean, user?: string}} */
+const tokenButton = byId("token-button"), signIn = byId("sign-in"), signOut = byId("sign-out"), me = byId("user");
+/** @type {{login?: boolean, link?: boolean, user?: string}} */
 let who = {};
 async function readSession() {
   try {
@@ -111,11 +111,48 @@ async function readSession() {
     who = {};
     toast(e.message, true);
   }
-  const user = byId("user");
-  user.hidden = signOut.hidden = !who.user;
-  user.textContent = user.title = who.user || "";
+  signOut.hidden = !who.user;
   signIn.hidden = true;
 }
+
+// nameOf returns the name of an identity as people read it.
+function nameOf(/** @type {string} */ identity) {
+  const certificate = /^persys:\/\/[^/]*\/user\/([^?]+)/.exec(identity);
+  return certificate ? certificate[1] : identity.replace(/^oidc:.*#/, "");
+}
+
+/** @type {any} The caller's identity and roles, as the schedulers know them. */
+let access;
+async function readAccess(/** @type {AbortSignal} */ signal) {
+  try {
+    access = await get("/access", signal);
+  } catch (/** @type {any} */ e) {
+    if (e.status === 401) throw e;
+    access = {}; // legacy v1 schedulers do not know the call
+  }
+  me.hidden = !access.identity && !who.user;
+  me.textContent = who.user || nameOf(access.identity || "");
+  me.title = "Who you are, and what you may do";
+}
+
+// The dialog "who am I": the caller's identity, and the roles with their permissions and namespaces.
+me.addEventListener("click", () => {
+  const where = (g) => (g.everywhere ? "every namespace" : (g.namespaces || []).join(", ") || "no namespace");
+  const rows = (access.grants || []).map((g) => [g.role, where(g), (g.permissions || []).join(", ")]);
+  const d = h("dialog", { "aria-labelledby": "me-title" }, h("form", { method: "dialog" },
+    h("h2", { id: "me-title" }, me.textContent),
+    facts([
+      ["Identity", h("span", { class: "mono" }, access.identity)],
+      ["Through", access.via && h("span", { class: "mono" }, access.via)],
+      ["Certificate until", access.certificate_not_after && clock(access.certificate_not_after)],
+      ["Session until", access.session_expires_at && clock(access.session_expires_at)],
+    ]),
+    table(["Role", "In", "Permissions"], rows, "You have no role. An admin binds one: persysctl role bind."),
+    h("div", { class: "actions" }, h("button", { class: "main", value: "no" }, "Close"))));
+  d.addEventListener("close", () => d.remove());
+  document.body.append(d);
+  d.showModal();
+});
 
 function logIn() {
   session.token = ""; // otherwise the pasted token would take precedence over the session cookie
@@ -128,21 +165,40 @@ signOut.addEventListener("click", async () => {
   location.reload();
 });
 
-/** Shows how to become known to a gateway that refuses strangers. @param {string} why */
+/** Shows how to sign in or to give a token, after the gateway refused a caller without a known identity. @param {string} why */
 function strange(why) {
-  if (!who.login) {
-    askToken(why);
-    return;
-  }
   running.abort();
   leave.abort();
-  signIn.hidden = false;
-  byId("user").hidden = signOut.hidden = true;
-  replace(main, h("h1", {}, "You are not signed in"), h("p", {}, "Sign in at the identity provider of this cluster."),
+  signIn.hidden = !who.login;
+  me.hidden = signOut.hidden = true;
+  replace(main, h("h1", {}, "You are not signed in"),
+    who.link && h("p", {}, "Make a link to this console on a machine with your certificate. It opens a session of 12 hours:"),
+    who.link && h("pre", {}, "persysctl console"),
+    who.login && h("p", {}, (who.link ? "Or sign in" : "Sign in") + " at the identity provider of this cluster."),
     h("p", { class: "quiet" }, "The gateway says: " + why.replace(/[^.?!]$/, "$&.")),
     h("div", { class: "actions" },
-      h("button", { class: "main", onclick: logIn }, "Sign in"),
+      who.login && h("button", { class: "main", onclick: logIn }, "Sign in"),
       h("button", { onclick: () => askToken("Paste a token in place of signing in.") }, "Use a token …")));
+}
+
+// useLink opens a session if the address is a one-time link of persysctl console: #/link/CODE. It removes the code from
+// the address and from the browser's history.
+async function useLink() {
+  const code = /^#\/link\/(.+)$/.exec(location.hash)?.[1];
+  if (!code) return;
+  history.replaceState(null, "", "#/");
+  await readSession();
+  const other = `You are signed in as ${who.user}. The link replaces that session in this browser `
+    + "by one of the person who made the link.";
+  if (who.user && !await confirmed("Use the link?", h("p", {}, other), "Use the link")) return;
+  try {
+    const got = await openLink(decodeURIComponent(code));
+    session.token = "";
+    session.cluster = got.cluster;
+    toast(`You are signed in as ${got.user}.`);
+  } catch (/** @type {any} */ e) {
+    toast(e.message, true);
+  }
 }
 
 /** @param {string} why */
@@ -181,7 +237,7 @@ byId("theme").addEventListener("click", () => {
   setTheme(other);
 });
 
-// Keys: g and then a letter opens a page, / goes to the search.
+// Keyboard shortcuts: g and then a letter opens a page, / moves the focus to the search field.
 /** @type {Record<string, string>} */
 const shortcuts = { o: "#/", n: "#/nodes", w: "#/workloads", d: "#/deploy", r: "#/drifts", e: "#/events", a: "#/audit" };
 let chord = 0;
@@ -228,6 +284,7 @@ async function start() {
   await readSession();
   try {
     await pickCluster();
+    await readAccess(signal);
   } catch (/** @type {any} */ e) {
     if (e.status === 401) {
       strange(e.message);
@@ -248,5 +305,12 @@ async function start() {
   }, signal, { every: 10000, about: (e) => e.type === "ModeChanged" });
   route();
 }
-addEventListener("hashchange", route);
-start();
+addEventListener("hashchange", async () => {
+  if (!location.hash.startsWith("#/link/")) {
+    route();
+    return;
+  }
+  await useLink();
+  start();
+});
+useLink().then(start);

@@ -1,5 +1,5 @@
 // @ts-check
-// Says so if a module of the console cannot be loaded. This script loads before the modules and imports none.
+// Shows a message if a module of the console cannot be loaded. This script loads before the modules and imports none.
 addEventListener("error", (e) => {
   if (!(e.target instanceof HTMLScriptElement)) return;
   const show = () => {

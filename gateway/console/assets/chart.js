@@ -7,7 +7,10 @@ const maxSamples = 120, maxLines = 400;
 /** @type {Map<string, {at: number, used: number}[]>} */
 const lines = new Map();
 
-/** Adds a sample to the line of that name; a second one within a second replaces it. @param {string} name @param {number} used */
+/**
+ * Adds a sample of the use to the line of that name; a further sample within one second replaces it.
+ * @param {string} name @param {number} used
+ */
 function sample(name, used) {
   const line = lines.get(name) || [];
   lines.set(name, line);
@@ -22,7 +25,7 @@ function sample(name, used) {
   return line;
 }
 
-/** Makes an element of a drawing. */
+/** Makes an SVG element. */
 export const svg = (tag, attributes, ...children) => {
   const el = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [k, v] of Object.entries(attributes)) el.setAttribute(k, v);

@@ -1,6 +1,6 @@
 // @ts-check
-// What workloads of a cluster share: namespaces, networks, secrets and configs, volumes and policies. Loaded when one of
-// these pages is first opened.
+// The pages of objects that workloads of a cluster share: namespaces, networks, secrets and configs, volumes and
+// policies. Loaded when one of these pages is first opened.
 import { call, del, get, permissions, query } from "./api.js";
 import {
   age, card, confirmed, cores, facts, gb, h, int, labelTexts, meter, mib, nodeLink, replace, state, table, toast, workloadLink,
@@ -28,7 +28,10 @@ async function form(title, fields, verb) {
   return Object.fromEntries(fields.map((f, i) => [f.id, f.type === "textarea" ? inputs[i].value : inputs[i].value.trim()]));
 }
 
-/** Asks for the name of what is to be deleted. @param {string} what @param {string} name @param {string} text */
+/**
+ * Asks the person to type the name of the object that is to be deleted.
+ * @param {string} what @param {string} name @param {string} text
+ */
 async function typed(what, name, text) {
   const input = h("input", { id: "typed-name", autocomplete: "off" });
   const body = [h("p", {}, text), h("div", { class: "form" }, h("label", {}, `Type ${name} to confirm`, input))];
@@ -36,6 +39,15 @@ async function typed(what, name, text) {
   if (input.value.trim() === name) return true;
   toast(`Nothing was deleted, because the typed name is not ${name}.`, true);
   return false;
+}
+
+/**
+ * Returns for each namespace of a list whether the caller may change what is in it.
+ * @param {(namespace?: string) => Promise<boolean[]>} rights @param {any[]} list @returns {Promise<Map<string, boolean>>}
+ */
+async function rightsIn(rights, list) {
+  const names = [...new Set(list.map((o) => o.namespace))];
+  return new Map(await Promise.all(names.map(async (n) => /** @type {[string, boolean]} */([n, (await rights(n))[0]]))));
 }
 
 // page draws a page and its actions, which call act with a text for success and a function that makes the change.
@@ -117,7 +129,8 @@ export async function namespaces(main, signal) {
 export async function networks(main, signal) {
   const rights = permissions(["deploy"], signal);
   await page(main, signal, "Networks", async (act) => {
-    const [[may], { networks: list = [] }] = await Promise.all([rights("default"), get("/networks", signal)]);
+    const [[may], { networks: list = [] }] = await Promise.all([rights(), get("/networks", signal)]);
+    const changes = await rightsIn(rights, list);
     async function create() {
       const v = await form("New network", [
         { id: "network-name", label: "Name" }, { id: "network-namespace", label: "Namespace", optional: true, hint: "default" },
@@ -135,7 +148,7 @@ export async function networks(main, signal) {
     const row = (n) => [
       h("span", { class: "id", title: n.name }, n.name), n.namespace, h("span", { class: "mono" }, n.cidr),
       `${int(n.nodes)} of ${int(n.capacity)}`, int(n.workloads), int(n.mtu), age(n.created_at),
-      may && h("button", { class: "danger", onclick: () => remove(n) }, "Delete …"),
+      changes.get(n.namespace) && h("button", { class: "danger", onclick: () => remove(n) }, "Delete …"),
     ];
     return [
       may && h("div", { class: "actions" }, h("button", { onclick: create }, "New network …")),
@@ -145,7 +158,7 @@ export async function networks(main, signal) {
   });
 }
 
-/** Encodes a text as the API wants bytes. @param {string} text */
+/** Encodes a text as base64, which the API uses for bytes. @param {string} text */
 function base64(text) {
   return btoa(new TextEncoder().encode(text).reduce((out, b) => out + String.fromCharCode(b), ""));
 }
@@ -156,9 +169,9 @@ export async function secrets(main, signal) {
   const rights = permissions(["deploy"], signal);
   await page(main, signal, "Secrets and configs", async (act) => {
     const [[may], ...lists] = await Promise.all([
-      rights("default"), get("/objects/secret", signal), get("/objects/config", signal),
+      rights(), get("/objects/secret", signal), get("/objects/config", signal),
     ]);
-    const list = lists.flatMap((l) => l.objects || []);
+    const list = lists.flatMap((l) => l.objects || []), changes = await rightsIn(rights, list);
     const at = (o) => path("objects", o.kind, o.name);
     const said = (o, r) => [
       `${o.name} has version ${r.version}.`, r.workload_ids?.length && `It goes to ${r.workload_ids.join(", ")}.`,
@@ -209,7 +222,7 @@ export async function secrets(main, signal) {
       h("span", { class: "id", title: o.name }, o.name), o.kind, o.namespace,
       h("details", {}, h("summary", {}, `version ${o.versions[0].number}`), h("ul", {}, o.versions.map(version))),
       age(o.versions[0].at), (o.users || []).map(used),
-      may && [h("button", { onclick: () => put(o.kind, o) }, "New version …"), " ",
+      changes.get(o.namespace) && [h("button", { onclick: () => put(o.kind, o) }, "New version …"), " ",
       o.versions.length > 1 && [h("button", { onclick: () => back(o) }, "Roll back …"), " "],
       h("button", { class: "danger", onclick: () => remove(o) }, "Delete …")],
     ];
@@ -228,24 +241,25 @@ export async function secrets(main, signal) {
 export async function volumes(main, signal) {
   const rights = permissions(["volumes"], signal);
   await page(main, signal, "Volumes", async (act) => {
-    const [[may], { volumes: list = [], problems = [] }] = await Promise.all([rights("*"), get("/volumes", signal)]);
+    const { volumes: list = [] } = await get("/volumes", signal);
+    const may = await rightsIn(rights, list);
     async function remove(v) {
-      const text = `The data of this volume on node ${v.node_id} is lost for good.`;
-      if (!await typed("volume", v.id, text)) return;
-      await act(`${v.id} is deleted.`, () => del(path("nodes", v.node_id, "volumes", v.id)));
+      const where = v.node_id ? ` on node ${v.node_id}` : "";
+      if (!await typed("volume", v.name, `The data of this volume${where} is lost for good.`)) return;
+      const at = v.node_id ? path("nodes", v.node_id, "volumes", v.id) : path("volumes", v.id);
+      await act(`${v.name} is deleted.`, () => del(at + query({ namespace: v.namespace })));
     }
+    const place = (v) => v.node_id ? nodeLink(v.node_id) : v.driver === "local" ? "none yet" : "all";
     const row = (v) => [
-      h("span", { class: "id", title: v.id }, v.id), nodeLink(v.node_id),
-      [state(v.phase), v.last_error && h("div", { class: "err" }, v.last_error)],
+      h("span", { class: "id", title: v.id }, v.id), v.namespace, place(v), state(v.state),
       int(v.size_gb) ? gb(int(v.size_gb)) : "no limit", (v.workload_ids || []).map((id) => [workloadLink(id), " "]),
-      v.retain_policy, age(v.created_at),
-      may && !(v.workload_ids || []).length && h("button", { class: "danger", onclick: () => remove(v) }, "Delete …"),
+      v.retain_policy === "Retain" ? "kept" : "deleted", age(v.created_at),
+      may.get(v.namespace) && !(v.workload_ids || []).length
+      && h("button", { class: "danger", onclick: () => remove(v) }, "Delete …"),
     ];
     return [
-      card("", table(["Volume", "Node", "State", num("Size"), "Used by", "When released", num("Age"), ""], list.map(row),
-        "No node has a volume. A workload gets one under managed_volumes.")),
-      problems.length > 0 && card("Volumes that are not listed",
-        table(["Node", "Why"], problems.map((p) => [nodeLink(p.node_id), p.reason]), "")),
+      card("", table(["Volume", "Namespace", "Node", "State", num("Size"), "Used by", "With its workload", num("Age"), ""],
+        list.map(row), "There is no volume. A workload gets one under managed_volumes.")),
     ];
   });
 }

@@ -1,7 +1,7 @@
 // @ts-check
 // Deploy: a specification, its plan, and the progress after it is applied.
 import { get, post, unsure } from "./api.js";
-import { card, confirmed, h, nodeLink, replace, state, table, toast, workloadLink } from "./dom.js";
+import { card, confirmed, dataLines, h, nodeLink, replace, state, table, toast, workloadLink } from "./dom.js";
 import { refresh } from "./live.js";
 import { verdicts } from "./placement.js";
 
@@ -70,7 +70,7 @@ export async function deploy(main, signal) {
 
   const change = (c) => h("div", {}, h("span", { class: "mono" }, c.field),
     c.before || c.after ? `: ${c.before || "–"} → ${c.after || "–"}` : "");
-  // takenBack shows one field that the request sets back to the value of an earlier revision.
+  // takenBack shows a field that this apply would set back, although somebody changed the field in a later revision.
   function takenBack(b) {
     const values = b.before || b.after ? `: ${b.before || "–"} → ${b.after || "–"}` : "";
     const by = (b.by || "").split("/").pop();
@@ -84,6 +84,8 @@ export async function deploy(main, signal) {
     nodeLink(w.node_id),
     h("div", {},
       w.reason ? h("div", { class: w.action === "delete" ? "" : "err" }, w.reason) : (w.changes || []).map(change),
+      w.members,
+      (w.action === "delete" ? dataLines(w) : []).map((l) => h("div", {}, l)),
       (w.takes_back || []).map(takenBack)),
   ];
 

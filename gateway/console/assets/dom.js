@@ -76,7 +76,7 @@ export function facts(pairs) {
   return h("dl", { class: "facts" }, given.map(([k, v]) => [h("dt", {}, k), h("dd", {}, v)]));
 }
 
-// short drops the unit of an amount if the next amount has the same one: "0.3 of 1.6 cores".
+// short drops the unit of an amount if the next amount has the same unit: "0.3 of 1.6 cores".
 const short = (amount, next) => {
   const [number, unit] = amount.split(" ");
   return next.endsWith(" " + unit) ? number : amount;
@@ -145,7 +145,10 @@ export function clock(time, timeZone) {
   return h("time", { datetime: time, title: time }, new Date(time).toLocaleString("en-GB", form));
 }
 
-/** A time that an event gives in seconds or nanoseconds since 1970; undefined if it is none. @param {string} text */
+/**
+ * The time in an event's text, given in seconds or nanoseconds since 1970; undefined if the text is no such time.
+ * @param {string} text
+ */
 function moment(text) {
   if (!/^\d{10}(\d{9})?$/.test(text)) return undefined;
   return clock(new Date(Number(text.slice(0, 13).padEnd(13, "0"))).toISOString());
@@ -180,7 +183,7 @@ export function toast(text, bad) {
 }
 
 /**
- * Shows a dialog with a Cancel button and one other.
+ * Shows a dialog with a Cancel button and one further button.
  * @param {string} title @param {Child} body @param {string} verb text of the other button @param {boolean} [danger]
  * @returns {Promise<boolean>} whether the other button was pressed
  */
@@ -200,6 +203,12 @@ export function confirmed(title, body, verb, danger) {
     document.body.append(d);
     d.showModal();
   });
+}
+
+/** What a planned delete does to data. @param {any} w @returns {string[]} */
+export function dataLines(w) {
+  const parts = [["deletes", w.deleted_data || []], ["keeps", w.kept_data || []]];
+  return parts.filter(([, data]) => data.length).map(([verb, data]) => `${w.workload_id} ${verb} ${data.join(", ")}`);
 }
 
 /** Events as a list, in the order given. @param {any[]} list @param {string} [empty] */

@@ -5,7 +5,7 @@ import { card, h, replace } from "./dom.js";
 import { terminal } from "./term.js";
 
 /**
- * Splits a command line at spaces; single and double quotes hold a word together. Nothing else is special,
+ * Splits a command line at spaces; single and double quotes hold a word together. No other character is special,
  * because no shell reads it. Throws on an open quote.
  * @param {string} line
  */
@@ -41,7 +41,7 @@ const help = "The audit log records who ran which program, and a hash of the who
   + "Processes that the command leaves running end with the session, and the session ends with this page.";
 
 /**
- * Fills body. The session ends when signal aborts: the page or the tab was left.
+ * Shows the terminal in body. The session ends when signal aborts, because the user left the page or the tab.
  * @param {HTMLElement} body @param {AbortSignal} signal @param {any} w the workload
  */
 export function showExec(body, signal, w) {

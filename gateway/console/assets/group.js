@@ -32,7 +32,7 @@ export async function readMembers(name, signal) {
   return list.sort((a, b) => a.workload_id.localeCompare(b.workload_id, "en", { numeric: true }));
 }
 
-/** Reports whether a workload was made by the count of its group. @param {any} w */
+/** Reports whether a workload is a member that the count of its group created. @param {any} w */
 export const countable = (w) => !w.owner && !w.surge && !["job", "system"].includes(w.kind) && !!w.group
   && w.workload_id.startsWith(w.group + "-") && /^\d+$/.test(w.workload_id.slice(w.group.length + 1));
 
@@ -104,11 +104,12 @@ export async function group(main, signal, name) {
 
   // readRollout reads the rolling update of the group. It makes no request if there cannot be a rolling update:
   // all members have the same specification, and it was never changed or has no update strategy.
-  async function readRollout(first) {
+  async function readRollout(first, members) {
     const id = first.kind === "system" ? first.owner : counted[0]?.workload_id;
     if (!id) return null;
     const { workload: w } = await get("/workloads/" + encodeURIComponent(id), signal);
-    const same = new Set(counted.map((x) => x.revision_id)).size < 2;
+    const all = [...counted, ...members.filter((x) => x.surge)];
+    const same = new Set(all.map((x) => x.revision_id)).size < 2;
     if (same && (int(w.revision_number) < 2 || !w.spec?.update && w.kind !== "system")) return null;
     return get("/rollouts/" + encodeURIComponent(name), signal).catch((e) => {
       if (e.status !== 404) throw e;
@@ -129,7 +130,7 @@ export async function group(main, signal, name) {
     const [changes] = await rights(first.namespace);
     counted = members.filter((w) => countable(w) && w.desired_state !== "Deleted" && w.namespace === first.namespace);
     now = counted.length === 1 && counted[0].desired_state === "Stopped" ? 0 : counted.length;
-    const r = await readRollout(first);
+    const r = await readRollout(first, members);
     const running = members.filter((w) => w.status === "Running").length, jobs = members.filter((w) => w.kind === "job");
     replace(head, jobs.length < members.length && `${running} of ${members.length} run`,
       first.owner && h("span", {}, "Made by ", workloadLink(first.owner)));

@@ -12,7 +12,7 @@ export function ran(exit) {
 /** @param {any} exit */
 export const exitCode = (exit) => (exit ? String(int(exit.code)) : "");
 
-/** The state of a workload; for a finished job, how it ended. @param {any} w */
+/** The state of a workload; for a finished job, whether it succeeded or failed. @param {any} w */
 export function ended(w) {
   if (w.template?.cron && w.desired_state === "Stopped") return state("Stopped", "Suspended");
   if (!w.job_result || w.desired_state !== "Running") return state(w.status);

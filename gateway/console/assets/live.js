@@ -17,11 +17,11 @@ export const publish = (event) => listeners.forEach((fn) => fn(event));
 
 /** @type {(why: string) => void} */
 let askToken = () => { };
-/** Sets what is called when the gateway wants a token. @param {(why: string) => void} fn */
+/** Sets the function to call when the gateway answers 401. @param {(why: string) => void} fn */
 export const onUnauthorized = (fn) => { askToken = fn; };
 
 /**
- * Calls load now, after each event that about accepts (at most once per second), and every `every` ms.
+ * Calls load now, then every `every` ms and after each event for which about returns true, at most once per second.
  * @param {() => Promise<void>} load @param {AbortSignal} signal
  * @param {{every?: number, about?: (event: any) => any}} options
  */
@@ -73,7 +73,7 @@ function settled(look) {
 }
 
 /**
- * Shows an error. The banner shows an error that may pass, and then the page keeps its content.
+ * Shows an error. If a repeated request may succeed, the banner shows the error and the page keeps its content.
  * @param {any} e @param {Function} look the load that failed
  */
 export function problem(e, look) {

@@ -14,7 +14,7 @@ export const isTemplate = (w) => !!w.template || isSystem(w);
 /** The schedule of a cron in one text. @param {any} c */
 export const scheduleText = (c) => [c.schedule, c.time_zone || "UTC"].join(" ");
 
-// inZone is the time of the next run on the clock of the schedule, for readers in another zone.
+// inZone is the time of the next run in the time zone of the schedule, for readers in another time zone.
 function inZone(time, zone) {
   if (!time || zone === Intl.DateTimeFormat().resolvedOptions().timeZone) return "";
   try {
@@ -40,7 +40,7 @@ export function scheduleCard(w) {
   ]));
 }
 
-const pages = 5; // pages of the list that are read to find runs
+const pages = 5; // maximum number of list pages that are read to find the runs of a template
 
 /** Reads the runs of a template, newest first. @param {string} id @param {AbortSignal} signal */
 async function readRuns(id, signal) {

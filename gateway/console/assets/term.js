@@ -12,7 +12,7 @@ const blank = { ch: " ", at: "" };
 /** @param {number} rows @returns {Cell[][]} */
 const emptyGrid = (rows) => Array.from({ length: rows }, () => []);
 
-// The first sixteen colours of a terminal, as backgrounds. Text has lighter ones, from the style sheet.
+// The first sixteen colours of a terminal, as backgrounds. For text the style sheet has lighter colours.
 const sixteen = ["#000000", "#8c2a24", "#1f6b3c", "#7a5200", "#1b4f94", "#6b3a80", "#1d6a70", "#9aa5b4",
   "#4a5462", "#b3423a", "#2f8f55", "#9c6d0c", "#2f6cc0", "#8a52a3", "#2b8b92", "#e6e9ee"];
 /** @param {(number | undefined)[]} parts red, green and blue, 0 to 255 */
@@ -95,7 +95,7 @@ export class Screen {
     this.wrap = false;
     this.allDirty();
   }
-  // keepFirst moves the first line to the lines that scrolled off; on the alternate screen it drops the line.
+  // keepFirst appends the first line to past, the lines that scrolled off; on the alternate screen it drops the line.
   keepFirst() {
     const row = this.grid.shift();
     if (!row || this.main) return;

@@ -11,7 +11,7 @@ const rate = (/** @type {number} */ n) => (n >= 1e6 ? (n / 1e6).toFixed(1) + " M
 const width = 300, height = 60;
 
 /**
- * One measure as a line over time. A gap in the measurements is a gap in the line.
+ * One measured value, drawn as a line over time. A gap in the measurements is a gap in the line.
  * @param {string} label @param {Point[]} points @param {(n: number) => string} unit
  * @param {number} span length of the axis of time in ms @param {number} step time between two points in ms
  */

@@ -2,8 +2,8 @@
 // One workload: state, timeline, placement, logs, sessions, revisions, specification.
 import { call, del, fetchLines, get, permissions, post, query, stream } from "./api.js";
 import {
-  card, clock, confirmed, facts, groupLink, h, int, labelTexts, nodeLink, reasonText, replace, state, table, timeline, toast,
-  workloadLink,
+  card, clock, confirmed, dataLines, facts, groupLink, h, int, labelTexts, nodeLink, reasonText, replace, state, table, timeline,
+  toast, workloadLink,
 } from "./dom.js";
 import { countable } from "./group.js";
 import { ended, outputCard, resultCard, runsCard } from "./job.js";
@@ -60,11 +60,24 @@ export async function workload(main, signal, id) {
   const retry = () => act(`${id} is tried again.`, () => call("POST", at + "/retry"));
   const again = () => act(`${id} is restarted.`, () => call("POST", at + "/retry?restart=true"));
   async function remove() {
-    let text = "It is stopped and removed from its node. Its managed volumes follow their retain policy.";
+    let text = "It is stopped and removed from its node.";
     if (seen?.template) text = "Its runs are deleted too. Runs that are active are stopped.";
     else if (isSystem(seen)) text = "All its members are stopped and removed from their nodes.";
-    if (!await confirmed(`Delete ${id}?`, h("p", {}, text), "Delete", true)) return;
-    await act(`${id} is being deleted.`, () => del(at));
+    const volumes = h("input", { type: "checkbox" }), data = h("div", { role: "status" });
+    volumes.addEventListener("change", show);
+    async function show() {
+      const keep = !volumes.checked;
+      let lines = ["The scheduler cannot tell which data goes."];
+      try {
+        const r = await post("/plan", { workloads: [{ workload_id: id, desired_state: "deleted" }], keep_volumes: keep });
+        lines = (r.workloads || []).flatMap(dataLines);
+      } catch { /* the line above says it */ }
+      if (keep === !volumes.checked) replace(data, lines.map((l) => h("p", {}, l)));
+    }
+    await show();
+    const body = h("div", {}, h("p", {}, text), data, h("label", {}, volumes, " Delete its volumes too"));
+    if (!await confirmed(`Delete ${id}?`, body, "Delete", true)) return;
+    await act(`${id} is being deleted.`, () => del(at + (volumes.checked ? "" : "?keep_volumes=true")));
   }
 
   function buttons(w) {
@@ -271,6 +284,7 @@ function stateCard(w) {
   const local = (a) => a && (a.startsWith("127.") || a === "::1");
   const port = (p) => {
     const host = `${p.address || ""} ${p.host_port || "–"} → ${p.container_port}/${p.protocol || "tcp"} ${p.name || ""}`;
+    if (p.mode === "ingress") return host.trim() + " (on every node)";
     return host.trim() + (local(p.address) ? " (on the node only, not in DNS)" : "");
   };
   return card("State", facts([

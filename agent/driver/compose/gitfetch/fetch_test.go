@@ -66,15 +66,15 @@ func TestFetchWritesTheFilesOfACommit(t *testing.T) {
 	into := filepath.Join(t.TempDir(), "files")
 	commit, err := New(time.Minute).Fetch(t.Context(), Source{URL: url}, t.TempDir(), into)
 	if err != nil || commit != want {
-		t.Fatalf("commit %q, %v; want %q", commit, err, want)
+		t.Fatalf("Fetch returned the commit %q, error %v; want %q", commit, err, want)
 	}
 	if info, err := os.Stat(filepath.Join(into, "small")); err != nil || info.Size() != 10 {
-		t.Errorf("the fetched file is %v, %v", info, err)
+		t.Errorf("the fetched file is %v, error %v; want the size of the file in the commit", info, err)
 	}
 }
 
 // A small pack unpacks to a file that is larger than the memory limit of a fetch. The fetch fails with an
-// error that names the memory.
+// error that names the memory limit as the reason.
 func TestAPackThatUnpacksToTooMuch(t *testing.T) {
 	url, _ := served(t, "zeros", 100<<20)
 	f := New(time.Minute)
@@ -115,6 +115,6 @@ func TestAServerThatDoesNotAnswer(t *testing.T) {
 	defer close(done)
 	_, err := New(time.Second).Fetch(t.Context(), Source{URL: srv.URL}, t.TempDir(), filepath.Join(t.TempDir(), "files"))
 	if driver.ClassOf(err) != driver.NetworkTimeout || !strings.Contains(err.Error(), "more than 1s") {
-		t.Errorf("a fetch from a server that does not answer returned %v", err)
+		t.Errorf("a fetch from a server that does not answer returned %v, want a timeout", err)
 	}
 }

@@ -25,14 +25,14 @@ type Fetcher struct {
 	slots chan struct{}
 }
 
-// Resource limits of one fetch. The caller of New chooses the limit of its wall time.
+// Resource limits of the child process of one fetch. Its time limit is the argument of New.
 const (
 	memory = 512 << 20
 	cpu    = 2 * time.Minute
 	atOnce = 2
 )
 
-// New returns a Fetcher that ends each fetch after the duration wall.
+// New returns a Fetcher that aborts a fetch when the time wall has passed since its start.
 func New(wall time.Duration) *Fetcher {
 	f := &Fetcher{slots: make(chan struct{}, atOnce), child: child.Runner{
 		Task:   Task.Name,

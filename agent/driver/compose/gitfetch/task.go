@@ -39,7 +39,7 @@ type order struct {
 	Into   []string // folders that the task creates, each with all files of the commit
 }
 
-// answer is the output of a fetch task: a commit id, or an error text and its class.
+// answer is what the child process returns to the agent: the commit id, or an error text and the error's class.
 type answer struct {
 	Commit string       `json:",omitempty"`
 	Class  driver.Class `json:",omitempty"`
@@ -51,8 +51,8 @@ func serve(input []byte) (any, error) {
 	if err := json.Unmarshal(input, &o); err != nil {
 		return nil, err
 	}
-	// go-git keeps its transports in one table for the process. Changing the table is safe here, because this
-	// process fetches only once.
+	// go-git has one global table of transports. Changing it is safe here, because this child process fetches
+	// only once.
 	limited := githttp.NewClient(&http.Client{Transport: limitedTransport{http.DefaultTransport}})
 	gitclient.InstallProtocol("http", limited)
 	gitclient.InstallProtocol("https", limited)
@@ -91,7 +91,7 @@ const (
 	maxRefs  = 16 << 20  // maximum bytes of the server's list of branches and tags
 )
 
-// limitedTransport bounds the answers of a Git server.
+// limitedTransport limits the size of a Git server's answers.
 type limitedTransport struct{ http.RoundTripper }
 
 func (t limitedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -120,7 +120,7 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// auth returns the source's credentials in the form of go-git, nil if there are none.
+// auth returns the source's credentials in the form that go-git requires, nil if there are none.
 func (s *Source) auth() transport.AuthMethod {
 	if s.User == "" && s.Password == "" {
 		return nil
@@ -131,7 +131,7 @@ func (s *Source) auth() transport.AuthMethod {
 // commitPattern matches a full commit id.
 var commitPattern = regexp.MustCompile(`^[0-9a-f]{40}$`)
 
-// open resolves s.Want to a commit and fetches only this commit.
+// open resolves s.Want (a branch, tag or commit id) to a commit and fetches only this commit.
 func (s *Source) open(ctx context.Context, dir string) (*git.Repository, plumbing.Hash, error) {
 	want := s.Want
 	if s.Local != "" {
@@ -181,8 +181,8 @@ func (s *Source) open(ctx context.Context, dir string) (*git.Repository, plumbin
 	if !commitPattern.MatchString(want) {
 		return nil, plumbing.ZeroHash, &noReference{want}
 	}
-	// Some servers do not allow fetching a commit by its id. From these, fetch all commits and search for the
-	// wanted one.
+	// Some servers do not allow fetching a commit by its id. From such a server, fetch all commits and search
+	// for the wanted commit.
 	hash := plumbing.NewHash(want)
 	if err := fetch(want+":"+here, 1); err != nil {
 		if ctx.Err() != nil {
@@ -267,7 +267,7 @@ func classify(err error) driver.Class {
 	return class
 }
 
-// excess means that a repository exceeds the size limits for a stack.
+// excess is the error that a repository exceeds the size limits for a stack.
 type excess struct{ text string }
 
 func (e *excess) Error() string { return e.text }
@@ -322,8 +322,8 @@ func inside(root *os.Root, links []string) error {
 	return nil
 }
 
-// writeFile writes a file or a symbolic link. It syncs a file, because an existing folder of a commit is
-// taken to be complete, also after a power failure.
+// writeFile writes a file or a symbolic link. It syncs a file to the disk: if the folder of a commit
+// exists, even after a power failure, the agent assumes that it is complete.
 func writeFile(root *os.Root, f *object.File) error {
 	if f.Mode == filemode.Symlink {
 		target, err := f.Contents()

@@ -32,20 +32,20 @@ type Snooper struct {
 	done   chan struct{}
 	closed bool
 	warned bool
-	// wanted holds the MAC addresses to observe, each with the time of its last Want. Other interfaces are
-	// ignored.
+	// wanted holds the MAC addresses of the interfaces to observe, each with the time at which Want was last
+	// called for it. Other interfaces are ignored.
 	wanted map[string]time.Time
 	heard  map[string][]heard // announced IP addresses, by the MAC address of their interface, in the order of the first announcement
 }
 
-// heard is an IP address that an interface announced, and when.
+// heard is an IP address that an interface announced by ARP, with the time of its last announcement.
 type heard struct {
 	ip   netip.Addr
 	last time.Time
 }
 
 const (
-	// forgetWanted is how long an interface is observed after the last Want for it.
+	// forgetWanted is how long an interface is observed after the last call of Want for it.
 	forgetWanted = time.Hour
 	// forgetHeard is how long an announced address stays valid after the interface announces another
 	// address instead.
@@ -59,8 +59,8 @@ func New() *Snooper {
 	return &Snooper{open: listenARP, now: time.Now, wanted: map[string]time.Time{}, heard: map[string][]heard{}}
 }
 
-// Want starts listening for the interfaces with these MAC addresses. If listening is impossible, only the
-// first call returns an error.
+// Want starts listening for the interfaces with these MAC addresses. If the socket cannot be opened, only
+// the first call returns the error.
 func (s *Snooper) Want(macs []string) error {
 	if len(macs) == 0 {
 		return nil

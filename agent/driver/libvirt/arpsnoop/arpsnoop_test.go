@@ -20,7 +20,7 @@ const (
 	macB = "52:54:00:00:00:0b"
 )
 
-// arp returns the frame of an ARP request, with change applied to its bytes.
+// arp returns the frame of an ARP request. The functions in change may first modify its bytes.
 func arp(change ...func([]byte)) []byte {
 	f := []byte{
 		0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x52, 0x54, 0, 0, 0, 0x0a, 0x08, 0x06,
@@ -62,7 +62,8 @@ func TestReadARPAcceptsOnlyValidFrames(t *testing.T) {
 	}
 }
 
-// An announced address is kept while it is valid, and the number of addresses per interface is bounded.
+// The snooper keeps an announced address until it expires (forgetHeard), and keeps at most mostHeard addresses
+// per interface.
 func TestHeardAddressesExpireAndAreBounded(t *testing.T) {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	type said struct {
@@ -101,7 +102,7 @@ func TestHeardAddressesExpireAndAreBounded(t *testing.T) {
 			e.hear(s.mac, netip.MustParseAddr(s.ip))
 		}
 		if got := e.Of(macA, start.Add(c.since)); !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+			t.Errorf("%s: the addresses are %v, want %v", c.name, got, c.want)
 		}
 	}
 }
@@ -118,7 +119,7 @@ func TestTheSocketIsOpenOnlyWhileWanted(t *testing.T) {
 	}
 	macs := []string{macA}
 	if first, second := e.Want(macs), e.Want(macs); !errors.Is(first, refused) || second != nil {
-		t.Errorf("the open fails: %v, then %v", first, second)
+		t.Errorf("two calls of Want with a refused socket returned %v and %v, want only one error", first, second)
 	}
 	r, w := io.Pipe()
 	e.open = func() (io.ReadCloser, error) { return r, nil }
@@ -133,7 +134,7 @@ func TestTheSocketIsOpenOnlyWhileWanted(t *testing.T) {
 	testbed.Until(t, "the address", func() bool { return slices.Equal(e.Of(macA, time.Time{}), []string{"10.77.0.130"}) })
 	e.Close()
 	if _, err := w.Write(arp()); !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("after Close: %v", err)
+		t.Errorf("after Close a write to the stream of frames returned %v, want io.ErrClosedPipe", err)
 	}
 	e.open = func() (io.ReadCloser, error) { t.Error("the snooper opens a socket after Close"); return nil, refused }
 	_ = e.Want(macs)
@@ -151,7 +152,7 @@ func TestUnwantedInterfacesAreForgotten(t *testing.T) {
 	now = now.Add(forgetWanted + time.Second)
 	_ = e.Want([]string{macB})
 	if len(e.wanted) != 1 || len(e.heard) != 1 || len(e.Of(macB, time.Time{})) != 1 {
-		t.Errorf("wanted %v, heard %v", e.wanted, e.heard)
+		t.Errorf("after an hour without Want the snooper still holds the interfaces %v and the addresses %v", e.wanted, e.heard)
 	}
 }
 
@@ -168,10 +169,10 @@ garbage
 		t.Fatal(err)
 	}
 	if got, want := Kernel(file), map[string][]string{macA: {"10.0.0.5", "10.0.0.6"}}; !reflect.DeepEqual(got, want) {
-		t.Errorf("%v, want %v", got, want)
+		t.Errorf("the kernel's ARP table was read as %v, want %v", got, want)
 	}
 	if got := Kernel(file + ".none"); len(got) != 0 {
-		t.Errorf("without an ARP table: %v", got)
+		t.Errorf("without an ARP table Kernel returned %v, want nothing", got)
 	}
 }
 

@@ -79,7 +79,8 @@ func Copy(ctx context.Context, file string, options driver.LogOptions, over func
 	}
 	buf := make([]byte, 32<<10)
 	for {
-		// over is called before the file is read, so that the last output is not missed.
+		// Call over before reading the file: what the guest wrote before its end is then in the file, and no
+		// output is missed.
 		ended, err := over(ctx)
 		if err != nil {
 			return err
@@ -127,7 +128,8 @@ func Copy(ctx context.Context, file string, options driver.LogOptions, over func
 	}
 }
 
-// rotated reports whether virtlogd has moved the file away and started another one.
+// rotated reports whether virtlogd has moved the open file f away and started a new file at path, or has
+// truncated f.
 func rotated(f *os.File, path string, offset int64) bool {
 	now, err := os.Stat(path)
 	if err != nil {
@@ -137,8 +139,8 @@ func rotated(f *os.File, path string, offset int64) bool {
 	return err == nil && (!os.SameFile(was, now) || now.Size() < offset)
 }
 
-// readLines returns the last tail lines of a file (all lines if tail ≤ 0), the unfinished line after them,
-// and the offset up to which it read.
+// readLines returns the last lines of a file (as many as tail says, all if tail ≤ 0), the unfinished line after
+// them, and the offset up to which it read.
 func readLines(f *os.File, tail int) (lines [][]byte, rest []byte, offset int64, err error) {
 	in := bufio.NewReaderSize(f, maxLine)
 	for {

@@ -24,6 +24,6 @@ func TestALongLineLosesNoBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := strings.ReplaceAll(out.String(), "\n", ""); got != line {
-		t.Errorf("wrote %d bytes, got %d", len(line), len(got))
+		t.Errorf("the log has %d bytes, but Copy returned %d", len(line), len(got))
 	}
 }

@@ -18,7 +18,8 @@ import (
 )
 
 // Suffixes of file names. PartSuffix marks a disk file that is still being written. StagedSuffix marks a
-// complete disk that gets its final name once the guest that it replaces has stopped.
+// complete disk that cannot have its final name yet, because the old guest still uses a disk of that name. The
+// disk is renamed when the old guest has stopped.
 const (
 	PartSuffix   = ".persys-part"
 	StagedSuffix = ".persys-staged"
@@ -72,8 +73,9 @@ func Inspect(ctx context.Context, path, format string) (Image, error) {
 	return f, nil
 }
 
-// Make creates a disk file at the path in to. Without img the disk is empty. With img it is backed by that
-// image, or a copy of it if format is raw. The file appears complete or not at all.
+// Make creates a disk file at the path in to. If img is nil, the disk is empty. Otherwise the disk is
+// backed by that image or, if format is raw, is a copy of it. The file at to is either complete or does
+// not exist.
 func Make(ctx context.Context, to, format string, size int64, img *Image) error {
 	part := to + PartSuffix
 	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -89,8 +91,8 @@ func Make(ctx context.Context, to, format string, size int64, img *Image) error 
 			args = append(args, strconv.FormatInt(size, 10))
 		}
 	default:
-		// Without the option -U qemu-img convert fails if a guest holds a lock on the image: an image that a
-		// guest is writing must not be copied.
+		// Do not set the option -U here: without it, qemu-img convert fails if a guest holds a lock on the
+		// image. An image must not be copied while a guest writes to it.
 		args = []string{"convert", "-q", "-f", img.Format, "-O", "raw", img.Path, part}
 	}
 	if _, err := qemuImg(ctx, driver.StorageProvisionFailed, args...); err != nil {
@@ -110,7 +112,8 @@ func Make(ctx context.Context, to, format string, size int64, img *Image) error 
 // Move renames a file durably.
 func Move(from, to string) error { return Failed(driver.Rename(from, to)) }
 
-// named renames the temporary file part to its final name and syncs both. If that fails, it deletes the file.
+// named syncs the temporary file part, renames it to its final name to, and syncs the folder. If that fails,
+// it deletes the file.
 func named(part, to string) error {
 	if err := driver.Rename(part, to); err != nil {
 		return errors.Join(Failed(err), Remove(part))

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A disk gets its final name only after its file was synced. The test uses a socket instead of a disk: it
-// cannot be synced, so it must not get the final name.
+// A disk gets its final name only after its file was synced. The test passes a socket instead of a disk file. A
+// socket cannot be synced, so it must not get the final name.
 func TestDiskIsWrittenOutBeforeItIsNamed(t *testing.T) {
 	programs := t.TempDir()
 	t.Setenv("PATH", programs+string(os.PathListSeparator)+os.Getenv("PATH"))
@@ -31,7 +31,7 @@ func TestDiskIsWrittenOutBeforeItIsNamed(t *testing.T) {
 		}
 		for _, path := range []string{to, to + PartSuffix} {
 			if there, err := Exists(path); err != nil || there {
-				t.Errorf("%s: %s: %v, %v; want nothing", name, path, there, err)
+				t.Errorf("%s: the file %s exists: %v (error %v); want no file", name, path, there, err)
 			}
 		}
 	}

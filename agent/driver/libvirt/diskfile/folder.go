@@ -29,7 +29,7 @@ func RemoveOthers(dir string, keep ...string) error {
 	for _, f := range files {
 		stays := false
 		for _, k := range keep {
-			// Rotated logs have the name of the log and a number.
+			// Rotated console logs are kept too: their names begin with the name of the log.
 			stays = stays || k != "" && (f.Name() == filepath.Base(k) || strings.HasPrefix(f.Name(), filepath.Base(k)+"."))
 		}
 		if stays {

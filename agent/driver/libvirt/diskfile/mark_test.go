@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// A mark names the owner and the source image of a disk. Marks of earlier versions lack some of these lines
-// and can still be read.
+// The mark file beside a disk names the disk's owner and source image. Mark files of earlier versions lack some
+// of these lines and can still be read.
 func TestMarksOfAllVersionsAreRead(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name, text string) string {
@@ -30,7 +30,7 @@ func TestMarksOfAllVersionsAreRead(t *testing.T) {
 			t.Error("the mark does not name its workload, or another workload matches it too")
 		}
 		if got, known := MadeFrom(path, "node-a"); got != image || !known {
-			t.Errorf("made from %q, %v; want %q", got, known, image)
+			t.Errorf("MadeFrom returned %q, known: %v; want %q", got, known, image)
 		}
 		if got, known := MadeFrom(path, "node-b"); known {
 			t.Errorf("another node takes the path %q in the mark for one of its own images", got)
@@ -50,10 +50,10 @@ func TestMarksOfAllVersionsAreRead(t *testing.T) {
 		{"a disk without a mark", at("absent", ""), false},
 	} {
 		if ours := Made(c.path, "c1", "web"); ours != c.ours {
-			t.Errorf("%s: %v, want %v", c.what, ours, c.ours)
+			t.Errorf("%s: Made returned %v, want %v", c.what, ours, c.ours)
 		}
 		if image, known := MadeFrom(c.path, "node-a"); known {
-			t.Errorf("%s: made from %q, want not known", c.what, image)
+			t.Errorf("%s: MadeFrom returned the image %q, want an unknown one", c.what, image)
 		}
 		if Elsewhere(c.path, "node-a") {
 			t.Errorf("%s: the mark names another node", c.what)
@@ -64,6 +64,6 @@ func TestMarksOfAllVersionsAreRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	if image, known := MadeFrom(taken, "node-b"); known || !Made(taken, "c1", "web") || Elsewhere(taken, "node-b") {
-		t.Errorf("taken over: made from %q, %v", image, known)
+		t.Errorf("after another node took the disk over, MadeFrom returned %q, known: %v", image, known)
 	}
 }

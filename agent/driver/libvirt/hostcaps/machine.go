@@ -23,8 +23,8 @@ type Machine struct {
 	PanicDevice string // model of the panic device; empty if the machine type has none
 }
 
-// GuestTypes reads libvirt's capabilities. It returns the host's architecture and uuid, and the machine type
-// of a 64-bit guest for each way to run one (kvm or qemu).
+// GuestTypes parses libvirt's capabilities (the XML of virsh capabilities). It returns the host's architecture
+// and uuid, and the machine type of a 64-bit guest for each way to run one (kvm or qemu).
 func GuestTypes(capsXML string) (arch, uuid string, machine map[string]string, err error) {
 	var caps libvirtxml.Caps
 	if err := caps.Unmarshal(capsXML); err != nil {
@@ -56,7 +56,8 @@ func GuestTypes(capsXML string) (arch, uuid string, machine map[string]string, e
 	return arch, caps.Host.UUID, machine, nil
 }
 
-// ReadMachine reads libvirt's domain capabilities for one way to run guests.
+// ReadMachine parses libvirt's domain capabilities (the XML of virsh domcapabilities) for one way to run
+// guests.
 func ReadMachine(domcapsXML string) (*Machine, error) {
 	var caps libvirtxml.DomainCaps
 	if err := xml.Unmarshal([]byte(domcapsXML), &caps); err != nil {

@@ -2,7 +2,7 @@ package hostcaps
 
 import "encoding/xml"
 
-// PoolType returns the scheduler's name for the type of a libvirt pool.
+// PoolType returns the name by which schedulers know the type of a libvirt pool. description is the pool's XML.
 func PoolType(description string) string {
 	var p struct {
 		Type string `xml:"type,attr"`

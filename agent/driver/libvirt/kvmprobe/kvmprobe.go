@@ -18,7 +18,7 @@ type Machine struct {
 	CPU                  string // CPU mode; if empty, QEMU chooses it
 }
 
-// Domain returns the XML of a domain that has only the disk file disk.
+// Domain returns the XML of a domain whose only disk is the file at the path disk.
 func Domain(name, disk string, m Machine) (string, error) {
 	dom := &libvirtxml.Domain{
 		Type: m.Kind, Name: name, Title: "probe whether KVM works; removed in a few seconds",

@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// script runs as process 1 of the namespaces. It starts the daemon again whenever the daemon ends, unless
-// the file "down" exists.
+// script is the shell script that starts the daemon. It runs as process 1 of the daemon's namespaces. It starts
+// the daemon again whenever the daemon ends, unless the file "down" exists.
 const script = `set -e
 D=$1
 C=$2
@@ -97,8 +97,8 @@ func Missing() string {
 	return ""
 }
 
-// Start starts a daemon and waits until it answers and its network "default" is active. The daemon puts
-// guests into the named cgroup controllers; into none by default.
+// Start starts a daemon and waits until it answers and its network "default" is active. The arguments name the
+// cgroup controllers that the daemon uses for its guests; without arguments it uses none.
 func Start(ctx context.Context, controllers ...string) (*Daemon, error) {
 	dir, err := os.MkdirTemp("", "pv-") // a short path, because the path of a Unix socket has at most 108 bytes
 	if err != nil {
@@ -113,7 +113,8 @@ func Start(ctx context.Context, controllers ...string) (*Daemon, error) {
 		return nil, err
 	}
 	defer out.Close()
-	// Mounted outside the namespaces, so that both the daemon and the caller see the file system.
+	// Mount this file system outside the namespaces, so that both the daemon and the caller see the
+	// file system.
 	if err := errors.Join(os.Mkdir(d.Small(), 0o755), syscall.Mount("persys-small", d.Small(), "tmpfs", 0, "mode=0755,size=16m")); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -261,13 +262,14 @@ func (d *Daemon) Restart(ctx context.Context) error {
 	return d.Recover(ctx)
 }
 
-// Notes returns the path of the daemon's status file for a running domain.
+// Notes returns the path of the file in which the daemon stores the state of a running domain.
 func (d *Daemon) Notes(name string) string {
 	return filepath.Join(d.Dir, "root", "run", "libvirt", "qemu", name+".xml")
 }
 
 // Recover starts the daemon after it was killed. A domain that was being started at that moment stays locked,
-// so Recover first removes the status files of domains without a QEMU process, as an operator would.
+// so Recover first removes the status files of domains without a QEMU process, as an operator would do by
+// hand.
 func (d *Daemon) Recover(ctx context.Context) error {
 	notes, err := filepath.Glob(d.Notes("*"))
 	for _, note := range notes {

@@ -96,7 +96,7 @@ func run(ctx context.Context, dir string, env []string, args ...string) error {
 }
 
 // packInit builds the guest's /init and packs it into an initramfs with the kernel modules that it needs. The
-// program itself lists these modules.
+// /init program itself prints the list of these modules.
 func packInit(ctx context.Context, root, work string) ([]byte, error) {
 	bin := filepath.Join(work, "init")
 	if err := run(ctx, root, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", bin, "./e2e/guest"); err != nil {

@@ -19,7 +19,7 @@ func WithAccount(vendor, user, password string, keys []string) (string, error) {
 		return text, err
 	}
 	// The MIME boundary is computed from the text and is not random, so that the same specification makes the
-	// same seed.
+	// same input of cloud-init.
 	sum := sha256.Sum256([]byte(text + "\x00" + vendor))
 	return Together("persys-"+hex.EncodeToString(sum[:4]), text, vendor)
 }

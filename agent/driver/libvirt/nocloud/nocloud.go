@@ -1,5 +1,5 @@
 // Package nocloud makes the input of cloud-init: combined user-data documents, the network configuration, and
-// the image of a NoCloud seed.
+// the image of a NoCloud seed, a disk from which cloud-init reads its input.
 package nocloud
 
 import (
@@ -71,8 +71,9 @@ func Together(boundary string, parts ...string) (string, error) {
 	return b.String(), nil
 }
 
-// Image returns the ISO image of a seed, and a checksum over the seed's files. The ISO image itself contains
-// its creation time so it differs each time.
+// Image returns the ISO image of a seed (the disk from which cloud-init reads its input), and a checksum over
+// the seed's files. The checksum shows whether two seeds are equal. The ISO images cannot show it, because each
+// contains its creation time.
 func Image(files []File) (iso []byte, checksum string, err error) {
 	w, err := iso9660.NewWriter()
 	if err != nil {

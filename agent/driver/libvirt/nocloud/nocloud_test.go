@@ -49,7 +49,7 @@ func TestPartsAreLabelledByTheirFirstLine(t *testing.T) {
 				t.Fatal(err)
 			}
 			if kind := p.Header.Get("Content-Type"); kind != c.kind || string(body) != c.text {
-				t.Errorf("part %d is %s with %q; want %s with %q", i, kind, body, c.kind, c.text)
+				t.Errorf("part %d of the combined document has the type %s and the text %q; want %s and %q", i, kind, body, c.kind, c.text)
 			}
 		}
 	}

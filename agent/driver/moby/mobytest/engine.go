@@ -17,8 +17,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Engine is the real Docker engine for tests, and the objects that this run of a package's tests created in
-// it. The names of these objects contain a random part, so that concurrent runs do not collide.
+// Engine is the machine's Docker engine, which tests use. Its random id Run belongs to one run of a package's
+// tests. It is part of the names of the objects that they create, so that concurrent runs do not collide.
 type Engine struct {
 	Client *client.Client
 	Run    string   // random id of this test run
@@ -26,15 +26,15 @@ type Engine struct {
 	Probe  v1.Image // the probe's image; tests load it under further names
 }
 
-// openFor and closeFor are the time limits of the set-up before the first test and the clean-up after the
-// last one.
+// openFor is the time limit of the set-up before the first test, and closeFor that of the clean-up after the
+// last test.
 const (
 	openFor  = 2 * time.Minute
 	closeFor = time.Minute
 )
 
 // Shared is the engine that the tests of one package share. The first test that needs the engine sets it up.
-// Name is a part of the names of the test images.
+// Name becomes a part of the names of the test images.
 type Shared struct {
 	Name string
 
@@ -52,7 +52,8 @@ func (s *Shared) Open(t testing.TB) *Engine {
 }
 
 // Main runs the tests of a package, removes their objects from the engine, and exits. The run fails if the
-// function left (may be nil) finds objects that are still there, or if a goroutine leaks.
+// function left (which may be nil) returns an error because the tests left objects on the engine, or if a
+// goroutine leaks.
 func (s *Shared) Main(m *testing.M, left func(context.Context, *Engine) error) {
 	code := m.Run()
 	if s.engine != nil {

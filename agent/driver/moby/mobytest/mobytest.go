@@ -20,7 +20,8 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// BuildProbe builds an image FROM scratch with the program in the folder probe.
+// BuildProbe builds the test image: an image FROM scratch that contains only the program in the
+// folder probe.
 func BuildProbe(ctx context.Context) (v1.Image, error) {
 	dir, err := os.MkdirTemp("", "persys-probe-")
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// smallScript runs as process 1 in the namespaces of a Small engine.
+// smallScript is the shell script that starts a Small engine. It runs as process 1 in the engine's namespaces.
 const smallScript = `ip link set lo up
 exec dockerd --config-file "$1/config.json" --data-root "$1/disk/data" --exec-root "$1/exec" --pidfile "$1/pid" \
 	-H "unix://$1/sock" --iptables=false --ip6tables=false --ip-masq=false --storage-driver vfs
@@ -36,7 +36,7 @@ type Small struct {
 // name ref. The engine ends with the test. It needs root and dockerd.
 func NewSmall(t *testing.T, size int64, image v1.Image, ref string) *Small {
 	t.Helper()
-	const what = "an engine of its own"
+	const what = "a private Docker engine"
 	if os.Geteuid() != 0 {
 		testbed.Need(t, what, errors.New("only root can start one"))
 	}

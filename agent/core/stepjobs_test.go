@@ -1,0 +1,94 @@
+package core
+
+import (
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/workload"
+)
+
+// An agent that was killed after it started a job, but before it stored that the order was carried out, resumes the order.
+// It does not run the job a second time, neither if the job ended while the agent was down nor if it ends later.
+func TestStepRunsAJobOnceIfTheAgentRestarts(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		seen workload.State // what the new process sees first
+		end  workload.State
+	}{
+		{"the job ended while the agent was down", workload.Stopped, workload.Stopped},
+		{"the job failed while the agent was down", workload.Failed, workload.Failed},
+		{"the job ends later", workload.Running, workload.Stopped},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			now := time.Unix(1000, 0)
+			in := &Intent{ID: "db", Type: workload.Container, DesiredState: "running", EngineContent: "c1:a", Content: "c1:a", SpecHash: "a1:x",
+				Generation: workload.Generation{Incarnation: 1, Sequence: 5}, Traits: Traits{RestartPolicy: "no"}}
+			h := &history{t: t, now: now, clock: 1000 * time.Second}
+			h.s = Restore(Settings{Node: "a", Policy: policy, Concurrency: 8},
+				Saved{Intents: []*Intent{in}, Tasks: []*Task{NewTask(ActionApply, "db", now)}, Meta: Meta{InstanceID: "i1"}}, h.now)
+			h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{workload.Container}})
+			e, _ := h.s.Engine(workload.Container)
+			// sees sends the event, which may be a list of the engine with the instance in the given state.
+			// If Step then inspects the instance, the inspection shows the same state.
+			sees := func(state workload.State, event func([]workload.Observed) Event) {
+				t.Helper()
+				o := workload.Observed{ID: "db", State: state, Content: in.EngineContent, Generation: in.Generation, RuntimeID: "r1", StartedAt: now}
+				if state != workload.Running {
+					o.FinishedAt = now.Add(time.Second)
+				}
+				h.step(event([]workload.Observed{o}))
+				for a := h.act(); a != nil; a = h.act() {
+					if a.Verb != Look {
+						t.Fatalf("the core began the action %s, want none: the job has run", a.Verb)
+					}
+					seen := o
+					h.step(Done{Act: a, Observed: &seen, Began: h.now})
+				}
+			}
+			list := func(o []workload.Observed) Event {
+				return Listed{Kind: workload.Container, Bound: e.Bound, Began: h.now, Seen: o}
+			}
+			sees(c.seen, list)
+			sees(c.seen, func([]workload.Observed) Event { return Start{} })
+			sees(c.end, list)
+			if st := h.s.Get("db").Status; st.State != c.end || st.Exit.EndedAt.IsZero() {
+				t.Errorf("the job is reported as %+v, want its end", st)
+			}
+		})
+	}
+}
+
+// An agent runs a job and gets a newer order with the same specification. The running instance satisfies the
+// new order. When that instance ends, the agent does not start the job again.
+func TestStepRunsAJobOnceIfANewerOrderFindsItRunning(t *testing.T) {
+	now := time.Unix(1000, 0)
+	first := workload.Generation{Incarnation: 1, Sequence: 5}
+	newer := &Intent{ID: "db", Type: workload.Container, DesiredState: "running", EngineContent: "c1:a", Content: "c1:a", SpecHash: "a1:x",
+		Generation: workload.Generation{Incarnation: 1, Sequence: 6}, Traits: Traits{RestartPolicy: "no"}}
+	h := &history{t: t, now: now, clock: 1000 * time.Second}
+	// The agent was restarted after it stored the newer order and before it carried the order out.
+	h.s = Restore(Settings{Node: "a", Policy: policy, Concurrency: 8},
+		Saved{Intents: []*Intent{newer}, Tasks: []*Task{NewTask(ActionApply, "db", now)}, Meta: Meta{InstanceID: "i1"}}, h.now)
+	h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{workload.Container}})
+	e, _ := h.s.Engine(workload.Container)
+	for _, state := range []workload.State{workload.Running, workload.Stopped} {
+		o := workload.Observed{ID: "db", State: state, Content: "c1:a", Generation: first, RuntimeID: "r1", StartedAt: now}
+		if state != workload.Running {
+			o.FinishedAt = now.Add(time.Second)
+		}
+		h.step(Listed{Kind: workload.Container, Bound: e.Bound, Began: h.now, Seen: []workload.Observed{o}})
+		if state == workload.Running {
+			h.step(Start{})
+		}
+		for a := h.act(); a != nil; a = h.act() {
+			if a.Verb != Look {
+				t.Fatalf("the core began the action %s, want none: the job has run", a.Verb)
+			}
+			seen := o
+			h.step(Done{Act: a, Observed: &seen, Began: h.now})
+		}
+	}
+	if w := h.s.Get("db"); w.Status.State != workload.Stopped || w.Task.Open() {
+		t.Errorf("the job is reported as %s, and its order as carried out: %t; want Stopped and true", w.Status.State, !w.Task.Open())
+	}
+}

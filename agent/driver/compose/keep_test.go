@@ -1,0 +1,76 @@
+package compose_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/mount"
+	"github.com/moby/moby/client"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// mounted returns the names of the volumes that a stack's containers mount.
+func (b *bench) mounted(id driver.ID) (names []string) {
+	b.Helper()
+	res, err := b.cli.ContainerList(b.ctx, client.ContainerListOptions{All: true, Filters: make(client.Filters).Add("label", driver.LabelWorkload+"="+string(id))})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, c := range res.Items {
+		for _, m := range c.Mounts {
+			if m.Type == mount.TypeVolume {
+				names = append(names, m.Name)
+			}
+		}
+	}
+	return names
+}
+
+// A stack that a person deletes without its volumes keeps the volumes that have a name, and the files that it uses like
+// volumes. Volumes without a name go. The stack finds its volumes again.
+func TestADeleteCanKeepTheVolumesOfAStack(t *testing.T) {
+	eachWay(t, func(t *testing.T, way string, b *bench) {
+		spec := b.spec("keep-"+way, b.yaml(`
+services:
+  app: {image: IMAGE, command: [serve], volumes: ["data:/data", "/scratch"]}
+volumes: {data: {}}
+`))
+		b.ensure(spec)
+		b.await(spec.ID, driver.Running)
+		named, all := b.volumes(spec.ID), b.mounted(spec.ID)
+		if len(named) != 1 || len(all) != 2 {
+			t.Fatalf("the stack has the volumes %v, and mounts %v; want one with a name and one without", named, all)
+		}
+		written := filepath.Join(b.dir, string(spec.ID), "files", "written")
+		if err := os.WriteFile(written, []byte("by a container"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.d.RemoveInstance(b.ctx, spec.ID); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.volumes(spec.ID); strings.Join(got, " ") != strings.Join(named, " ") {
+			t.Errorf("the volumes are %v, want %v", got, named)
+		}
+		for _, name := range all {
+			_, err := b.cli.VolumeInspect(b.ctx, name, client.VolumeInspectOptions{})
+			if gone, unnamed := cerrdefs.IsNotFound(err), len(name) == 64; gone != unnamed {
+				t.Errorf("volume %s: %v; only a volume without a name is deleted", name, err)
+			}
+		}
+		if !present(written) {
+			t.Error("the files of the stack were deleted")
+		}
+		b.ensure(spec)
+		b.await(spec.ID, driver.Running)
+		if got := b.volumes(spec.ID); strings.Join(got, " ") != strings.Join(named, " ") {
+			t.Errorf("the stack has the volumes %v, want those that were kept, %v", got, named)
+		}
+		if err := b.d.Remove(b.ctx, spec.ID); err != nil || len(b.volumes(spec.ID)) > 0 {
+			t.Errorf("Remove: %v, and volumes %v are left", err, b.volumes(spec.ID))
+		}
+	})
+}

@@ -1,0 +1,93 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/persys/compute/agent/overlay/plan"
+	"github.com/persys/compute/agent/workload"
+	"github.com/persys/compute/testbed"
+)
+
+// TestRefusal: each way in which a connection fails has its own text. Only if no answer came may the fault be
+// in the path between the machines.
+func TestRefusal(t *testing.T) {
+	to := netip.MustParseAddrPort("10.216.0.2:80")
+	in := func(err error) error { return &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", err)} }
+	for _, c := range []struct {
+		err    error
+		text   string
+		silent bool
+	}{
+		{in(unix.ECONNREFUSED), "refused: nothing listens at port 80, or a firewall rejects it", false},
+		{in(unix.EHOSTUNREACH), "not reachable: no route to host", true},
+		{&net.OpError{Op: "dial", Err: context.DeadlineExceeded}, "no answer within 1s", true},
+		{errors.New("other"), "other", false},
+	} {
+		if text, silent := refusal(c.err, to); text != c.text || silent != c.silent {
+			t.Errorf("%v: %q, silent %t; want %q, %t", c.err, text, silent, c.text, c.silent)
+		}
+	}
+}
+
+// TestTraceSource: connections of the machine to members of a network come from the address of its bridge in
+// that network. Connections to other addresses come from the machine's own address.
+func TestTraceSource(t *testing.T) {
+	n := workload.Network{ID: 1, CIDR: netip.MustParsePrefix("10.216.0.0/20"), Slice: netip.MustParsePrefix("10.216.0.64/26")}
+	d := tracer{view: &workload.NetworkView{Networks: []workload.Network{n}}}
+	if got := fmt.Sprint(d.source(netip.MustParseAddr("10.216.0.2"))); got != plan.Gateway(n.Slice).String()+":0" {
+		t.Errorf("to a member from %s", got)
+	}
+	if got := d.source(netip.MustParseAddr("10.0.0.2")); got != nil {
+		t.Errorf("to a node from %s", got)
+	}
+	if d.pid = 1; d.source(netip.MustParseAddr("10.216.0.2")) != nil {
+		t.Error("from a container there must be no source")
+	}
+}
+
+// TestTraceInside: connections are opened in the namespace of the container's process. If the process does not
+// have the container's address, it is a process of something else, and Trace opens no connections in its
+// namespace.
+func TestTraceInside(t *testing.T) {
+	if os.Geteuid() != 0 {
+		testbed.Need(t, "network namespaces", errors.New("they need root"))
+	}
+	called := false
+	f := func() error { called = true; return nil }
+	if err := inside(os.Getpid(), []netip.Addr{netip.MustParseAddr("192.0.2.77")}, f); called || err == nil || !strings.Contains(err.Error(), "does not have the container's address 192.0.2.77") {
+		t.Errorf("a process without the address: called %t, %v", called, err)
+	}
+	if err := inside(os.Getpid(), []netip.Addr{netip.MustParseAddr("127.0.0.1")}, f); !called || err != nil {
+		t.Errorf("a process with the address: called %t, %v", called, err)
+	}
+}
+
+// TestTraceLimit: Trace opens at most maxTraced connections, and returns how many it left out.
+func TestTraceLimit(t *testing.T) {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	at := l.Addr().(*net.TCPAddr).AddrPort()
+	o := &Overlay{}
+	out, left := o.Trace(t.Context(), make([]netip.AddrPort, 0), "", 0)
+	if len(out) != 0 || left != 0 {
+		t.Errorf("no addresses: %v, %d left", out, left)
+	}
+	var to []netip.AddrPort
+	for range maxTraced + 3 {
+		to = append(to, at)
+	}
+	out, left = o.Trace(t.Context(), to, "", 0)
+	if len(out) != maxTraced || left != 3 || out[0].GetConnection().GetProblem() != "" || out[0].GetConnection().GetLatencyMicroseconds() == 0 {
+		t.Errorf("%d connections, %d left out, the first is %v", len(out), left, out[0])
+	}
+}

@@ -1,0 +1,140 @@
+package gatewayd
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/persys/compute/testbed"
+)
+
+// link makes a link to the console with the certificate of who. It returns the link's one-time code and the id of its
+// session.
+func (w *world) link(who string) (code, id string) {
+	w.t.Helper()
+	status, answer, _ := w.do(w.as(who), "POST", w.api+"/v1/sessions", `{}`)
+	var a struct {
+		Code    string
+		Session struct{ ID string }
+	}
+	if err := json.Unmarshal([]byte(answer), &a); status != 200 || err != nil || a.Code == "" || a.Session.ID == "" {
+		w.t.Fatalf("a link for %s: %d %s", who, status, answer)
+	}
+	return a.Code, a.Session.ID
+}
+
+// open opens the session of a one-time code and returns the status and the body of the answer.
+func (v *visitor) open(code string) (int, string) {
+	v.t.Helper()
+	status, body, _ := v.do(v.c, "POST", v.api+"/auth/link", fmt.Sprintf(`{"code":%q}`, code))
+	return status, body
+}
+
+// may makes three calls in the visitor's session: a read, a change of workloads and a change of the
+// cluster. It returns their HTTP statuses.
+func (v *visitor) may() [3]int {
+	v.t.Helper()
+	read, _, _ := v.do(v.c, "GET", v.api+"/v1/nodes", "")
+	deploy, _, _ := v.do(v.c, "POST", v.api+"/v1/workloads/none/retry", `{}`)
+	mode, _, _ := v.do(v.c, "POST", v.api+"/v1/mode", `{"mode":"normal","reason":"x"}`)
+	return [3]int{read, deploy, mode}
+}
+
+// TestLinksToTheConsole: a person with a certificate makes a link, and a browser without a certificate opens it once and
+// then has the rights of that person until the session ends.
+func TestLinksToTheConsole(t *testing.T) {
+	w := startWorldOf(t, nil, "", startScheduler)
+	code, id := w.link("user/olga")
+	v := w.visitor("")
+	if got := v.may(); got != [3]int{401, 401, 401} {
+		t.Errorf("before the link: %v", got)
+	}
+	for bad, want := range map[string]int{"": 403, "x": 403, "persys-console~" + id + "~c2VjcmV0": 403, code + "x": 403} {
+		if status, body := v.open(bad); status != want || v.user() != "" {
+			t.Errorf("the code %q: %d %s, want %d", bad, status, body, want)
+		}
+	}
+	// A browser only opens the link, and a page of another site posts the code. Neither must use up the one-time code.
+	if status, _, _ := v.at(v.api + "/ui/"); status != 200 {
+		t.Errorf("the page: %d", status)
+	}
+	if status, body, _ := v.do(v.c, "POST", v.api+"/auth/link", fmt.Sprintf(`{"code":%q}`, code), "Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site"); status != 403 {
+		t.Errorf("a page of another site: %d %s", status, body)
+	}
+	if status, body := v.open(code); status != 200 || !strings.Contains(body, `"olga"`) || v.user() != "olga" {
+		t.Fatalf("the link: %d %s, user %q", status, body, v.user())
+	}
+	if got := v.may(); got != [3]int{200, 200, 403} {
+		t.Errorf("an operator may %v", got)
+	}
+	if status, body := w.visitor("").open(code); status != 403 || !strings.Contains(body, "used already") {
+		t.Errorf("the link once more: %d %s", status, body)
+	}
+	// GET /v1/access shows the person, the gateway and the end of the session. A caller with a session
+	// cannot make another session.
+	if status, body, _ := v.at(v.api + "/v1/access"); status != 200 || !strings.Contains(body, "/user/olga") || !strings.Contains(body, "/gateway/gateway") || !strings.Contains(body, "session_expires_at") {
+		t.Errorf("access: %d %s", status, body)
+	}
+	if status, body, _ := v.do(v.c, "POST", v.api+"/v1/sessions", `{}`); status != 403 || !strings.Contains(body, "persysctl console") {
+		t.Errorf("a session from a session: %d %s", status, body)
+	}
+
+	// Users must be able to list and end only their own sessions, admins the sessions of all users.
+	other, otherID := w.link("user/boss")
+	if status, body, _ := v.at(v.api + "/v1/sessions"); status != 200 || !strings.Contains(body, id) || strings.Contains(body, otherID) {
+		t.Errorf("sessions of olga: %d %s", status, body)
+	}
+	if status, body, _ := v.do(v.c, "DELETE", v.api+"/v1/sessions?id="+otherID, ""); status != 403 || !strings.Contains(body, "own sessions") {
+		t.Errorf("olga ends a session of boss: %d %s", status, body)
+	}
+	admin := w.as("user/admin")
+	if status, body, _ := w.do(admin, "GET", w.api+"/v1/sessions", ""); status != 200 || !strings.Contains(body, id) || !strings.Contains(body, otherID) {
+		t.Errorf("sessions of everybody: %d %s", status, body)
+	}
+	if status, body, _ := w.do(admin, "DELETE", w.api+"/v1/sessions?id="+id, ""); status != 200 {
+		t.Errorf("an admin ends a session: %d %s", status, body)
+	}
+	testbed.Within(t, patience, "the ended session is refused", func() error {
+		if got := v.may(); got != [3]int{401, 401, 401} {
+			return fmt.Errorf("it may %v", got)
+		}
+		return nil
+	})
+	if v.user() != "" || v.cookie(sessionCookie) != nil {
+		t.Errorf("the cookie of the ended session stays")
+	}
+
+	// If several browsers open the same link at the same time, only one gets the session. Signing out ends
+	// this session.
+	var mu sync.Mutex
+	var got []*visitor
+	var all sync.WaitGroup
+	for range 5 {
+		b := w.visitor("")
+		all.Go(func() {
+			if status, _ := b.open(other); status == http.StatusOK {
+				mu.Lock()
+				defer mu.Unlock()
+				got = append(got, b)
+			}
+		})
+	}
+	all.Wait()
+	if len(got) != 1 {
+		t.Fatalf("%d of 5 browsers got the session", len(got))
+	}
+	token := got[0].cookie(sessionCookie).Value
+	if status, body, _ := got[0].do(got[0].c, "POST", w.api+"/auth/logout", ""); status != 204 {
+		t.Errorf("sign out: %d %s", status, body)
+	}
+	got[0].plant(sessionCookie, token)
+	testbed.Within(t, patience, "a copy of the cookie is refused after signing out", func() error {
+		if may := got[0].may(); may[0] != 401 {
+			return fmt.Errorf("it may %v", may)
+		}
+		return nil
+	})
+}

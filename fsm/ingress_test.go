@@ -1,0 +1,165 @@
+package fsm
+
+import (
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// publishing returns an option by which a workload publishes TCP ports in ingress mode through
+// network back.
+func publishing(group string, ports ...uint32) func(*commandv1.WorkloadPut) {
+	return demand(func(d *commandv1.Demand) {
+		d.Networks, d.Group = []string{"back"}, group
+		for _, p := range ports {
+			d.Ingress = append(d.Ingress, &commandv1.IngressPort{Port: p, Protocol: "tcp", Target: 80})
+		}
+	})
+}
+
+// answering returns an option by which a node registers as able to answer at ports in ingress mode.
+func answering(address, held string) func(*commandv1.RegisterNode) {
+	return func(n *commandv1.RegisterNode) {
+		n.Networking = &commandv1.NodeNetworking{Address: address, Mtu: 1450, Ingress: true, HeldPorts: held}
+	}
+}
+
+// ingressScenario has services that publish ports in ingress mode, commands that are refused
+// because a port is taken, nodes that register later, and ports that other programs of a node use.
+func ingressScenario(w *world) {
+	w.do(register("a", answering("10.0.0.1", "")))
+	w.do(register("old", networked("10.0.0.2")))
+	w.do(putNetwork("back", ""))
+	w.do(put("web-0", publishing("web", 80, 443)))
+	w.do(put("web-1", publishing("web", 80)))
+	w.do(put("other", publishing("", 80)))
+	w.do(put("host", hostPort(443)))
+	w.do(register("b", answering("10.0.0.3", "80/tcp")))
+	w.do(register("b", answering("10.0.0.3", "")))
+	w.do(w.assign("web-0", "a"))
+	w.do(remove("web-0", true))
+	w.do(put("web-1", publishing("web")))
+	w.do(put("other", publishing("", 80)))
+}
+
+// ingressSlicesScenario: a slice that has rested goes to a node that answers at ports in ingress mode.
+func ingressSlicesScenario(w *world) {
+	w.do(register("a", answering("10.0.0.1", "")))
+	w.do(register("b", answering("10.0.0.2", "")))
+	w.do(putNetwork("back", "10.50.0.0/26"))
+	w.do(put("web", publishing("", 80)))
+	w.do(removeNode("a", true))
+	w.do(releaseSlices(&commandv1.IdleSlice{Network: 1, Node: "b", Give: true}))
+	w.now += SliceRest
+	w.do(releaseSlices(&commandv1.IdleSlice{Network: 1, Node: "b"}, &commandv1.IdleSlice{Network: 1, Node: "b", Give: true}))
+}
+
+func TestIngress(t *testing.T) {
+	start := func(w *world) {
+		w.ok(register("a", answering("10.0.0.1", "")))
+		w.ok(register("old", networked("10.0.0.2")))
+		w.ok(putNetwork("back", "10.216.0.0/20"))
+	}
+	answers := func(t *testing.T, w *world, node string, want bool) {
+		t.Helper()
+		n, _ := w.s.Network("", "back")
+		of, ok := w.s.Node(node)
+		is(t, node+" answers", ok && n.Answers(of), want)
+	}
+	prove(t, []fact{
+		{"nodes answer as soon as a workload publishes a port, also those that come later, if their agents can", func(t *testing.T, w *world) {
+			start(w)
+			answers(t, w, "a", false)
+			w.ok(put("web", publishing("", 80)))
+			answers(t, w, "a", true)
+			answers(t, w, "old", false)
+			is(t, "slice of a node whose agent is too old", w.slice("back", "old"), "")
+			w.ok(register("b", answering("10.0.0.3", "")))
+			answers(t, w, "b", true)
+			w.ok(register("old", answering("10.0.0.2", "")))
+			answers(t, w, "old", true)
+		}},
+		{"nodes keep their slices while a port is published, and for a day after that", func(t *testing.T, w *world) {
+			start(w)
+			w.ok(put("web", publishing("", 80)))
+			w.now += 2 * SliceIdle
+			w.ok(register("b", answering("10.0.0.3", "")))
+			n, _ := w.s.Network("", "back")
+			s, _ := n.SliceOf("a")
+			is(t, "idle while published", n.Idle(s, w.now), false)
+			w.ok(put("web", inNetworks("back")))
+			n, _ = w.s.Network("", "back")
+			s, _ = n.SliceOf("a")
+			answers(t, w, "a", false)
+			is(t, "idle at once", n.Idle(s, w.now), false)
+			is(t, "idle after a day", n.Idle(s, w.now+SliceIdle), true)
+		}},
+		{"a node without a slice gets one that has become free", func(t *testing.T, w *world) {
+			w.ok(register("a", answering("10.0.0.1", "")))
+			w.ok(register("b", answering("10.0.0.2", "")))
+			w.ok(register("old", networked("10.0.0.3")))
+			w.ok(putNetwork("back", "10.50.0.0/26"))
+			w.ok(put("web", publishing("", 80)))
+			answers(t, w, "a", true)
+			give := func(node string) Result {
+				return w.do(releaseSlices(&commandv1.IdleSlice{Network: 1, Node: node, Give: true}))
+			}
+			is(t, "skipped while no slice is free", give("b").Skipped, 1)
+			w.ok(removeNode("a", true))
+			is(t, "skipped while the slice rests", give("b").Skipped, 1)
+			w.now += SliceRest
+			is(t, "skipped for an agent that is too old", give("old").Skipped, 1)
+			is(t, "skipped for no node", give("none").Skipped, 1)
+			is(t, "skipped", give("b").Skipped, 0)
+			answers(t, w, "b", true)
+			is(t, "skipped for a node with a slice", give("b").Skipped, 1)
+		}},
+		{"a port belongs to one service of the cluster", func(t *testing.T, w *world) {
+			start(w)
+			w.ok(put("web-0", publishing("web", 80)))
+			w.ok(put("web-1", publishing("web", 80)))
+			refused(t, w.do(put("db", publishing("", 80, 443))), Conflict, `"db"`, "80/tcp", `service "web"`, "publish another port")
+			w.ok(put("db", publishing("", 443)))
+			refused(t, w.do(put("db", publishing("", 80, 443))), Conflict, "80/tcp")
+			w.ok(remove("web-0", true))
+			refused(t, w.do(put("db", publishing("", 80, 443))), Conflict, "80/tcp")
+			w.ok(remove("web-1", true))
+			w.ok(put("db", publishing("", 80, 443)))
+		}},
+		{"a port in ingress mode is no host port of another workload", func(t *testing.T, w *world) {
+			start(w)
+			w.ok(put("host", hostPort(443)))
+			refused(t, w.do(put("web", publishing("", 443))), Conflict, "443/tcp", `workload "host"`)
+			w.ok(put("web", publishing("", 80)))
+			refused(t, w.do(put("late", hostPort(80))), Conflict, "80/tcp", `service "web"`)
+			w.ok(put("host", hostPort(443))) // it had the port before
+			w.ok(put("web", demand(func(d *commandv1.Demand) {
+				publishing("", 81)(&commandv1.WorkloadPut{Demand: d})
+				d.HostPorts = []*commandv1.Port{{Port: 80, Protocol: "tcp"}}
+			})))
+		}},
+		{"a refusal does not name services of namespaces that the caller may not see", func(t *testing.T, w *world) {
+			start(w)
+			w.ok(put("web", publishing("", 80)))
+			why := w.s.ingressFault([]*commandv1.WorkloadPut{{Id: "x", Namespace: "shop", Demand: &commandv1.Demand{
+				Networks: []string{"back"}, Ingress: []*commandv1.IngressPort{{Port: 80, Protocol: "tcp", Target: 80}}}}}, []*Workload{nil}, nil,
+				func(namespace string) bool { return namespace == "shop" })
+			is(t, "refusal", why, `workload "x": container.ports: 80/tcp in mode ingress is already the port of a service of another namespace: publish another port, or delete that service first`)
+		}},
+		{"a node says which ports programs of its machine use", func(t *testing.T, w *world) {
+			start(w)
+			w.ok(register("a", answering("10.0.0.1", "22/tcp, 80/tcp")))
+			n, _ := w.s.Node("a")
+			is(t, "holds 80/tcp", n.Facts.Networking.Holds("80/tcp"), true)
+			is(t, "holds 2/tcp", n.Facts.Networking.Holds("2/tcp"), false)
+			found := 0
+			w.s.Events(0, func(e *Event) bool {
+				if e.Type == EventPortsHeld && e.Node == "a" {
+					found++
+				}
+				return true
+			})
+			is(t, "events", found, 1)
+		}},
+	})
+}

@@ -1,0 +1,129 @@
+package rpc
+
+import (
+	"strings"
+	"testing"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// TestIngress: the first container with a port in ingress mode creates the network of its namespace. Also nodes without
+// an instance get the network, and the port with its ready instances. A second service with the same port is refused.
+// Why and GetNetwork show that node n2 does not answer on the port, which another program uses there.
+func TestIngress(t *testing.T) {
+	g := newGroup(t, 1)
+	answering := func(id, address, held string) {
+		t.Helper()
+		g.do(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: &commandv1.RegisterNode{
+			Id: id, Endpoint: address + ":50051", CpuMillicores: 8000, MemoryMib: 8192, Types: []string{"container"}, Protocol: 1,
+			Networking: &commandv1.NodeNetworking{Address: address, Mtu: 1450, Ingress: true, HeldPorts: held},
+		}}})
+	}
+	answering("n1", "10.0.0.1", "")
+	answering("n2", "10.0.0.2", "8080/tcp")
+	publishing := func(id string) *controlv1.ApplyWorkloadRequest {
+		r := joining(id)
+		r.GetSpec().GetContainer().Ports = []*controlv1.Port{{HostPort: 8080, ContainerPort: 80, Mode: "ingress"}}
+		return r
+	}
+	g.put(t, publishing("web"), "n1")
+	g.reports("web", "n1", "", "10.216.0.2")
+	names := namesOf(g.view()).forNode(g.view(), "n2")
+	if list := names.GetIngress(); len(list) != 1 || list[0].GetPort() != 8080 || list[0].GetService() != "web" || strings.Join(list[0].GetEndpoints(), " ") != "10.216.0.2:80" {
+		t.Errorf("a node without an instance gets the ports %v, want 8080 of web at 10.216.0.2:80", list)
+	}
+	n, _ := g.view().Node("n2")
+	if list := netmap(g.view(), n, 4790).GetNetworks(); len(list) != 1 || !list[0].GetIngress() || list[0].GetName() != "ingress" {
+		t.Errorf("a node without an instance gets the networks %v, want ingress", list)
+	}
+	resp, err := g.control(0).ApplyWorkload(ctxFor(t), publishing("other"))
+	ok(t, err)
+	if text := resp.GetErrorMessage(); resp.GetSuccess() || !strings.Contains(text, `8080/tcp in mode ingress is already the port of service "web" of namespace "default"`) {
+		t.Errorf("a second service with the port: success %t, %q", resp.GetSuccess(), text)
+	}
+	why, err := g.cluster(0).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web"})
+	ok(t, err)
+	if text := why.GetReasonMessage(); !strings.Contains(text, "port 8080/tcp does not answer on node n2") {
+		t.Errorf("why says %q", text)
+	}
+	shown, err := g.cluster(0).GetNetwork(ctxFor(t), &clusterv1.GetNetworkRequest{Name: "ingress"})
+	ok(t, err)
+	if list := shown.GetNetwork().GetIngress(); len(list) != 1 || list[0].GetService() != "web" {
+		t.Errorf("the network shows the ports %v", list)
+	}
+	for _, s := range shown.GetNetwork().GetSlices() {
+		if s.GetNodeId() != "" && !s.GetAnswers() || s.GetNodeId() == "n2" && s.GetHeldPorts() != "8080/tcp" {
+			t.Errorf("the network shows the slice %v", s)
+		}
+	}
+	ok(t, second(g.control(0).ApplyWorkload(ctxFor(t), func() *controlv1.ApplyWorkloadRequest {
+		r := publishing("web")
+		r.DesiredState = "Stopped"
+		return r
+	}())))
+	if list := namesOf(g.view()).forNode(g.view(), "n2").GetIngress(); len(list) != 1 || len(list[0].GetEndpoints()) != 0 {
+		t.Errorf("the port of a service that is to stop is %v, want it without instances", list)
+	}
+}
+
+// TestIngressOfTwoServices: after a rollback two services publish the same port in ingress mode. The port must lead to
+// the service with the oldest workload, in whatever order the services are read.
+func TestIngressOfTwoServices(t *testing.T) {
+	n := &fsm.Network{ID: 1, Name: "back"}
+	workload := func(id, group string, created uint64) *fsm.Workload {
+		return &fsm.Workload{ID: id, CreateIndex: created, Actual: &fsm.Observation{}, Demand: &fsm.Demand{Group: group, Networks: []string{"back"}, Ingress: []fsm.IngressPort{{Port: 80, Protocol: "tcp", Target: 80}}}}
+	}
+	a, b, c := workload("a", "x", 50), workload("b", "", 10), workload("c", "x", 5)
+	for _, order := range [][]*fsm.Workload{{a, b, c}, {c, b, a}, {b, a, c}} {
+		ports, by := ingressPorts{}, map[uint32][]*agentv1.NetworkIngress{}
+		for _, w := range order {
+			ports.add(w, n)
+		}
+		ports.list(by)
+		if list := by[1]; len(list) != 1 || list[0].GetService() != "x" {
+			t.Errorf("the port belongs to %v, want service x", list)
+		}
+	}
+}
+
+// TestTakenPorts: two services publish the same port in ingress mode, and the port leads to the older one. The text
+// about the younger service must say this. It must not name the older service if that is in another namespace.
+func TestTakenPorts(t *testing.T) {
+	workload := func(id, namespace string, created uint64, port uint16) *fsm.Workload {
+		return &fsm.Workload{ID: id, Namespace: namespace, CreateIndex: created, Actual: &fsm.Observation{}, Demand: &fsm.Demand{Ingress: []fsm.IngressPort{{Port: port, Protocol: "tcp", Target: 80}}}}
+	}
+	old, young, shop := workload("old", "", 5, 80), workload("young", "", 9, 80), workload("shop", "shop", 7, 80)
+	gone := workload("gone", "", 1, 80)
+	gone.Desired = fsm.DesiredDeleted
+	v := claims{list: []*fsm.Workload{young, gone, shop, old, workload("other", "", 2, 81)}}
+	for _, c := range []struct {
+		w    *fsm.Workload
+		want string
+	}{
+		{old, ""},
+		{young, "port 80/tcp leads to the older service old, which publishes it too: publish another port"},
+		{shop, "port 80/tcp leads to an older service of another namespace: publish another port"},
+	} {
+		if got := strings.Join(taken(v, c.w), "; "); got != c.want {
+			t.Errorf("%s: %q, want %q", c.w.ID, got, c.want)
+		}
+	}
+}
+
+// claims is a fake view of the state that contains only workloads, those that publish (claim) the ports.
+type claims struct {
+	fsm.View
+	list []*fsm.Workload
+}
+
+func (c claims) Workloads(_ string, fn func(*fsm.Workload) bool) {
+	for _, w := range c.list {
+		if !fn(w) {
+			return
+		}
+	}
+}
