@@ -24,7 +24,7 @@ func TestBadOrdersAreRefusedInBand(t *testing.T) {
 		{"the node lacks the runtime", "runtime not available: vm", func(q *agentv1.ApplyWorkloadRequest) {
 			q.Type, q.Spec = 0, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{}}}
 		}},
-		{"on_lost_lease stop", "self-fencing", func(q *agentv1.ApplyWorkloadRequest) { q.OnLostLease = "stop" }},
+		{"on_lost_lease stop", "needs a node with fencers", func(q *agentv1.ApplyWorkloadRequest) { q.OnLostLease = "stop" }},
 		{"a specification over the size limit", "limit 524288", func(q *agentv1.ApplyWorkloadRequest) {
 			q.Spec = container(strings.Repeat("x", 600<<10))
 		}},

@@ -510,7 +510,7 @@ func TestARepairWaits(t *testing.T) {
 	t.Run("the disk has no room for new data", func(t *testing.T) {
 		g.hooks = func(_ int, h *hooks) { h.free = func(string) (uint64, error) { return 4096, nil } }
 		r := g.repair(i, damage)
-		r.waitsFor(t, 2, "has room for 0 MiB")
+		r.waitsFor(t, 2, "has 0 MiB free")
 		r.stop()
 		_ = r.ends(t)
 		g.hooks = nil
@@ -552,7 +552,7 @@ func TestARepairWaits(t *testing.T) {
 	t.Run("Repair ends if somebody changed the data meanwhile", func(t *testing.T) {
 		g.hooks = func(_ int, h *hooks) { h.free = func(string) (uint64, error) { return 4096, nil } }
 		r := g.repair(i, damage)
-		r.waitsFor(t, 1, "has room")
+		r.waitsFor(t, 1, "has 0 MiB free")
 		if err := os.Remove(logPath(dir)); err != nil {
 			t.Fatal(err)
 		}
