@@ -42,7 +42,7 @@ func TestGuestOnABridge(t *testing.T) {
 	daemon := theDaemon(t)
 	image := realGuest(t)
 	busybox := testbed.Program(t, "busybox")
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 22*time.Minute)
 	defer cancel()
 	lan, err := daemon.LAN(ctx, lanBridge, netip.MustParsePrefix("10.77.0.1/24"), netip.MustParseAddr("10.77.0.100"), netip.MustParseAddr("10.77.0.149"))
 	testbed.Need(t, "a bridge with a DHCP server", err)
@@ -61,7 +61,7 @@ func TestGuestOnABridge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := daemon.Here(self, "-test.run", "^"+t.Name()+"$", "-test.v", "-test.timeout", "7m")
+	again, err := daemon.Here(self, "-test.run", "^"+t.Name()+"$", "-test.v", "-test.timeout", "21m")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func TestGuestOnABridge(t *testing.T) {
 // guestsOnABridge boots a guest for each case, all at the same time, and checks the addresses that the driver
 // reports for each.
 func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, ping []string) {
-	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
 	start := time.Now()
 	d := openDriver(t, daemon, "node-a", func(o *Options) { o.StopGrace = 30 * time.Second })
@@ -137,7 +137,7 @@ func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, pin
 	for _, c := range cases {
 		t.Run(c.what, func(t *testing.T) {
 			o, err := listed(ctx, d, c.id)
-			for late := time.After(4 * time.Minute); err == nil && len(o.Addresses) < len(c.want); o, err = listed(ctx, d, c.id) {
+			for late := time.After(15 * time.Minute); err == nil && len(o.Addresses) < len(c.want); o, err = listed(ctx, d, c.id) {
 				select { // lists the domains after each hint, as an agent does, until all addresses are known
 				case <-hints:
 				case <-late:
@@ -159,7 +159,7 @@ func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, pin
 			// The guest itself prints the address that the driver reports, and another host on the bridge
 			// can reach the guest at this address.
 			said := "guest: address " + o.Addresses[len(o.Addresses)-1] + "/24"
-			testbed.Within(t, 4*time.Minute, "the guest's console", func() error {
+			testbed.Within(t, 15*time.Minute, "the guest's console", func() error {
 				text, err := consoleLog(ctx, d, c.id)
 				if err == nil && !strings.Contains(text, said) {
 					err = fmt.Errorf("the guest's console lacks %q: %s", said, text)
