@@ -508,11 +508,15 @@ func browserCases() map[string]func(*tab) {
 					p.do(chromedp.Click(`dialog input[type="checkbox"]`))
 					p.sees("web deletes disk vda on n1, volume db on n1", "not keeps")
 				}
+				asked.Store("no request")
 				p.press("Delete")
+				testbed.Within(p.t, patience, "the request of the page", func() error {
+					if got := asked.Load(); got != want {
+						return fmt.Errorf("the page sent the parameters %q, want %q", got, want)
+					}
+					return nil
+				})
 				p.sees("web is being deleted.")
-				if got := asked.Load(); got != want {
-					p.t.Errorf("the page sent the parameters %q, want %q", got, want)
-				}
 			}
 		},
 		"the console names the members that scaling down would delete": func(p *tab) {
