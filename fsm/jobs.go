@@ -40,7 +40,8 @@ type Exit struct {
 // MaxExitOutput is the maximum length of Exit.Output in bytes.
 const MaxExitOutput = 4 << 10
 
-// JobResult is the result of a finished job. It never changes.
+// JobResult is the result of a finished job. It never changes, except that the node reports Exit later if the
+// job was ended while its instance ran.
 type JobResult struct {
 	Succeeded bool
 	At        int64 // Unix nanoseconds
@@ -52,6 +53,13 @@ type JobResult struct {
 
 // Finished reports whether w is a job with a result.
 func (w *Workload) Finished() bool { return w.Result != nil }
+
+// AwaitsExit reports whether w is a finished job whose record does not say how its last instance ended, and which
+// node was told to remove at generation said. The planner ends a job at its deadline while the instance still runs, so
+// the node reports the exit code, the times and the output later, when it has stopped the instance.
+func (w *Workload) AwaitsExit(node string, said Generation) bool {
+	return w.Finished() && w.Result.Exit == nil && node != "" && w.Result.Node == node && said == w.Generation
+}
 
 // ExpiresAt returns when the record of a finished job is deleted, in Unix nanoseconds; 0 = never.
 func (w *Workload) ExpiresAt() int64 {
@@ -111,6 +119,14 @@ func (t *Tx) endJob(old *Workload, r *JobResult) *Workload {
 		t.runEnded(&w)
 	}
 	return &w
+}
+
+// exited completes the result of a finished job by how its last instance ended.
+func (t *Tx) exited(old *Workload, x *Exit) {
+	w, r := *old, *old.Result
+	r.Exit = x
+	w.Result = &r
+	t.putWorkload(old, &w)
 }
 
 const maxJobMessage = 1024 // bytes

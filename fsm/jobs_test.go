@@ -68,6 +68,31 @@ func jobsScenario(w *world) {
 	w.do(finishJob(w.generation("web"), "web", true))
 }
 
+// exits returns the report of a node that removed the instance of a finished job, and how the instance ended.
+func exits(id, node string, g *commandv1.Generation, x *commandv1.Exit) Command {
+	return report(&commandv1.WorkloadReport{Workload: id, Node: node, Generation: g, Gone: true, Exit: x})
+}
+
+func killed() *commandv1.Exit {
+	return &commandv1.Exit{Code: 137, StartedAt: 5, EndedAt: 9, Output: "row 7"}
+}
+
+func jobExitsScenario(w *world) {
+	w.do(register("a"))
+	w.do(register("b"))
+	w.do(put("pack", job()))
+	w.do(w.assign("pack", "a"))
+	w.do(w.says("pack", "Running"))
+	before := w.generation("pack")
+	w.do(finishJob(before, "pack", false))
+	w.do(exits("pack", "b", w.generation("pack"), killed()))
+	w.do(exits("pack", "a", before, killed()))
+	w.do(exits("pack", "a", w.generation("pack"), nil))
+	w.do(exits("pack", "a", w.generation("pack"), killed()))
+	w.do(exits("pack", "a", w.generation("pack"), &commandv1.Exit{Code: 1}))
+	w.do(userRetry("pack"))
+}
+
 // TestJobs: a job that the planner ends leaves its node, keeps its result in the record, and runs again only
 // when a person asks for it or its content changes.
 func TestJobs(t *testing.T) {
@@ -109,6 +134,24 @@ func TestJobs(t *testing.T) {
 		use := w.s.UseOf(DefaultNamespace)
 		is(t, "reserved CPU", use.CPU, 0)
 		is(t, "records", use.Records, 1)
+	})
+	t.Run("a job that is ended while it runs gets its exit when its node has stopped it", func(t *testing.T) {
+		w := formed(t, "a", "b")
+		w.place("pack", "a", job())
+		w.run("pack")
+		before := w.generation("pack")
+		w.ok(finishJob(before, "pack", false))
+		is(t, "exit at the end of the job", w.workload("pack").Result.Exit == nil, true)
+		w.do(exits("pack", "b", w.generation("pack"), killed()))
+		w.do(exits("pack", "a", before, killed()))
+		is(t, "no exit from another node or an earlier order", w.workload("pack").Result.Exit == nil, true)
+		w.ok(exits("pack", "a", w.generation("pack"), killed()))
+		w.do(exits("pack", "a", w.generation("pack"), &commandv1.Exit{Code: 1}))
+		is(t, "exit", *w.workload("pack").Result.Exit, Exit{Code: 137, StartedAt: 5, EndedAt: 9, Output: "row 7"})
+		is(t, "code of the failure", w.workload("pack").Result.Code, CodeExhausted)
+		if _, ok := w.s.Residual("a", "pack"); ok {
+			t.Error("node a has removed the instance, but still has a residual for it")
+		}
 	})
 	t.Run("the same specification, also with another priority, does not run it again", func(t *testing.T) {
 		w := done(t)

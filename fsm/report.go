@@ -33,6 +33,10 @@ func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	if !ok {
 		return t.deletedReturned(r) || known // an instance without a record is an orphan: drift detection finds it, and a person decides about it
 	}
+	if old.AwaitsExit(r.GetNode(), said) && r.GetExit() != nil {
+		t.exited(old, exitOf(r.GetExit()))
+		return true
+	}
 	if old.NewerThanState(said, t.r.info) {
 		return t.catchUp(old, r) || known
 	}

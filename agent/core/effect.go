@@ -124,6 +124,9 @@ type Act struct {
 	// then keep running.
 	Heals  bool
 	Orphan workload.Kind
+	// Ends: the action removes the instance of a job whose end the agent has not reported. The instance is then
+	// stopped and inspected before its removal, so that the job's record gets its exit code and output.
+	Ends bool
 
 	bound uint64 // number of the driver (Engine.Bound) when the action was decided
 }

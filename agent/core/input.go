@@ -98,7 +98,8 @@ type (
 	Done struct {
 		Act    *Act
 		Failed *Failed
-		// Observed is the result of a Look (the inspection of one instance). Whole: the driver cannot inspect
+		// Observed is the result of a Look (the inspection of one instance), or of the inspection after Act.Ends
+		// stopped the instance. Whole: the driver cannot inspect
 		// one instance, so it listed all instances of its engine. The input Listed with that list was sent
 		// before this input.
 		Observed *workload.Observed

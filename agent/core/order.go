@@ -265,6 +265,9 @@ func (x *step) delete(d Delete) {
 	if tomb != nil && fresh.Generation.Less(tomb.Generation) {
 		fresh.Generation = tomb.Generation
 	}
+	if tomb != nil && fresh.Generation == tomb.Generation {
+		fresh.Exit = tomb.Exit
+	}
 	known := len(x.engines) > 0
 	for _, e := range x.engines {
 		known = known && e.Listed
@@ -301,7 +304,7 @@ func (x *step) delete(d Delete) {
 			if next.Generation.Less(d.Generation) {
 				next.Generation = d.Generation
 			}
-			w.Intent, w.Failure = &next, Failure{}
+			w.Intent, w.Failure = &next, Failure{Ended: w.Failure.Ended}
 			x.write(true).Intents = append(x.store.Intents, &next)
 			if j, _ := x.jobs.Get(d.ID); j.act != nil {
 				x.do(Cancel{Act: j.act, Starting: true})

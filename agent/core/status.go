@@ -250,8 +250,13 @@ func (x *step) judge(st *Status, w *Workload) {
 		}
 	}
 	if o := w.Observed; fits && w.ended() && (st.Reason == ReasonCompleted || st.State == workload.Failed && o.State == workload.Failed) {
-		st.Exit = Exit{Code: o.ExitCode, StartedAt: o.StartedAt, EndedAt: o.FinishedAt, Output: Valid(o.Output)}
+		st.Exit = exitOf(o)
 	}
+}
+
+// exitOf returns how an instance that is not running ended.
+func exitOf(o *workload.Observed) Exit {
+	return Exit{Code: o.ExitCode, StartedAt: o.StartedAt, EndedAt: o.FinishedAt, Output: Valid(o.Output)}
 }
 
 // ended reports whether the instance ended by itself, in the run that the last order asked for. ended is false

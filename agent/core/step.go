@@ -217,6 +217,17 @@ func (x *step) prune() {
 		}
 	}
 	var tombs []string
+	var told []*Tombstone
+	for t := range x.State.Tombstones() {
+		if t.Exit != nil && x.now.Sub(t.DeletedAt) > repeated {
+			told = append(told, t)
+		}
+	}
+	for _, t := range told { // the output would take up to 4 KiB each, and heartbeats no longer report these deletes
+		next := *t
+		next.Exit = nil
+		x.tombs.Set(t.ID, &next)
+	}
 	over = x.tombs.Len() - maxTombstones
 	for t := range x.State.Tombstones() {
 		if t.Done && (x.now.Sub(t.DeletedAt) > maxTombstoneAge || over > 0) {

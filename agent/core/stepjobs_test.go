@@ -92,3 +92,51 @@ func TestStepRunsAJobOnceIfANewerOrderFindsItRunning(t *testing.T) {
 		t.Errorf("the job is reported as %s, and its order as carried out: %t; want Stopped and true", w.Status.State, !w.Task.Open())
 	}
 }
+
+// A job is deleted at its deadline while it runs. The agent stops its instance and inspects it before the removal, and
+// reports exit code and output with the removal.
+func TestStepReportsHowAStoppedJobEnded(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		job  bool
+		end  workload.State // state of the instance before the delete
+		ends bool
+	}{
+		{"a job that runs", true, workload.Running, true},
+		{"a job that has ended", true, workload.Failed, false},
+		{"a service that runs", false, workload.Running, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			now := time.Unix(1000, 0)
+			in := &Intent{ID: "db", Type: workload.Container, DesiredState: "running", EngineContent: "c1:a", Content: "c1:a", SpecHash: "a1:x",
+				Generation: workload.Generation{Incarnation: 1, Sequence: 5}, Traits: Traits{RestartPolicy: "no", Job: c.job}}
+			h := &history{t: t, now: now, clock: 1000 * time.Second}
+			h.s = Restore(Settings{Node: "a", Policy: policy, Concurrency: 8}, Saved{Intents: []*Intent{in}, Meta: Meta{InstanceID: "i1"}}, h.now)
+			h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{workload.Container}})
+			e, _ := h.s.Engine(workload.Container)
+			o := workload.Observed{ID: "db", State: c.end, Content: "c1:a", Generation: in.Generation, RuntimeID: "r1", StartedAt: now}
+			if c.end != workload.Running {
+				o.FinishedAt = now.Add(time.Second)
+			}
+			h.step(Listed{Kind: workload.Container, Bound: e.Bound, Began: h.now, Seen: []workload.Observed{o}})
+			h.step(Start{})
+			if a := h.act(); a != nil {
+				h.step(Done{Act: a, Observed: &o, Began: h.now})
+			}
+			h.step(Delete{ID: "db", Sender: Sender{Epoch: &Epoch{ClusterID: "c1", Term: 1}, Node: "a"}, Generation: workload.Generation{Incarnation: 1, Sequence: 6}})
+			a := h.act()
+			if a == nil || a.Verb != Remove || a.Ends != c.ends {
+				t.Fatalf("the core's action is %+v, want a removal with Ends %t", a, c.ends)
+			}
+			done := Done{Act: a}
+			if c.ends {
+				done.Observed = &workload.Observed{ID: "db", State: workload.Failed, RuntimeID: "r1", StartedAt: now, FinishedAt: h.now, ExitCode: 137, Output: "row 7"}
+			}
+			h.step(done)
+			_, gone := h.s.Changes(true, true, 0, h.now)
+			if len(gone) != 1 || (gone[0].Exit != nil) != c.ends || c.ends && (gone[0].Exit.Code != 137 || gone[0].Exit.Output != "row 7") {
+				t.Errorf("the agent reports %+v as deleted, want an exit: %t", gone[0], c.ends)
+			}
+		})
+	}
+}

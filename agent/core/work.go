@@ -164,6 +164,8 @@ func (x *step) remove(id string, in *Intent, tomb *Tombstone) {
 	if in != nil {
 		a.Fate = fateOf(in)
 		a.Kinds = append([]workload.Kind{in.Type}, in.PreviousTypes...)
+		w := x.Get(id)
+		a.Ends = in.Traits.Job && w.Observed != nil && !w.ended()
 	} else {
 		a.Fate = Fate{Keep: tomb.KeepVolumes, KeepShared: tomb.KeepShared, Retain: tomb.Retain}
 		for _, e := range x.engines {
@@ -350,6 +352,9 @@ func (x *step) removeDone(d Done, w *Workload) {
 		tomb = *t
 	}
 	tomb.Done, tomb.DeletedAt = true, x.now
+	if o := d.Observed; d.Act.Ends && o != nil && !o.FinishedAt.IsZero() {
+		tomb.Exit = new(exitOf(o))
+	}
 	var t *Task
 	if w != nil {
 		t = w.Task

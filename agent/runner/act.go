@@ -98,7 +98,7 @@ func (r *Runner) perform(run *running, a *core.Act, done *core.Done) *engine {
 		name = "delete"
 	}
 	ctx, end := r.span(run.whole, a.ID, name)
-	err := r.carryOut(ctx, run, e, a)
+	err := r.carryOut(ctx, run, e, a, done)
 	if err != nil && run.stalled.Load() {
 		err = driver.Errorf(driver.RuntimeUnhealthy, name, "the driver has reported no progress for %s: %w", r.cfg.StepTimeout, err)
 	}
@@ -114,6 +114,37 @@ func (r *Runner) perform(run *running, a *core.Act, done *core.Done) *engine {
 	return e
 }
 
+// endJob stops the instance of a job that is going to be removed, and inspects it. An error is only logged: the
+// removal stops the instance too, and only the exit code and the output of the job are lost.
+func (r *Runner) endJob(ctx context.Context, e *engine, a *core.Act) *driver.Observed {
+	err := halt(ctx, e.drv, a)
+	var o *driver.Observed
+	if err == nil {
+		limited, cancel := context.WithTimeout(ctx, r.cfg.ListTimeout)
+		defer cancel()
+		o, err = inspect(limited, e.drv, driver.ID(a.ID))
+	}
+	if err != nil {
+		r.log.Warn("the exit code and the output of a job that is stopped are not known", "workload", a.ID, "error", err)
+	}
+	return o
+}
+
+// inspect returns the instance of a workload; nil if there is none. A driver that cannot inspect one workload
+// lists all.
+func inspect(ctx context.Context, d driver.Driver, id driver.ID) (*driver.Observed, error) {
+	if one, ok := d.(driver.Looker); ok {
+		return one.Look(ctx, id)
+	}
+	list, err := d.List(ctx)
+	for _, o := range list {
+		if o.ID == id {
+			return &o, err
+		}
+	}
+	return nil, err
+}
+
 func failure(err error) *core.Failed {
 	if err == nil {
 		return nil
@@ -122,7 +153,7 @@ func failure(err error) *core.Failed {
 }
 
 // carryOut carries out an action on its engines. A panic of a driver is reported as a failure of the workload.
-func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.Act) (err error) {
+func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.Act, done *core.Done) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			r.log.Error("a driver panicked", "workload", a.ID, "do", a.Verb.String(), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
@@ -137,7 +168,7 @@ func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.
 	r.log.Debug("step", "workload", a.ID, "do", a.Verb.String(), "generation", generation.String())
 	if a.Verb == core.Remove || a.Verb == core.RemoveFormer {
 		for _, kind := range a.Kinds {
-			if err := r.removeFrom(ctx, a, kind); err != nil {
+			if err := r.removeFrom(ctx, a, kind, done); err != nil {
 				return err
 			}
 		}
@@ -201,7 +232,7 @@ func remover(d driver.Driver, fate core.Fate) func(context.Context, driver.ID) e
 
 // removeFrom removes a workload from one engine. It then lists the engine again, so that the core does not use
 // an older list that still contains the instance.
-func (r *Runner) removeFrom(ctx context.Context, a *core.Act, kind driver.Kind) error {
+func (r *Runner) removeFrom(ctx context.Context, a *core.Act, kind driver.Kind, done *core.Done) error {
 	e := r.engines.get(kind)
 	if e == nil {
 		return driver.Errorf(driver.RuntimeError, "delete", "runtime not available: %s", kind)
@@ -215,6 +246,9 @@ func (r *Runner) removeFrom(ctx context.Context, a *core.Act, kind driver.Kind) 
 			r.log.Warn("kept an instance that has the id of a deleted workload but belongs to another namespace", "workload", a.ID)
 			return r.refresh(ctx, e)
 		}
+	}
+	if a.Ends && kind == a.Intent.Type {
+		done.Observed = r.endJob(ctx, e, a)
 	}
 	if err := remover(e.drv, a.Fate)(ctx, driver.ID(a.ID)); err != nil {
 		return err

@@ -21,10 +21,14 @@ func changes(s core.State, full, epochs bool, after uint64, now time.Time) ([]*c
 		out = append(out, report(w))
 	}
 	for _, t := range gone {
-		out = append(out, &controlv1.WorkloadStatus{
+		st := &controlv1.WorkloadStatus{
 			WorkloadId: t.ID, State: "Unknown", Message: "deleted", Absent: true,
 			LastTransition: timestamppb.New(t.DeletedAt), Generation: generation(t.Generation),
-		})
+		}
+		if t.Exit != nil {
+			st.Exit = exit(*t.Exit)
+		}
+		out = append(out, st)
 	}
 	slices.SortFunc(out, func(x, y *controlv1.WorkloadStatus) int { return cmp.Compare(x.WorkloadId, y.WorkloadId) })
 	shorten(out)
@@ -51,10 +55,7 @@ func report(w *core.Workload) *controlv1.WorkloadStatus {
 		out.Ports = append(out.Ports, &controlv1.Port{HostPort: int32(p.HostPort), ContainerPort: int32(p.Port), Protocol: p.Protocol, Address: p.HostIP})
 	}
 	if x := st.Exit; !x.EndedAt.IsZero() {
-		out.Exit = &controlv1.Exit{Code: int32(x.Code), EndedAt: timestamppb.New(x.EndedAt), Output: x.Output}
-		if !x.StartedAt.IsZero() {
-			out.Exit.StartedAt = timestamppb.New(x.StartedAt)
-		}
+		out.Exit = exit(x)
 	}
 	switch st.DesiredState {
 	case "running":
@@ -78,6 +79,14 @@ func report(w *core.Workload) *controlv1.WorkloadStatus {
 		if st.State == workload.Failed {
 			out.FailureReason = controlv1.FailureReason(controlv1.FailureReason_value[st.Class.FailureReason(st.Kind)])
 		}
+	}
+	return out
+}
+
+func exit(x core.Exit) *controlv1.Exit {
+	out := &controlv1.Exit{Code: int32(x.Code), EndedAt: timestamppb.New(x.EndedAt), Output: x.Output}
+	if !x.StartedAt.IsZero() {
+		out.StartedAt = timestamppb.New(x.StartedAt)
 	}
 	return out
 }

@@ -200,7 +200,8 @@ func reportDiff(view fsm.View, node *fsm.Node, r *sched.Reported) *commandv1.Wor
 		if left && (r.Observation.Generation.IsZero() || !r.Observation.Generation.Less(res.Generation)) {
 			return report(node.ID, r)
 		}
-		if known && w.Node == node.ID && w.Acknowledged && r.Observation.Generation == w.Generation {
+		if known && (w.Node == node.ID && w.Acknowledged && r.Observation.Generation == w.Generation ||
+			r.Observation.Exit != nil && w.AwaitsExit(node.ID, r.Observation.Generation)) {
 			return report(node.ID, r)
 		}
 		return nil
