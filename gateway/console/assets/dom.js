@@ -58,16 +58,18 @@ export const card = (title, ...children) => h("section", { class: "card" }, titl
  * A table, or the text `empty` when there are no rows.
  * @param {(string | {title: string, num?: boolean})[]} columns num aligns to the right
  * @param {Child[][]} rows @param {string} empty
+ * @param {boolean} [stack] on a phone, show each row as a block with the first cell as its title
  */
-export function table(columns, rows, empty) {
+export function table(columns, rows, empty, stack) {
   if (rows.length === 0) return h("p", { class: "empty" }, empty);
   const cols = columns.map((c) => (typeof c === "string" ? { title: c } : c));
   const cls = (c) => (c.num ? "num" : undefined);
   const label = cols.map((c) => c.title).join(", ");
-  return h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": label },
+  const cell = (c, i) => h("td", { class: cls(cols[i]), "data-title": stack && cols[i].title }, c);
+  return h("div", { class: stack ? "scroll stack" : "scroll", tabIndex: 0, role: "region", "aria-label": label },
     h("table", {},
       h("thead", {}, h("tr", {}, cols.map((c) => h("th", { scope: "col", class: cls(c) }, c.title)))),
-      h("tbody", {}, rows.map((r) => h("tr", {}, r.map((cell, i) => h("td", { class: cls(cols[i]) }, cell)))))));
+      h("tbody", {}, rows.map((r) => h("tr", {}, r.map(cell))))));
 }
 
 /** A list of names and values. A pair without a value is left out. @param {[string, Child][]} pairs */

@@ -22,7 +22,7 @@ export function memberTable(members, update) {
     workloadLink(w.workload_id, "Logs", "Logs"), w.status === "Running" ? "" : w.message,
   ];
   const columns = ["Member", "State", "Node", "Revision", ...(update ? ["Update"] : []), "Output", "Message"];
-  return table(columns, members.map(row), "There are no members.");
+  return table(columns, members.map(row), "There are no members.", true);
 }
 
 /** Reads the members of a group, by number. @param {string} name @param {AbortSignal} signal @returns {Promise<any[]>} */

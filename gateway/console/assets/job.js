@@ -51,6 +51,6 @@ export function runsCard(group, jobs, more) {
   ];
   const done = jobs.filter((w) => w.job_result?.succeeded).length;
   return card("Runs of " + group, h("p", {}, `${done} of ${jobs.length}${more ? " shown" : ""} have succeeded.`),
-    table(columns, jobs.map(row), "The group has no jobs."),
+    table(columns, jobs.map(row), "The group has no jobs.", true),
     more && h("p", {}, h("a", { href: "#/workloads?kind=job&search=" + encodeURIComponent(group) }, "All jobs of " + group)));
 }

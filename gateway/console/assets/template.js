@@ -66,7 +66,7 @@ function historyCard(runs, cron) {
     nodeLink(w.job_result?.node_id || w.assigned_node_id),
   ];
   const columns = ["Run", "State", num("Exit code"), "Output", ...(cron ? ["Scheduled"] : []), "Created", num("Ran for"), "Node"];
-  return card("Runs", table(columns, runs.slice(0, shown).map(row), "No run has been started, or none is kept."),
+  return card("Runs", table(columns, runs.slice(0, shown).map(row), "No run has been started, or none is kept.", true),
     runs.length > shown && h("p", { class: "quiet" }, `The newest ${shown} of ${runs.length} are shown.`));
 }
 

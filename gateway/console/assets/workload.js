@@ -5,7 +5,7 @@ import {
   card, clock, confirmed, dataLines, facts, groupLink, h, int, labelTexts, nodeLink, reasonText, replace, state, table, timeline,
   toast, workloadLink,
 } from "./dom.js";
-import { countable } from "./group.js";
+import { countable, readMembers } from "./group.js";
 import { ended, outputCard, resultCard, runsCard } from "./job.js";
 import { live, refresh } from "./live.js";
 import { verdicts } from "./placement.js";
@@ -273,7 +273,12 @@ export async function workload(main, signal, id) {
     try {
       await draw();
     } catch (/** @type {any} */ e) {
-      if (e.status !== 404 || !seen) throw e;
+      if (e.status !== 404) throw e;
+      if (!seen) {
+        if ((await readMembers(id, signal)).length === 0) throw e;
+        location.replace("#/groups/" + encodeURIComponent(id)); // a job with completions is a group of jobs
+        return;
+      }
       replace(head, state("Deleted")); // the open tab keeps its content, such as the last lines of the log
     }
   }, signal, { about: (e) => e.workload_id === id });
