@@ -155,7 +155,7 @@ func StateOf(s *container.State, restarts int, limit string) (driver.State, driv
 	case container.StateRunning:
 		message := "running"
 		if s.Health != nil && s.Health.Status != "" && s.Health.Status != container.NoHealthcheck {
-			message = "running, health check: " + string(s.Health.Status)
+			message = "running, health check: " + string(s.Health.Status) + checkText(s.Health)
 		}
 		if s.OOMKilled {
 			message += "; a process was killed: the container exceeded " + limit
@@ -191,6 +191,24 @@ func StateOf(s *container.State, restarts int, limit string) (driver.State, driv
 	}
 	return driver.Unknown, "", fmt.Sprintf("the engine reports state %q", s.Status)
 }
+
+// checkText returns what the last check of an unhealthy container said, in parentheses.
+func checkText(h *container.Health) string {
+	if h.Status != container.Unhealthy || len(h.Log) == 0 || h.Log[len(h.Log)-1] == nil {
+		return ""
+	}
+	last := h.Log[len(h.Log)-1]
+	text := fmt.Sprintf("exit code %d", last.ExitCode)
+	if output := strings.Join(strings.Fields(strings.ToValidUTF8(last.Output, "")), " "); output != "" {
+		text += ": " + output
+	}
+	if len(text) > mostCheckText {
+		text = strings.ToValidUTF8(text[:mostCheckText], "") + "…"
+	}
+	return " (" + text + ")"
+}
+
+const mostCheckText = 200 // bytes
 
 func parseTime(s string) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, s)

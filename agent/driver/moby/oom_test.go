@@ -71,3 +71,26 @@ func TestOOMEventsOfChildren(t *testing.T) {
 		t.Errorf("%d ids are stored, want at most maxOOMs", len(o.ids))
 	}
 }
+
+// TestTheMessageOfAnUnhealthyContainer: it has the exit code and the output of the last check.
+func TestTheMessageOfAnUnhealthyContainer(t *testing.T) {
+	log := func(output string) []*container.HealthcheckResult {
+		return []*container.HealthcheckResult{{ExitCode: 0, Output: "old"}, {ExitCode: 1, Output: output}}
+	}
+	for _, c := range []struct {
+		status container.HealthStatus
+		log    []*container.HealthcheckResult
+		want   string
+	}{
+		{container.Unhealthy, log("no\n route\n"), "running, health check: unhealthy (exit code 1: no route)"},
+		{container.Unhealthy, log(""), "running, health check: unhealthy (exit code 1)"},
+		{container.Unhealthy, nil, "running, health check: unhealthy"},
+		{container.Healthy, log("ok"), "running, health check: healthy"},
+		{container.Unhealthy, log(strings.Repeat("x", 400)), "running, health check: unhealthy (exit code 1: " + strings.Repeat("x", 187) + "…)"},
+	} {
+		_, _, message := StateOf(&container.State{Status: container.StateRunning, Health: &container.Health{Status: c.status, Log: c.log}}, 0, "")
+		if message != c.want {
+			t.Errorf("the message is %q, want %q", message, c.want)
+		}
+	}
+}

@@ -171,11 +171,14 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 		revision += fmt.Sprintf(", number %d", n)
 	}
 	f.Add("Revision", screen.Text(revision))
-	accepted := "accepted by the agent"
-	if !w.GetAssignmentAcknowledged() {
-		accepted = "not yet accepted by an agent"
+	accepted := ", accepted by the agent"
+	switch {
+	case w.GetJobResult() != nil: // no agent has an order for a finished job
+		accepted = ""
+	case !w.GetAssignmentAcknowledged():
+		accepted = ", not yet accepted by an agent"
 	}
-	f.Add("Generation", screen.Text(fmt.Sprintf("%d, %s", w.GetGeneration().GetSequence(), accepted)))
+	f.Add("Generation", screen.Text(fmt.Sprintf("%d%s", w.GetGeneration().GetSequence(), accepted)))
 	f.Add("Created", screen.Text(c.ago(w.GetCreatedAt())))
 	f.Add("Changed", screen.Text(c.ago(w.GetLastUpdated())))
 	c.printFacts(f)

@@ -358,6 +358,10 @@ func (p *progress) line(now time.Time) string {
 	if why := stoppingReason(v, since, now); why != "" {
 		return out + ": " + why
 	}
+	if !p.done && !healthy(v) {
+		check := strings.TrimPrefix(screen.Clean(v.GetMessage()), "running, ")
+		return out + ": " + cmp.Or(check, "health check: "+v.GetHealth())
+	}
 	if p.done && !p.failed || v.GetStatus() == v.GetDesiredState() && v.GetReason().GetCode() == "" {
 		return out
 	}
@@ -464,7 +468,11 @@ func (w *waiter) late(timeout time.Duration) error {
 	if p.view == nil {
 		line = "not known: no scheduler has answered"
 	}
-	return failf(exitTimeout, "persysctl why "+p.id, "%s%s is not %s after %s: %s", p.id, others(open), p.goal.name, timeout, line)
+	wanted, hint := p.goal.name, "persysctl why "+p.id
+	if p.view != nil && !healthy(p.view) {
+		wanted, hint = wanted+" and healthy", "persysctl logs "+p.id+" --tail 20"
+	}
+	return failf(exitTimeout, hint, "%s%s is not %s after %s: %s", p.id, others(open), wanted, timeout, line)
 }
 
 func others(list []*progress) string {

@@ -50,6 +50,8 @@ func TestWaitEndsAtItsGoal(t *testing.T) {
 	stopped.DesiredState = "Stopped"
 	web0 := view("web-0", "Stopped", "node-a", "UserStop: stopped by request")
 	web0.DesiredState = "Stopped"
+	ill := view("web", "Running", "node-a", "")
+	ill.Health, ill.Message = "unhealthy", "running, health check: unhealthy (GET /ready: 503)"
 	for _, c := range []struct {
 		name   string
 		stdin  string
@@ -72,6 +74,9 @@ func TestWaitEndsAtItsGoal(t *testing.T) {
 		}}}, exitFailed},
 		{"wait-timeout", webYAML, []string{"apply", "-f", "-", "--wait", "--timeout", "300ms"}, []scene{{changes: []*clusterv1.WorkloadChange{
 			told(43, view("web", "Pending", "", unplaced)), synced(43),
+		}}}, exitTimeout},
+		{"wait-unhealthy", webYAML, []string{"apply", "-f", "-", "--wait", "--timeout", "300ms"}, []scene{{changes: []*clusterv1.WorkloadChange{
+			told(43, view("web", "Scheduled", "node-a", "")), synced(43), told(44, ill),
 		}}}, exitTimeout},
 		{"wait-deleted-meanwhile", webYAML, []string{"apply", "-f", "-", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
 			told(43, view("web", "Pending", "", "")), synced(43), gone(44, "web"),
