@@ -238,8 +238,8 @@ func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadReques
 		if err == nil {
 			err = spec.UnknownLabels(req.GetSpec(), s.hasLabel)
 		}
-		if err == nil && len(req.GetSpec().GetResources().GetDevices()) > 0 {
-			err = s.unknownDevices(req.GetSpec())
+		if err == nil {
+			err = s.unknownDevices(req.GetSpec(), put)
 		}
 		if err == nil {
 			err = s.unknownNetworks(ctx, req.GetSpec(), put)
@@ -282,11 +282,19 @@ func (s *Server) runIDs(ctx context.Context, put *commandv1.PutWorkloads) error 
 	return nil
 }
 
-// unknownDevices returns an error if a specification reserves devices that no node offers. While the cluster has no
-// nodes, it returns no error, because the first node may offer the devices.
-func (s *Server) unknownDevices(w *controlv1.WorkloadSpec) error {
+// unknownDevices returns an error if a specification reserves or names devices that no node offers. While the cluster
+// has no nodes, it returns no error, because the first node may offer the devices.
+func (s *Server) unknownDevices(w *controlv1.WorkloadSpec, put *commandv1.PutWorkloads) error {
 	v := s.store.View()
-	if v.NodeCount() == 0 {
+	var asks []policy.Ask
+	if list := put.GetWorkloads(); len(list) > 0 { // all members of a group ask for the same
+		for _, a := range list[0].GetDemand().GetAsks() {
+			if a.GetRule() == policy.RuleDevice {
+				asks = append(asks, policy.Ask{Rule: a.GetRule(), Value: a.GetValue(), Field: a.GetField()})
+			}
+		}
+	}
+	if v.NodeCount() == 0 || len(asks)+len(w.GetResources().GetDevices()) == 0 {
 		return nil
 	}
 	var offered []string
@@ -299,7 +307,7 @@ func (s *Server) unknownDevices(w *controlv1.WorkloadSpec) error {
 		return true
 	})
 	slices.Sort(offered)
-	return spec.UnknownDevices(w, offered)
+	return spec.UnknownDevices(w, asks, offered)
 }
 
 // keyWait is how long an apply waits for the cluster key. A new cluster, or a scheduler that has just joined,

@@ -45,6 +45,12 @@ func TestBadInputIsRefusedAtApply(t *testing.T) {
 			"w.yaml:4:", []string{"container.devices[0]: must begin with an absolute path on the node", `got "dev/fuse:dev/fuse:rwm"`}},
 		{"counted devices that no node offers", "id: w\ncontainer: {image: a}\nresources:\n  devices: {nvidia.com/gpu: 1}\n",
 			"w.yaml:4:", []string{"resources.devices.nvidia.com/gpu: no node offers such devices", "PERSYS_NODE_DEVICES=nvidia.com/gpu=NUMBER", `got "1"`}},
+		{"GPUs that no node offers", "id: w\ncontainer:\n  image: a\n  gpus: all\n",
+			"w.yaml:4:", []string{"container.gpus[0]: no node offers GPUs; offered devices are: none", "PERSYS_NODE_DEVICES=nvidia.com/gpu=NUMBER"}},
+		{"a CDI device that no node offers", "id: w\ncontainer:\n  image: a\n  devices: [nvidia.com/gpu=0]\n",
+			"w.yaml:4:", []string{"container.devices[0]: no node offers devices of this kind", `got "nvidia.com/gpu=0"`}},
+		{"a GPU of a service that no node offers", "id: w\ncompose:\n  inline: |\n    services:\n      web:\n        image: a\n        gpus: all\n",
+			"w.yaml:7:", []string{"services.web.gpus[0]: no node offers GPUs"}},
 		{"no counted devices", "id: w\ncontainer: {image: a}\nresources:\n  devices: {gpu: 0}\n",
 			"w.yaml:4:", []string{"resources.devices.gpu: must be 1 to 4096 devices", `got "0"`}},
 	} {

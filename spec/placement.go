@@ -12,6 +12,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/bounds"
+	"github.com/persys/compute/policy"
 )
 
 // Words that placement rules and their errors use.
@@ -259,23 +260,49 @@ func placementDemand(s *controlv1.WorkloadSpec) *commandv1.Placement {
 	return p
 }
 
-// UnknownDevices returns an error for each name of resources.devices that no node offers. offered are the names that
-// nodes offer.
-func UnknownDevices(s *controlv1.WorkloadSpec, offered []string) error {
+// UnknownDevices returns an error for each device that a specification reserves or names, by its CDI name or as a GPU,
+// and that no node offers. asks are what the workload asks of its machine. offered are the names of the devices that
+// nodes offer, sorted. A path such as /dev/fuse is not checked, because nodes do not report their device files.
+func UnknownDevices(s *controlv1.WorkloadSpec, asks []policy.Ask, offered []string) error {
 	var e Errors
+	have := "none"
+	if len(offered) > 0 {
+		have = strings.Join(offered[:min(len(offered), 10)], ", ")
+	}
+	const shown = "=NUMBER, and persysctl node NODE shows them"
 	for _, name := range slices.Sorted(maps.Keys(s.GetResources().GetDevices())) {
-		if slices.Contains(offered, name) {
+		if !slices.Contains(offered, name) {
+			e.add("spec.resources.devices."+name, "no node offers such devices; offered are: "+have+". An agent offers them with PERSYS_NODE_DEVICES="+name+shown,
+				strconv.FormatInt(s.GetResources().GetDevices()[name], 10))
+		}
+	}
+	isGPU := func(name string) bool { return name == "gpu" || strings.HasSuffix(name, "/gpu") }
+	for _, a := range asks {
+		if a.Rule != policy.RuleDevice || strings.HasPrefix(a.Field, "resources.") {
 			continue
 		}
-		have := "none"
-		if len(offered) > 0 {
-			have = strings.Join(offered[:min(len(offered), 10)], ", ")
+		field := a.Field
+		if strings.HasPrefix(field, "container") {
+			field = "spec." + field
 		}
-		e.add("spec.resources.devices."+name, "no node offers such devices; offered are: "+have+". An agent offers them with PERSYS_NODE_DEVICES="+name+"=NUMBER, and persysctl node NODE shows them",
-			strconv.FormatInt(s.GetResources().GetDevices()[name], 10))
+		if a.Value == asksGPU {
+			if !slices.ContainsFunc(offered, isGPU) {
+				e.add(field, "no node offers GPUs; offered devices are: "+have+". An agent offers them with PERSYS_NODE_DEVICES=nvidia.com/gpu"+shown, "")
+			}
+			continue
+		}
+		for name := range strings.FieldsFuncSeq(strings.TrimPrefix(a.Value, "cdi:"), func(r rune) bool { return r == ',' }) {
+			kind, _, cdi := strings.Cut(name, "=")
+			if cdi && strings.Contains(kind, "/") && !strings.HasPrefix(kind, "/") && !slices.Contains(offered, kind) {
+				e.add(field, "no node offers devices of this kind; offered are: "+have+". An agent offers them with PERSYS_NODE_DEVICES="+kind+shown, name)
+			}
+		}
 	}
 	return e.asError()
 }
+
+// asksGPU is the value of an ask for a GPU (package policy/asks).
+const asksGPU = "gpu"
 
 // UnknownLabels returns an error for each required placement rule that names a label which no node has, because then
 // no node satisfies the rule. A preferred rule with such a label is accepted. known reports whether a node has a label
