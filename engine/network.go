@@ -148,9 +148,6 @@ func UTSMode(s string) string { return oneOf(s, "host", "private") }
 // UsernsMode checks a container's user namespace mode, which decides whose user ids the container has.
 func UsernsMode(s string) string { return oneOf(s, "host", "private") }
 
-// Isolation checks the isolation technology of a container. Only Windows has more than one.
-func Isolation(s string) string { return oneOf(s, "default") }
-
 // Shared returns the name in a network mode service:NAME or container:NAME, with which a container uses the
 // network of another service or container. It returns "" for other modes.
 func Shared(mode string) string {

@@ -124,6 +124,9 @@ func CPUSet(s string) string {
 	return ""
 }
 
+// CPUPeriod is the default of cpu_period, in microseconds.
+const CPUPeriod = 100_000
+
 // CPUTime checks the period and the quota of a container's CPU time, in microseconds; 0 selects the default.
 // It returns the field that is wrong and the rule that it breaks.
 func CPUTime(period, quota int64) (field, rule string) {

@@ -12,6 +12,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/engine"
 	"github.com/persys/compute/spec/quantity"
+	"github.com/persys/compute/stack/service"
 )
 
 // arms holds the alternatives container, compose and vm of a document. The alternative that the document sets
@@ -187,7 +188,9 @@ func (d *decoder) cores(n *node, here where) int64 {
 func (d *decoder) container(s *controlv1.WorkloadSpec, n *node, here where) *controlv1.ContainerSpec {
 	c := &controlv1.ContainerSpec{}
 	w := here.wire
-	d.envFile = nil
+	d.envFile, d.labelFile, d.cpuQuota = nil, nil, 0
+	d.refused = service.NotOfAContainer()
+	defer func() { d.refused = nil }()
 	d.object(n, here, slices.Concat(d.composeWords(s, c, w), d.objectFields(c, w), []field{
 		{"image", w + ".image", func(_ string, n *node, at where) { c.Image = d.str(n, at) }},
 		{"command", w + ".command", func(_ string, n *node, at where) { c.Command = d.command(n, at) }},
@@ -209,7 +212,11 @@ func (d *decoder) container(s *controlv1.WorkloadSpec, n *node, here where) *con
 		{"stop_signal", w + ".stop_signal", func(_ string, n *node, at where) { c.StopSignal = d.str(n, at) }},
 		{"managed_volumes", w + ".managed_volumes", func(_ string, n *node, at where) { c.ManagedVolumes = d.managed(n, at) }},
 	}))
-	c.Env = with(d.envFile, c.Env)
+	c.Env, c.Labels = with(d.envFile, c.Env), with(d.labelFile, c.Labels)
+	if d.cpuQuota > 0 { // the same limit as cpus, which placement reserves
+		period := cmp.Or(max(c.CpuPeriod, 0), engine.CPUPeriod)
+		resourcesOf(s).CpuMillicores = (min(d.cpuQuota, 1<<50)*1000 + period - 1) / period
+	}
 	return c
 }
 

@@ -67,6 +67,8 @@ func (e *Errors) networks(c *controlv1.ContainerSpec) {
 		return
 	case strings.TrimSpace(c.GetNetworkMode()) != "":
 		e.add("spec.container.network_mode", "cannot be set with networks: give one of them", c.GetNetworkMode())
+	case c.GetMacAddress() != "":
+		e.add("spec.container.mac_address", "cannot be set with networks, in which the addresses follow from the network: leave it out", c.GetMacAddress())
 	}
 	var names []string
 	for i, n := range list {

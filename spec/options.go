@@ -25,6 +25,7 @@ var (
 	hostOnly     = []string{"host"}
 	ipcModes     = []string{"host", "none", "private", "shareable"}
 	cgroupModes  = []string{"host", "private"}
+	pullPolicies = []string{"always", "missing", "never"}
 )
 
 // options checks the container fields that a Compose service has too. It uses the same code as the check of a
@@ -38,7 +39,7 @@ func (e *Errors) options(s *controlv1.WorkloadSpec) {
 	}{
 		{"network_mode", c.GetNetworkMode(), networkModes}, {"pid", c.GetPid(), hostOnly}, {"ipc", c.GetIpc(), ipcModes},
 		{"uts", c.GetUts(), hostOnly}, {"userns_mode", c.GetUsernsMode(), hostOnly}, {"cgroup", c.GetCgroup(), cgroupModes},
-		{"endpoint_mode", c.GetEndpointMode(), endpointModes},
+		{"endpoint_mode", c.GetEndpointMode(), endpointModes}, {"pull_policy", c.GetPullPolicy(), pullPolicies},
 	} {
 		e.word(at+"."+w.field, w.value, w.words)
 	}
@@ -51,12 +52,19 @@ func (e *Errors) options(s *controlv1.WorkloadSpec) {
 		{"group_add", len(c.GetGroupAdd())}, {"extra_hosts", len(c.GetExtraHosts())}, {"dns", len(c.GetDns())},
 		{"dns_search", len(c.GetDnsSearch())}, {"dns_opt", len(c.GetDnsOpt())}, {"labels", len(c.GetLabels())},
 		{"annotations", len(c.GetAnnotations())}, {"expose", len(c.GetExpose())}, {"logging.options", len(c.GetLogging().GetOptions())},
-		{"healthcheck.test", len(c.GetHealthcheck().GetTest())},
+		{"healthcheck.test", len(c.GetHealthcheck().GetTest())}, {"blkio_config.weight_device", len(c.GetBlkioConfig().GetWeightDevice())},
+		{"blkio_config", len(slices.Concat(c.GetBlkioConfig().GetDeviceReadBps(), c.GetBlkioConfig().GetDeviceReadIops(), c.GetBlkioConfig().GetDeviceWriteBps(), c.GetBlkioConfig().GetDeviceWriteIops()))},
 	} {
 		if l.n > maxEntriesOf {
 			e.addf(at+"."+l.field, "", "has %d entries, at most %d", l.n, maxEntriesOf)
 			return
 		}
+	}
+	if c.GetCpuPeriod() != 0 && s.GetResources().GetCpuMillicores() == 0 {
+		e.add(at+".cpu_period", "needs a CPU limit, whose period it is: cpu_quota, cpus or resources.cpu", "")
+	}
+	if c.GetMacAddress() != "" && (s.GetCount() > 1 || s.GetAutoscale() != nil) {
+		e.add(at+".mac_address", "is for one container, and this workload has several: leave it out", c.GetMacAddress())
 	}
 	e.between(at+".oom_score_adj", int64(c.GetOomScoreAdj()), -1000, 1000, "")
 	for _, t := range []struct{ field, value string }{
@@ -188,7 +196,7 @@ func (e *Errors) engineCheck(s *controlv1.WorkloadSpec) {
 // normaliseOptions rewrites in one canonical form the fields that a container has in common with a service of a
 // Compose file.
 func normaliseOptions(c *controlv1.ContainerSpec) {
-	for _, word := range []*string{&c.NetworkMode, &c.Pid, &c.Ipc, &c.Uts, &c.UsernsMode, &c.Cgroup} {
+	for _, word := range []*string{&c.NetworkMode, &c.Pid, &c.Ipc, &c.Uts, &c.UsernsMode, &c.Cgroup, &c.Platform, &c.PullPolicy} {
 		*word = strings.ToLower(strings.TrimSpace(*word))
 	}
 	for _, d := range c.Devices {
@@ -222,12 +230,15 @@ func (e *encoder) options(c *controlv1.ContainerSpec) {
 		{"network_mode", c.GetNetworkMode()}, {"pid", c.GetPid()}, {"ipc", c.GetIpc()}, {"uts", c.GetUts()},
 		{"userns_mode", c.GetUsernsMode()}, {"cgroup", c.GetCgroup()}, {"cgroup_parent", c.GetCgroupParent()},
 		{"runtime", c.GetRuntime()}, {"cpuset", c.GetCpuset()},
+		{"mac_address", c.GetMacAddress()}, {"platform", c.GetPlatform()}, {"pull_policy", c.GetPullPolicy()},
 	} {
 		e.text(t.path, t.value)
 	}
 	e.flag("read_only", c.GetReadOnly())
 	e.flag("tty", c.GetTty())
 	e.flag("stdin_open", c.GetStdinOpen())
+	e.flag("oom_kill_disable", c.GetOomKillDisable())
+	e.blkio(c.GetBlkioConfig())
 	if c.GetInit() {
 		e.flag("init", true)
 	} else if c != nil && c.Init != nil {
@@ -255,7 +266,8 @@ func (e *encoder) options(c *controlv1.ContainerSpec) {
 		v    int64
 	}{
 		{"shm_size", c.GetShmSize()}, {"oom_score_adj", int64(c.GetOomScoreAdj())}, {"mem_reservation", c.GetMemReservation()},
-		{"memswap_limit", c.GetMemswapLimit()},
+		{"memswap_limit", c.GetMemswapLimit()}, {"cpu_period", c.GetCpuPeriod()}, {"cpu_shares", c.GetCpuShares()},
+		{"mem_swappiness", c.GetMemSwappiness()},
 	} {
 		e.number(n.path, n.v)
 	}
@@ -294,6 +306,54 @@ func (e *encoder) options(c *controlv1.ContainerSpec) {
 	}
 }
 
+func (e *encoder) blkio(b *controlv1.BlkioConfig) {
+	if b == nil {
+		return
+	}
+	e.number("blkio_config.#", 1)
+	e.number("blkio_config.weight", int64(b.GetWeight()))
+	for _, d := range b.GetWeightDevice() {
+		e.text("blkio_config.weight_device", d.GetPath())
+		e.number("blkio_config.weight_device.weight", int64(d.GetWeight()))
+	}
+	for _, l := range throttles(b) {
+		for _, d := range l.list {
+			e.text("blkio_config."+l.key, d.GetPath())
+			e.number("blkio_config."+l.key+".rate", d.GetRate())
+		}
+	}
+}
+
+// throttle is one list of limits in a BlkioConfig, with its key in a Compose file.
+type throttle struct {
+	key  string
+	list []*controlv1.ThrottleDevice
+}
+
+func throttles(b *controlv1.BlkioConfig) []throttle {
+	return []throttle{
+		{"device_read_bps", b.GetDeviceReadBps()}, {"device_read_iops", b.GetDeviceReadIops()},
+		{"device_write_bps", b.GetDeviceWriteBps()}, {"device_write_iops", b.GetDeviceWriteIops()},
+	}
+}
+
+func agentBlkio(b *controlv1.BlkioConfig) *agentv1.BlkioConfig {
+	if b == nil {
+		return nil
+	}
+	out := &agentv1.BlkioConfig{Weight: b.GetWeight()}
+	for _, d := range b.GetWeightDevice() {
+		out.WeightDevice = append(out.WeightDevice, &agentv1.WeightDevice{Path: d.GetPath(), Weight: d.GetWeight()})
+	}
+	into := []*[]*agentv1.ThrottleDevice{&out.DeviceReadBps, &out.DeviceReadIops, &out.DeviceWriteBps, &out.DeviceWriteIops}
+	for i, l := range throttles(b) {
+		for _, d := range l.list {
+			*into[i] = append(*into[i], &agentv1.ThrottleDevice{Path: d.GetPath(), Rate: d.GetRate()})
+		}
+	}
+	return out
+}
+
 // agentOptions translates the container fields that a Compose service has too.
 func agentOptions(c *controlv1.ContainerSpec, out *agentv1.ContainerSpec) {
 	out.Entrypoint, out.WorkingDir, out.Hostname, out.Domainname = c.GetEntrypoint(), c.GetWorkingDir(), c.GetHostname(), c.GetDomainname()
@@ -305,6 +365,8 @@ func agentOptions(c *controlv1.ContainerSpec, out *agentv1.ContainerSpec) {
 	out.UsernsMode, out.Cgroup, out.CgroupParent = c.GetUsernsMode(), c.GetCgroup(), c.GetCgroupParent()
 	out.Runtime, out.Cpuset, out.OomScoreAdj = c.GetRuntime(), c.GetCpuset(), c.GetOomScoreAdj()
 	out.Resources.MemorySwapBytes = c.GetMemswapLimit()
+	out.CpuShares, out.CpuPeriod, out.MemSwappiness, out.OomKillDisable = c.GetCpuShares(), c.GetCpuPeriod(), c.GetMemSwappiness(), c.GetOomKillDisable()
+	out.MacAddress, out.Platform, out.PullPolicy, out.BlkioConfig = c.GetMacAddress(), c.GetPlatform(), c.GetPullPolicy(), agentBlkio(c.GetBlkioConfig())
 	out.Networks = agentNetworks(c)
 	if c != nil {
 		out.Init = c.Init

@@ -2,11 +2,14 @@ package spec
 
 import (
 	"bytes"
+	"cmp"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	composego "github.com/compose-spec/compose-go/v2/types"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -14,6 +17,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/policy"
+	"github.com/persys/compute/stack/service"
 )
 
 // firstOption is the protobuf number of the first container field that was taken over from Compose services.
@@ -42,6 +46,10 @@ func TestFormsOfWords(t *testing.T) {
 		{"a port of every address", "ports: ['0.0.0.0:1:2']", "ports: ['1:2']"},
 		{"networks", "networks: [back, front]", "networks: {back: , front: {}}"},
 		{"networks with aliases", "networks: {back: {aliases: [b, a]}}", "networks: [{name: back, aliases: [a, b]}]"},
+		{"a CPU quota", "cpu_quota: 50000", "cpus: 0.5"},
+		{"a CPU quota with a period", "cpu_quota: 20000\n  cpu_period: 10000", "cpus: 2\n  cpu_period: 10000"},
+		{"a pull policy", "pull_policy: if_not_present", "pull_policy: missing"},
+		{"a rate", "blkio_config: {device_read_bps: [{path: /dev/sda, rate: 1m}]}", "blkio_config: {device_read_bps: [{path: /dev/sda, rate: 1048576}]}"},
 		{"a CPU limit", "cpus: 0.5\n  mem_limit: 64m", "cpus: 500m\n  mem_limit: 67108864"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -99,6 +107,23 @@ func TestConflictsOfAContainer(t *testing.T) {
 		{"networks: [back, back]", "f:4:20: container.networks[1]: is listed twice"},
 		{"networks: [-a]", "container.networks[0]: must be the name of a network"},
 		{"networks: {back: {aliases: [a_/b]}}", "aliases[0]: must be letters"},
+		{"cpus: 1\n  cpu_quota: 50000", "container.cpu_quota: is set twice, first as \"container.cpus\""},
+		{"cpu_quota: 500", "f:4:14: container.cpu_quota: must be at least 1000"},
+		{"cpu_period: 50000", "f:4:15: container.cpu_period: needs a CPU limit"},
+		{"cpus: 1\n  cpu_period: 5", "f:5:15: container.cpu_period: must be 1000 to 1000000"},
+		{"cpu_shares: -1", "f:4:15: container.cpu_shares: must not be negative"},
+		{"mem_swappiness: 101", "container.mem_swappiness: must be -1 to 100"},
+		{"mac_address: 02-42", "f:4:16: container.mac_address: must be"},
+		{"mac_address: '02:42:ac:11:00:07'\n  network_mode: host", "container.mac_address: has no effect with network_mode: host"},
+		{"mac_address: '02:42:ac:11:00:07'\n  networks: [back]", "container.mac_address: cannot be set with networks"},
+		{"mac_address: '02:42:ac:11:00:07'\ncount: 2", "container.mac_address: is for one container"},
+		{"platform: windows/amd64", "container.platform: must be the platform of a Linux image"},
+		{"pull_policy: daily", "container.pull_policy: must be one of always, missing, never"},
+		{"blkio_config: {weight: 5}", "container.blkio_config.weight: must be 10 to 1000"},
+		{"blkio_config: {device_write_bps: [{path: sda, rate: 1}]}", "container.blkio_config.device_write_bps[0].path: must be an absolute path"},
+		{"blkio_config: {device_write_bps: [{path: /dev/sda}]}", "container.blkio_config.device_write_bps[0].rate: must be at least 1"},
+		{"links: [db]", "f:4:3: container.links: links to other containers do not exist: join a network"},
+		{"isolation: process", "container.isolation: is for Windows"},
 		{"cpus: 1\nresources: {cpu: 2}", "resources.cpu: is set twice, first as \"container.cpus\""},
 	} {
 		_, err := Parse("f", []byte("id: a\ncontainer:\n  image: x\n  "+c.words+"\n"), Options{})
@@ -178,6 +203,36 @@ func TestEveryWordIsInTheContentAndInTheOrder(t *testing.T) {
 	}
 }
 
+// TestEveryKeyOfAServiceIsKnown: every key of a Compose service, as the library has it, is a field of a container or is
+// refused with a reason that says what to write instead.
+func TestEveryKeyOfAServiceIsKnown(t *testing.T) {
+	elsewhere := map[string]string{ // key in Compose: field of the specification
+		"name": "spec.container", "restart": "spec.container.restart_policy", "environment": "spec.container.env", "stop_grace_period": "spec.container.stop_grace_period_seconds",
+		"cpus": "spec.resources.cpu_millicores", "cpu_quota": "spec.resources.cpu_millicores", "mem_limit": "spec.resources.memory_mb",
+	}
+	fields, _ := SchemaFields()
+	refused := service.NotOfAContainer()
+	of := reflect.TypeFor[composego.ServiceConfig]()
+	for i := range of.NumField() {
+		key, _, _ := strings.Cut(of.Field(i).Tag.Get("yaml"), ",")
+		if key == "-" || strings.HasPrefix(key, "#") {
+			continue
+		}
+		field := cmp.Or(elsewhere[key], "spec.container."+key)
+		switch known, why := slices.Contains(fields, field), refused[key]; {
+		case known && why != "":
+			t.Errorf("the key %s is a field of a container and also refused", key)
+		case !known && why == "":
+			t.Errorf("the key %s of Compose is neither a field of a container nor in service.NotOfAContainer", key)
+		}
+		delete(refused, key)
+	}
+	delete(refused, "pull_refresh_after") // in the schema of Compose, but not in the library's type
+	for key := range refused {
+		t.Errorf("Compose has no key %s", key)
+	}
+}
+
 // TestOptionsOfALogDriverAreSealed: the options of a log driver, which often hold a token, are sealed in the
 // stored specification and hidden in answers to users.
 func TestOptionsOfALogDriverAreSealed(t *testing.T) {
@@ -214,6 +269,10 @@ func TestWordsThatGivePowerAreAsked(t *testing.T) {
 		"cgroup_parent: /x":                {Rule: policy.RuleSecurity, Value: "cgroup-parent=/x", Field: "container.cgroup_parent"},
 		"logging: {driver: syslog}":        {Rule: policy.RuleSecurity, Value: "log-driver=syslog", Field: "container.logging.driver"},
 		"oom_score_adj: -5":                {Rule: policy.RuleSecurity, Value: "oom-score-adj=-5", Field: "container.oom_score_adj"},
+		"cpu_shares: 4096":                 {Rule: policy.RuleSecurity, Value: "cpu-shares=4096", Field: "container.cpu_shares"},
+		"blkio_config: {weight: 900}":      {Rule: policy.RuleSecurity, Value: "blkio-weight=900", Field: "container.blkio_config"},
+		"mac_address: 02:42:ac:11:00:07":   {Rule: policy.RuleSecurity, Value: "mac-address=02:42:ac:11:00:07", Field: "container.mac_address"},
+		"oom_kill_disable: true":           {Rule: policy.RuleSecurity, Value: "oom-kill-disable=true", Field: "container.oom_kill_disable"},
 		"group_add: [docker]":              {Rule: policy.RuleUser, Value: "docker", Field: "container.group_add[0]"},
 		"ports: ['127.0.0.1:80:80']":       {Rule: policy.RulePort, Value: "127.0.0.1|80/tcp", Field: "container.ports[0]"},
 	} {

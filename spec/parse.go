@@ -182,7 +182,11 @@ type decoder struct {
 	seen    map[string]string // for each wire path: the name that the author used for the field
 	beside  string            // name of the Compose file in compose.file
 	envFile map[string]string // variables of env_file
-	inline  int               // number of lines before the text of compose.inline, see stackPlace
+	// labelFile are the labels of label_file, cpuQuota is cpu_quota in microseconds; both are parts of other fields.
+	labelFile map[string]string
+	cpuQuota  int64
+	refused   map[string]string // keys that the fields of a container do not have, with the reason
+	inline    int               // number of lines before the text of compose.inline, see stackPlace
 
 	// The next fields are used only to generate the JSON Schema (schema.go).
 	notes   map[string]note
@@ -253,6 +257,10 @@ func (d *decoder) object(n *node, here where, fields []field) {
 		name := snake(e.key)
 		f := byName[name]
 		if f == nil {
+			if why := d.refused[name]; why != "" && here.wire == "spec.container" {
+				d.fail(key, where{here.wire, join(here.shown, e.key)}, why, "")
+				continue
+			}
 			if len(d.errs) < maxErrors {
 				d.errs = append(d.errs, FieldError{Line: e.line, Column: e.col, Field: here.shown,
 					Rule: fmt.Sprintf("unknown field %q", shorten(e.key)), Suggestion: engine.Nearest(name, known)})

@@ -231,6 +231,17 @@ func composeNotes() map[string]note {
 		"cgroup_parent":              {what: "Control group of the node in which the container runs."},
 		"runtime":                    {what: "OCI runtime of the engine, such as runc or nvidia; default is the engine's."},
 		"cpuset":                     {what: "Processors that the container may use.", example: "0-3"},
+		"label_file":                 {what: "Files with NAME=value lines, whose values become labels; labels take precedence. persysctl reads them.", example: "web.labels"},
+		"cpu_shares":                 {what: "Weight of the container in the competition for processors; default 1024 for each core of its CPU limit.", low: 0, high: 262144, example: 2048},
+		"cpu_period":                 {what: "Period of the CPU limit in microseconds; default 100000.", low: 1000, high: 1000000, example: 50000},
+		"mem_swappiness":             {what: "How readily the kernel swaps memory out; only on nodes with cgroup v1.", low: 0, high: 100, example: 10},
+		"oom_kill_disable":           {what: "At its memory limit the container waits instead of being killed; only on nodes with cgroup v1."},
+		"mac_address":                {what: "MAC address of the container on the engine's default bridge.", example: "02:42:ac:11:00:07"},
+		"platform":                   {what: "Platform of the image; default is that of the node. Nodes are not chosen by it: write a constraint too.", example: "linux/arm64"},
+		"pull_policy":                {what: "When the image is pulled. Default is missing; the tag latest is looked up each time a container is made.", words: pullPolicies, example: "always"},
+		"blkio_config":               {what: "Limits on disk I/O."},
+		"blkio_config.weight":        {what: "Weight of the container in the competition for disks; default 500.", low: 10, high: 1000, example: 300},
+		"blkio_config.weight_device": {what: "Weights for single block devices of the node."},
 		"mem_reservation":            {what: "Memory that the container keeps when the node is short of it, in bytes or with a unit; at most the memory limit.", example: "64m"},
 		"memswap_limit":              {what: "Limit of memory and swap together, in bytes or with a unit; needs a memory limit. 0 means no swap, -1 no limit.", example: "512m"},
 		"logging":                    {what: "Log driver of the engine. By default logs are rotated: 3 files of 20 MB, unless the engine's own configuration says otherwise."},
@@ -259,6 +270,17 @@ func composeNotes() map[string]note {
 		"on_change":                  {what: "What a new version of a secret or config does: restart (default) recreates the container, in a group by its update policy; nothing leaves the container until it is recreated or restarted for another reason; signal NAME changes the files in the running container and sends it the signal.", example: "signal SIGHUP"},
 	} {
 		out["spec.container."+name] = n
+	}
+	out["spec.container.blkio_config.weight_device[].path"] = note{what: "Path of the block device.", example: "/dev/sda"}
+	out["spec.container.blkio_config.weight_device[].weight"] = note{what: "Weight for the device.", low: 10, high: 1000, example: 300}
+	for key, what := range map[string]string{
+		"device_read_bps": "Bytes that the container may read in a second", "device_read_iops": "Reads of the container in a second",
+		"device_write_bps": "Bytes that the container may write in a second", "device_write_iops": "Writes of the container in a second",
+	} {
+		at := "spec.container.blkio_config." + key
+		out[at] = note{what: what + ", for block devices of the node."}
+		out[at+"[].path"] = note{what: "Path of the block device.", example: "/dev/sda"}
+		out[at+"[].rate"] = note{what: what + ": a number, or a size such as 10m.", example: "10m"}
 	}
 	for _, of := range []string{"secrets", "configs"} {
 		at, folder := "spec.container."+of+"[].", "/SOURCE"

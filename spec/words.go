@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/engine"
 )
 
 // composeWords returns the fields of a container that have the name and the forms of a field of a Compose service.
@@ -32,6 +33,9 @@ func (d *decoder) composeWords(s *controlv1.WorkloadSpec, c *controlv1.Container
 	}
 	size := func(name string, into *int64) field {
 		return field{name, w + "." + name, func(_ string, n *node, at where) { *into = d.bytes(n, at) }}
+	}
+	number := func(name string, into *int64) field {
+		return field{name, w + "." + name, func(_ string, n *node, at where) { *into = d.integer(n, at, 64) }}
 	}
 	return []field{
 		{"entrypoint", w + ".entrypoint", func(_ string, n *node, at where) {
@@ -74,6 +78,25 @@ func (d *decoder) composeWords(s *controlv1.WorkloadSpec, c *controlv1.Container
 		{"mem_limit", "spec.resources.memory_mb", func(_ string, n *node, at where) {
 			resourcesOf(s).MemoryMb = (d.bytes(n, at) + 1<<mib - 1) >> mib
 		}},
+		{"cpu_quota", "spec.resources.cpu_millicores", func(_ string, n *node, at where) {
+			d.cpuQuota = d.integer(n, at, 64)
+			if _, rule := engine.CPUTime(0, d.cpuQuota); rule != "" {
+				d.fail(n, at, rule, n.text)
+			}
+		}},
+		number("cpu_period", &c.CpuPeriod),
+		number("cpu_shares", &c.CpuShares),
+		number("mem_swappiness", &c.MemSwappiness),
+		flag("oom_kill_disable", &c.OomKillDisable),
+		{"blkio_config", w + ".blkio_config", func(_ string, n *node, at where) { c.BlkioConfig = d.blkio(n, at) }},
+		text("mac_address", &c.MacAddress),
+		text("platform", &c.Platform),
+		{"pull_policy", w + ".pull_policy", func(_ string, n *node, at where) {
+			if c.PullPolicy = d.str(n, at); c.PullPolicy == "if_not_present" { // Compose's former name of missing
+				c.PullPolicy = "missing"
+			}
+		}},
+		{"label_file", w + ".label_file", func(_ string, n *node, at where) { d.labelFile = d.envFiles(n, at) }},
 		size("mem_reservation", &c.MemReservation),
 		size("memswap_limit", &c.MemswapLimit),
 		{"logging", w + ".logging", func(_ string, n *node, at where) { c.Logging = d.logging(n, at) }},
@@ -249,6 +272,41 @@ func (d *decoder) logging(n *node, here where) *controlv1.Logging {
 	return l
 }
 
+// blkio reads the limits on disk I/O of a service in a Compose file.
+func (d *decoder) blkio(n *node, here where) *controlv1.BlkioConfig {
+	out, w := &controlv1.BlkioConfig{}, here.wire
+	limits := func(name string, into *[]*controlv1.ThrottleDevice) field {
+		return field{name, w + "." + name, func(_ string, n *node, at where) {
+			d.list(n, at, func(n *node, at where) {
+				l := &controlv1.ThrottleDevice{}
+				d.object(n, at, []field{
+					{"path", at.wire + ".path", func(_ string, n *node, at where) { l.Path = d.str(n, at) }},
+					{"rate", at.wire + ".rate", func(_ string, n *node, at where) { l.Rate = d.bytes(n, at) }},
+				})
+				*into = append(*into, l)
+			})
+		}}
+	}
+	d.object(n, here, []field{
+		{"weight", w + ".weight", func(_ string, n *node, at where) { out.Weight = int32(d.integer(n, at, 32)) }},
+		{"weight_device", w + ".weight_device", func(_ string, n *node, at where) {
+			d.list(n, at, func(n *node, at where) {
+				l := &controlv1.WeightDevice{}
+				d.object(n, at, []field{
+					{"path", at.wire + ".path", func(_ string, n *node, at where) { l.Path = d.str(n, at) }},
+					{"weight", at.wire + ".weight", func(_ string, n *node, at where) { l.Weight = int32(d.integer(n, at, 32)) }},
+				})
+				out.WeightDevice = append(out.WeightDevice, l)
+			})
+		}},
+		limits("device_read_bps", &out.DeviceReadBps),
+		limits("device_read_iops", &out.DeviceReadIops),
+		limits("device_write_bps", &out.DeviceWriteBps),
+		limits("device_write_iops", &out.DeviceWriteIops),
+	})
+	return out
+}
+
 // engineCheck reads the health check of a service in a Compose file.
 func (d *decoder) engineCheck(n *node, here where) *controlv1.EngineHealthCheck {
 	c, w := &controlv1.EngineHealthCheck{}, here.wire
@@ -277,7 +335,8 @@ func (d *decoder) engineCheck(n *node, here where) *controlv1.EngineHealthCheck 
 	return c
 }
 
-// envFiles reads the variables of files in the form of a .env file. Variables in env take precedence.
+// envFiles reads the variables (or labels) of files in the form of a .env file. Those in the specification take
+// precedence.
 func (d *decoder) envFiles(n *node, here where) map[string]string {
 	out := map[string]string{}
 	read := func(n *node, at where) {

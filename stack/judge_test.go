@@ -134,7 +134,7 @@ func TestValuesThatEnginesRefuse(t *testing.T) {
 		{`ipc: weird`, 4, "must be none, private"},
 		{`uts: weird`, 4, "must be one of host"},
 		{`userns_mode: weird`, 4, "must be one of host"},
-		{`isolation: hyperv`, 4, "must be one of default"},
+		{`isolation: hyperv`, 4, "is for Windows; nodes run Linux"},
 		{`credential_spec: {file: x}`, 4, "is for Windows"},
 		{`platform: linus/amd64`, 4, "must be the platform of a Linux image"},
 		{`platform: windows/amd64`, 4, "must be the platform of a Linux image"},

@@ -56,6 +56,14 @@ func TestAsksOfAContainer(t *testing.T) {
 		{"seccomp switched off", hard(&agentv1.ContainerSpec{SecurityOpt: []string{"seccomp:unconfined"}}), "container.security_opt[0] security_options", "container.security_opt[0] security_options"},
 		{"the user 0, which is root", hard(&agentv1.ContainerSpec{}), "", ""},
 		{"no limit on processes", hard(&agentv1.ContainerSpec{PidsLimit: -1}), "container.pids_limit max_pids", "container.pids_limit max_pids"},
+		{"a weight for processors above the default", hard(&agentv1.ContainerSpec{CpuShares: 4096}), "container.cpu_shares security_options", "container.cpu_shares security_options"},
+		{"a weight for processors below the default", hard(&agentv1.ContainerSpec{CpuShares: 512}), "", ""},
+		{"a weight for disks above the default", hard(&agentv1.ContainerSpec{BlkioConfig: &agentv1.BlkioConfig{WeightDevice: []*agentv1.WeightDevice{{Weight: 900}}}}),
+			"container.blkio_config security_options", "container.blkio_config security_options"},
+		{"a MAC address", hard(&agentv1.ContainerSpec{MacAddress: "02:42:ac:11:00:07"}), "container.mac_address security_options", "container.mac_address security_options"},
+		{"no OOM killer", hard(&agentv1.ContainerSpec{OomKillDisable: true}), "container.oom_kill_disable security_options", "container.oom_kill_disable security_options"},
+		{"a control group of the host", hard(&agentv1.ContainerSpec{CgroupParent: "/system.slice"}), "container.cgroup_parent security_options", "container.cgroup_parent security_options"},
+		{"another OCI runtime", hard(&agentv1.ContainerSpec{Runtime: "runsc"}), "container.runtime security_options", "container.runtime security_options"},
 		{"host port 22", hard(&agentv1.ContainerSpec{Ports: []*agentv1.PortMapping{{HostPort: 22}}}), "container.ports[0] ports", "container.ports[0] ports"},
 		{"host port 80", hard(&agentv1.ContainerSpec{Ports: []*agentv1.PortMapping{{HostPort: 80}, {HostPort: 8080}, {}}}), "", "container.ports[0] ports"},
 	} {
@@ -157,6 +165,8 @@ func TestAsksOfAComposeProject(t *testing.T) {
 		{"a secret from a file", one("    secrets: [s]\nsecrets: {s: {file: /etc/shadow}}\n"), nil, "services.a.secrets[0] host_paths"},
 		{"a config from a file", one("    configs: [s]\nconfigs: {s: {file: /etc/shadow}}\n"), nil, "services.a.configs[0] host_paths"},
 
+		{"a MAC address in a network", one("    networks: {n: {mac_address: '02:42:ac:11:00:07'}}\nnetworks: {n: {}}\n"), nil, "services.a.networks.n.mac_address security_options"},
+		{"a quota of the engine", one("    storage_opt: {size: 90G}\n"), nil, "services.a.storage_opt.size security_options"},
 		{"privileged", one("    privileged: true\n"), nil, "services.a.privileged privileged"},
 		{"privileged through a variable", one("    privileged: ${P}\n"), map[string]string{"P": "true"}, "services.a.privileged privileged"},
 		{"a privileged hook", one("    post_start: [{command: id, privileged: true}]\n"), nil, "services.a.post_start[0].privileged privileged"},

@@ -248,7 +248,34 @@ func (d *project) options(at string, s types.ServiceConfig) {
 	if s.CPURTRuntime != 0 {
 		add("cpu_rt_runtime", "cpu-rt-runtime", strconv.FormatInt(s.CPURTRuntime, 10))
 	}
+	if s.CPUShares > defaultShares { // with this, a container takes processor time from the others
+		add("cpu_shares", "cpu-shares", strconv.FormatInt(s.CPUShares, 10))
+	}
+	if b := s.BlkioConfig; b != nil {
+		for _, w := range append([]types.WeightDevice{{Weight: b.Weight}}, b.WeightDevice...) {
+			if w.Weight > defaultIOWeight {
+				add("blkio_config", "blkio-weight", strconv.Itoa(int(w.Weight)))
+			}
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(s.StorageOpt)) {
+		d.out.add(policy.RuleSecurity, at+".storage_opt."+k, "storage-opt="+k)
+	}
+	if s.MacAddress != "" { // with this, a container can take the place of another in its network
+		add("mac_address", "mac-address", s.MacAddress)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Networks)) {
+		if n := s.Networks[name]; n != nil && n.MacAddress != "" {
+			d.out.add(policy.RuleSecurity, at+".networks."+name+".mac_address", "mac-address="+n.MacAddress)
+		}
+	}
 }
+
+// The weights that a container has by default in the competition for processors and disks.
+const (
+	defaultShares   = 1024
+	defaultIOWeight = 500
+)
 
 // redirects reports whether log options may send the logs to another machine. It is called for options without a
 // driver: the engine adds them to the options of its default driver, which may contain credentials.

@@ -66,6 +66,7 @@ func Conflicts(s types.ServiceConfig) []Fault {
 		{"dns_search", len(s.DNSSearch) > 0, []string{"none"}},
 		{"dns_opt", len(s.DNSOpts) > 0, []string{"none"}},
 		{"extra_hosts", len(s.ExtraHosts) > 0, []string{"none"}},
+		{"mac_address", s.MacAddress != "", []string{"host", "none"}},
 	} {
 		if c.set && slices.Contains(c.with, s.NetworkMode) {
 			f.fault("has no effect with network_mode: "+s.NetworkMode+": remove one of them", c.key)
@@ -96,7 +97,6 @@ func (f *faults) options(s types.ServiceConfig) {
 		{"domainname", s.DomainName, engine.Hostname},
 		{"hostname", s.Hostname, engine.Hostname},
 		{"ipc", s.Ipc, engine.IPCMode},
-		{"isolation", s.Isolation, engine.Isolation},
 		{"mac_address", s.MacAddress, engine.MAC},
 		{"pid", s.Pid, engine.PIDMode},
 		{"platform", s.Platform, engine.Platform},
@@ -128,11 +128,28 @@ func (f *faults) options(s types.ServiceConfig) {
 			value(v, c.rule, c.key, strconv.Itoa(i))
 		}
 	}
-	if b := s.BlkioConfig; b != nil && b.Weight != 0 && (b.Weight < 10 || b.Weight > 1000) {
-		f.value("must be 10 to 1000", strconv.Itoa(int(b.Weight)), "blkio_config", "weight")
+	f.blkio(s.BlkioConfig)
+	for _, c := range []struct {
+		key string
+		set bool
+	}{
+		{"cpu_count", s.CPUCount != 0}, {"cpu_percent", s.CPUPercent != 0}, {"credential_spec", s.CredentialSpec != nil},
+		{"cpu_rt_period", s.CPURTPeriod != 0}, {"cpu_rt_runtime", s.CPURTRuntime != 0}, {"storage_opt", len(s.StorageOpt) > 0},
+	} {
+		if c.set {
+			f.fault(refused()[c.key], c.key)
+		}
 	}
-	if s.CredentialSpec != nil {
-		f.fault("is for Windows; nodes run Linux", "credential_spec")
+	if s.Isolation != "" && s.Isolation != "default" {
+		f.value(refused()["isolation"], s.Isolation, "isolation")
+	}
+	for _, c := range []struct {
+		key string
+		set bool
+	}{{"mem_swappiness", s.MemSwappiness != 0}, {"oom_kill_disable", s.OomKillDisable}} {
+		if c.set {
+			f.warn("has an effect only on nodes with cgroup v1; engines with cgroup v2 leave it out", c.key)
+		}
 	}
 	if key, rule := engine.CPUTime(s.CPUPeriod, s.CPUQuota); rule != "" {
 		f.fault(rule, key)
@@ -152,6 +169,41 @@ func (f *faults) options(s types.ServiceConfig) {
 			f.value("must not be negative", strconv.FormatInt(c.v, 10), c.key)
 		case c.v < c.least || c.v > c.most:
 			f.value(fmt.Sprintf("must be %d to %d", c.least, c.most), strconv.FormatInt(c.v, 10), c.key)
+		}
+	}
+}
+
+// blkio checks the limits on disk I/O.
+func (f *faults) blkio(b *types.BlkioConfig) {
+	if b == nil {
+		return
+	}
+	weight := func(w uint16, at ...string) {
+		if w < 10 || w > 1000 {
+			f.value("must be 10 to 1000", strconv.Itoa(int(w)), append([]string{"blkio_config"}, at...)...)
+		}
+	}
+	device := func(path string, at ...string) {
+		f.value(engine.AbsolutePath(path), path, append([]string{"blkio_config"}, append(at, "path")...)...)
+	}
+	if b.Weight != 0 {
+		weight(b.Weight, "weight")
+	}
+	for i, d := range b.WeightDevice {
+		device(d.Path, "weight_device", strconv.Itoa(i))
+		weight(d.Weight, "weight_device", strconv.Itoa(i), "weight")
+	}
+	for _, l := range []struct {
+		key  string
+		list []types.ThrottleDevice
+	}{
+		{"device_read_bps", b.DeviceReadBps}, {"device_read_iops", b.DeviceReadIOps}, {"device_write_bps", b.DeviceWriteBps}, {"device_write_iops", b.DeviceWriteIOps},
+	} {
+		for i, d := range l.list {
+			device(d.Path, l.key, strconv.Itoa(i))
+			if d.Rate < 1 {
+				f.value("must be at least 1 a second", strconv.FormatInt(int64(d.Rate), 10), "blkio_config", l.key, strconv.Itoa(i), "rate")
+			}
 		}
 	}
 }

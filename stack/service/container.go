@@ -2,6 +2,7 @@ package service
 
 import (
 	"cmp"
+	"math"
 	"strconv"
 	"strings"
 
@@ -27,7 +28,9 @@ func Of(c *agentv1.ContainerSpec) types.ServiceConfig {
 		Annotations: c.GetAnnotations(), Labels: c.GetLabels(), OomScoreAdj: int64(c.GetOomScoreAdj()),
 		Tty: c.GetTty(), StdinOpen: c.GetStdinOpen(), Expose: c.GetExpose(),
 		MemReservation: types.UnitBytes(c.GetMemReservation()), MemSwapLimit: types.UnitBytes(c.GetResources().GetMemorySwapBytes()),
-		MemLimit: types.UnitBytes(c.GetResources().GetMemoryBytes()),
+		MemLimit:  types.UnitBytes(c.GetResources().GetMemoryBytes()),
+		CPUShares: c.GetCpuShares(), CPUPeriod: c.GetCpuPeriod(), MemSwappiness: types.UnitBytes(c.GetMemSwappiness()), OomKillDisable: c.GetOomKillDisable(),
+		MacAddress: c.GetMacAddress(), Platform: c.GetPlatform(), PullPolicy: c.GetPullPolicy(), BlkioConfig: blkio(c.GetBlkioConfig()),
 	}
 	for _, p := range c.GetPorts() {
 		port := types.ServicePortConfig{Target: uint32(p.GetContainerPort()), Protocol: cmp.Or(strings.ToLower(p.GetProtocol()), "tcp"), HostIP: p.GetAddress()}
@@ -72,6 +75,28 @@ func Of(c *agentv1.ContainerSpec) types.ServiceConfig {
 		}
 	}
 	return s
+}
+
+func blkio(b *agentv1.BlkioConfig) *types.BlkioConfig {
+	if b == nil {
+		return nil
+	}
+	out := &types.BlkioConfig{Weight: uint16(min(max(b.GetWeight(), 0), math.MaxUint16))}
+	for _, d := range b.GetWeightDevice() {
+		out.WeightDevice = append(out.WeightDevice, types.WeightDevice{Path: d.GetPath(), Weight: uint16(min(max(d.GetWeight(), 0), math.MaxUint16))})
+	}
+	for _, l := range []struct {
+		from []*agentv1.ThrottleDevice
+		to   *[]types.ThrottleDevice
+	}{
+		{b.GetDeviceReadBps(), &out.DeviceReadBps}, {b.GetDeviceReadIops(), &out.DeviceReadIOps},
+		{b.GetDeviceWriteBps(), &out.DeviceWriteBps}, {b.GetDeviceWriteIops(), &out.DeviceWriteIOps},
+	} {
+		for _, d := range l.from {
+			*l.to = append(*l.to, types.ThrottleDevice{Path: d.GetPath(), Rate: types.UnitBytes(d.GetRate())})
+		}
+	}
+	return out
 }
 
 // words returns an entry point. In protobuf, a list with one empty word stands for an empty entry point,

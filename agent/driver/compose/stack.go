@@ -254,6 +254,9 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 			return err
 		}
 		img.Namespace = spec.Body.GetNamespace()
+		if err := img.SetPlatform(at+".platform", service.Platform); err != nil {
+			return err
+		}
 		s.images = append(s.images, wanted{img, service.PullPolicy})
 		// Compose must not pull images. The driver has already pulled them, because it has the agent's
 		// credentials and classifies the errors of a pull.
@@ -346,12 +349,13 @@ func restartOf(s types.ServiceConfig) string {
 
 // pull fetches the images that a stack needs and the engine lacks.
 func (d *Driver) pull(ctx context.Context, id driver.ID, s *stack) error {
-	done := map[string]bool{}
+	done := map[[2]string]bool{}
 	for _, w := range s.images {
-		if done[w.image.Name] {
+		key := [2]string{w.image.Name, w.image.PlatformName()}
+		if done[key] {
 			continue
 		}
-		done[w.image.Name] = true
+		done[key] = true
 		if w.policy == types.PullPolicyAlways {
 			if err := d.eng.Pull(ctx, id, w.image, d.eng.PullTimeout()); err != nil {
 				return err

@@ -313,12 +313,12 @@ func (d *Driver) createOnce(ctx context.Context, name string, want settings) (st
 	ctx, cancel := d.eng.SeeThrough(ctx)
 	defer cancel()
 	res, err := d.eng.Client.ContainerCreate(ctx, client.ContainerCreateOptions{
-		Config: want.config, HostConfig: want.host, NetworkingConfig: want.networking(), Name: name,
+		Config: want.config, HostConfig: want.host, NetworkingConfig: want.networking(), Name: name, Platform: want.image.Platform,
 	})
 	if want.host.StorageOpt != nil && d.eng.RefusesLayerSize(err) {
 		want.host.StorageOpt = nil // the engine cannot enforce the disk limit; the agent will measure the disk usage instead
 		res, err = d.eng.Client.ContainerCreate(ctx, client.ContainerCreateOptions{
-			Config: want.config, HostConfig: want.host, NetworkingConfig: want.networking(), Name: name,
+			Config: want.config, HostConfig: want.host, NetworkingConfig: want.networking(), Name: name, Platform: want.image.Platform,
 		})
 	}
 	if err != nil {

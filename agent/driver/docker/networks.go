@@ -63,7 +63,10 @@ func (d *Driver) places(ctx context.Context, spec driver.Spec) ([]endpoint, erro
 // network at creation; connect adds the others.
 func (s *settings) networking() *network.NetworkingConfig {
 	if len(s.endpoints) == 0 {
-		return nil
+		if len(s.mac) == 0 {
+			return nil
+		}
+		return &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{network.NetworkBridge: {MacAddress: s.mac}}}
 	}
 	first := s.endpoints[0]
 	return &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{first.Network: first.settings()}}

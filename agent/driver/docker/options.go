@@ -2,12 +2,14 @@ package docker
 
 import (
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/compose-spec/compose-go/v2/types"
+	"github.com/moby/moby/api/types/blkiodev"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/network"
 	cdi "tags.cncf.io/container-device-interface/pkg/parser"
@@ -58,6 +60,22 @@ func (out *settings) options(s types.ServiceConfig) error {
 	r := &h.Resources
 	r.CgroupParent, r.CpusetCpus, r.MemoryReservation = s.CgroupParent, s.CPUSet, int64(s.MemReservation)
 	r.DeviceCgroupRules = s.DeviceCgroupRules
+	if s.MemSwappiness != 0 {
+		r.MemorySwappiness = new(int64(s.MemSwappiness))
+	}
+	r.OomKillDisable = new(s.OomKillDisable)
+	blkio(r, s.BlkioConfig)
+	if err := out.image.SetPlatform("container.platform", s.Platform); err != nil {
+		return err
+	}
+	out.image.Policy = s.PullPolicy
+	if s.MacAddress != "" {
+		mac, err := net.ParseMAC(s.MacAddress)
+		if err != nil {
+			return invalid("container.mac_address: %w", err)
+		}
+		out.mac = network.HardwareAddr(mac)
+	}
 	for _, name := range slices.Sorted(maps.Keys(s.Ulimits)) {
 		r.Ulimits = append(r.Ulimits, &container.Ulimit{Name: name, Soft: int64(s.Ulimits[name].Soft), Hard: int64(s.Ulimits[name].Hard)})
 	}
@@ -79,6 +97,28 @@ func (out *settings) options(s types.ServiceConfig) error {
 		})
 	}
 	return nil
+}
+
+// blkio sets the limits on disk I/O.
+func blkio(r *container.Resources, b *types.BlkioConfig) {
+	if b == nil {
+		return
+	}
+	r.BlkioWeight = b.Weight
+	for _, d := range b.WeightDevice {
+		r.BlkioWeightDevice = append(r.BlkioWeightDevice, &blkiodev.WeightDevice{Path: d.Path, Weight: d.Weight})
+	}
+	for _, l := range []struct {
+		from []types.ThrottleDevice
+		to   *[]*blkiodev.ThrottleDevice
+	}{
+		{b.DeviceReadBps, &r.BlkioDeviceReadBps}, {b.DeviceReadIOps, &r.BlkioDeviceReadIOps},
+		{b.DeviceWriteBps, &r.BlkioDeviceWriteBps}, {b.DeviceWriteIOps, &r.BlkioDeviceWriteIOps},
+	} {
+		for _, d := range l.from {
+			*l.to = append(*l.to, &blkiodev.ThrottleDevice{Path: d.Path, Rate: uint64(d.Rate)})
+		}
+	}
 }
 
 // healthcheck returns the health check that the engine runs. nil selects the health check of the image.

@@ -22,8 +22,9 @@ import (
 
 // Lower limits of CPU quotas and shares.
 const (
-	minMillicores  = 10 // the engine refuses a quota of less than 0.01 CPU
-	minShares      = 2  // the smallest CPU weight that the kernel accepts
+	minMillicores  = 10   // the engine refuses a quota of less than 0.01 CPU
+	minQuota       = 1000 // microseconds; the kernel refuses a smaller quota
+	minShares      = 2    // the smallest CPU weight that the kernel accepts
 	sharesPerCPU   = 1024
 	nanoPerMilli   = 1_000_000
 	milliPerCPU    = 1000
@@ -43,6 +44,7 @@ type settings struct {
 	endpoints []endpoint
 	// counted are the numbers of CDI devices that the container needs, by the kind of device (VENDOR/CLASS).
 	counted map[string]int64
+	mac     network.HardwareAddr // MAC address on the default bridge; empty if the engine chooses it
 }
 
 // translate builds the settings of a container spec without calling the engine. Errors are of class
@@ -273,10 +275,17 @@ func resources(body *agentv1.ContainerSpec) (container.Resources, error) {
 		return out, invalid("%s: must be 0 to %d (got %d)", field, int64(1)<<40, milli)
 	case milli > 0:
 		milli = max(milli, minMillicores)
-		out.NanoCPUs = milli * nanoPerMilli
+		if period := body.GetCpuPeriod(); period != 0 {
+			out.CPUPeriod, out.CPUQuota = period, max(milli*period/milliPerCPU, minQuota)
+		} else {
+			out.NanoCPUs = milli * nanoPerMilli
+		}
 		out.CPUShares = max(milli*sharesPerCPU/milliPerCPU, minShares)
 	case out.CPUShares < 0:
 		return out, invalid("container.resources.cpu_shares: must not be negative (got %d)", out.CPUShares)
+	}
+	if n := body.GetCpuShares(); n > 0 {
+		out.CPUShares = n
 	}
 	swap := limits.GetMemorySwapBytes()
 	switch {

@@ -7,12 +7,14 @@ import (
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
 	"github.com/docker/go-units"
 	"github.com/moby/moby/api/pkg/authconfig"
 	"github.com/moby/moby/api/types/jsonstream"
 	"github.com/moby/moby/api/types/registry"
 	"github.com/moby/moby/client"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/persys/compute/agent/driver"
 )
 
@@ -32,9 +34,19 @@ type Image struct {
 	Name     string // image reference that is passed to the engine
 	Floating bool
 	Local    bool
+	Platform *ocispec.Platform // nil = that of the engine
+	// Policy says when the image is pulled: PullAlways, PullMissing, PullNever, or "" (see above).
+	Policy string
 	// Namespace is the namespace of the workload; the pull uses the credentials for this namespace.
 	Namespace string
 }
+
+// The pull policies of an image. They are those of Compose that do not build an image.
+const (
+	PullAlways  = "always"
+	PullMissing = "missing" // also for the tag latest
+	PullNever   = "never"
+)
 
 // ParseImage parses an image reference. field is the name of the spec's field, for errors.
 func ParseImage(field, ref string) (Image, error) {
@@ -65,10 +77,35 @@ func ParseImage(field, ref string) (Image, error) {
 	}, nil
 }
 
-// Refresh pulls a floating image (one with the tag latest, or without a tag) before a container is created from
-// it. For other images it does nothing: if one is missing, the create call reports this, and then it is pulled.
+// SetPlatform sets the platform of an image, such as linux/arm64; "" means that of the engine. field is the name of the
+// spec's field, for errors.
+func (img *Image) SetPlatform(field, text string) error {
+	if text == "" {
+		return nil
+	}
+	p, err := platforms.Parse(text)
+	if err != nil {
+		return driver.Errorf(driver.InvalidSpecification, "image", "%s: %w", field, err)
+	}
+	img.Platform = &p
+	return nil
+}
+
+// PlatformName returns the platform of an image as OS/ARCH[/VARIANT]; "" if it is that of the engine.
+func (img *Image) PlatformName() string {
+	if img.Platform == nil {
+		return ""
+	}
+	return platforms.Format(*img.Platform)
+}
+
+// Refresh pulls an image with the policy PullAlways, or a floating image (one with the tag latest, or without a
+// tag), before a container is created from it. For other images it does nothing: if one is missing, the create call reports this, and then it is pulled.
 func (e *Engine) Refresh(ctx context.Context, id driver.ID, img Image) error {
-	if !img.Floating {
+	switch {
+	case img.Policy == PullAlways && !img.Local:
+		return e.Pull(ctx, id, img, e.opt.PullTimeout)
+	case img.Policy != "" || !img.Floating:
 		return nil
 	}
 	inspectCtx, cancel := e.Call(ctx)
@@ -115,6 +152,9 @@ func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.D
 	if img.Local {
 		return driver.Errorf(driver.ImageNotOnNode, "pull", "no image %s on this engine; an image id cannot be pulled", img.Name)
 	}
+	if img.Policy == PullNever {
+		return driver.Errorf(driver.ImageNotOnNode, "pull", "no image %s on this engine, and pull_policy is never", img.Name)
+	}
 	auth := ""
 	var unknown error
 	if e.opt.Credentials != nil {
@@ -135,7 +175,7 @@ func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.D
 	defer cancel(nil)
 	stalled := time.AfterFunc(limit, func() { cancel(context.DeadlineExceeded) })
 	defer stalled.Stop()
-	err := e.pullAndDrain(pullCtx, id, img.Name, auth, func() { stalled.Reset(limit) })
+	err := e.pullAndDrain(pullCtx, id, img, auth, func() { stalled.Reset(limit) })
 	if err == nil {
 		if mine {
 			e.opt.Pulled(img.Name, "")
@@ -161,12 +201,16 @@ func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.D
 
 // pullAndDrain pulls an image and reads the engine's progress stream to its end. It calls moved for each
 // message that reports progress.
-func (e *Engine) pullAndDrain(ctx context.Context, id driver.ID, name, auth string, moved func()) error {
+func (e *Engine) pullAndDrain(ctx context.Context, id driver.ID, img Image, auth string, moved func()) error {
+	name, options := img.Name, client.ImagePullOptions{RegistryAuth: auth}
+	if img.Platform != nil {
+		options.Platforms = []ocispec.Platform{*img.Platform}
+	}
 	if e.opt.Progress != nil {
 		e.opt.Progress(id, "pulling "+name)
 		defer e.opt.Progress(id, "")
 	}
-	res, err := e.Client.ImagePull(ctx, name, client.ImagePullOptions{RegistryAuth: auth})
+	res, err := e.Client.ImagePull(ctx, name, options)
 	if err != nil {
 		return err
 	}
@@ -231,12 +275,15 @@ func (l layers) String() string {
 	return fmt.Sprintf(": %s of %s", units.BytesSize(float64(have)), units.BytesSize(float64(of)))
 }
 
-// Have reports whether the engine has an image locally, so that no pull is needed.
+// Have reports whether the engine has an image locally for its platform, so that no pull is needed.
 func (e *Engine) Have(ctx context.Context, img Image) (bool, error) {
 	ctx, cancel := e.Call(ctx)
 	defer cancel()
-	_, err := e.Client.ImageInspect(ctx, img.Name)
+	res, err := e.Client.ImageInspect(ctx, img.Name)
 	if cerrdefs.IsNotFound(err) {
+		return false, nil
+	}
+	if p := img.Platform; err == nil && p != nil && !platforms.NewMatcher(*p).Match(ocispec.Platform{OS: res.Os, Architecture: res.Architecture, Variant: res.Variant}) {
 		return false, nil
 	}
 	return err == nil, Classify("image", err)

@@ -3145,6 +3145,23 @@ type ContainerSpec struct {
 	MemReservation int64 `protobuf:"varint,1374,opt,name=mem_reservation,json=memReservation,proto3" json:"mem_reservation,omitempty"`
 	// Ports and port ranges that are exposed but not published: 8080, 53/udp.
 	Expose []string `protobuf:"bytes,1376,rep,name=expose,proto3" json:"expose,omitempty"`
+	// CPU weight of the container in relation to others; 0 means 1024 per core of its CPU limit, or the engine's
+	// default.
+	CpuShares int64 `protobuf:"varint,1706,opt,name=cpu_shares,json=cpuShares,proto3" json:"cpu_shares,omitempty"`
+	// Period of the CPU limit in microseconds; 0 means the kernel's default, 100000.
+	CpuPeriod int64 `protobuf:"varint,1707,opt,name=cpu_period,json=cpuPeriod,proto3" json:"cpu_period,omitempty"`
+	// Tendency of the kernel to swap memory out, 1 to 100; 0 means the default. Only on nodes with cgroup v1.
+	MemSwappiness int64 `protobuf:"varint,1708,opt,name=mem_swappiness,json=memSwappiness,proto3" json:"mem_swappiness,omitempty"`
+	// Keep the OOM killer from the container at its memory limit. Only on nodes with cgroup v1.
+	OomKillDisable bool `protobuf:"varint,1709,opt,name=oom_kill_disable,json=oomKillDisable,proto3" json:"oom_kill_disable,omitempty"`
+	// MAC address on the engine's default bridge.
+	MacAddress string `protobuf:"bytes,1710,opt,name=mac_address,json=macAddress,proto3" json:"mac_address,omitempty"`
+	// Platform of the image, OS/ARCH[/VARIANT]; empty means that of the node.
+	Platform string `protobuf:"bytes,1711,opt,name=platform,proto3" json:"platform,omitempty"`
+	// When the image is pulled: always, missing or never. Empty means missing, and always for the tag latest,
+	// where a local copy is used if the registry cannot be reached.
+	PullPolicy  string       `protobuf:"bytes,1712,opt,name=pull_policy,json=pullPolicy,proto3" json:"pull_policy,omitempty"`
+	BlkioConfig *BlkioConfig `protobuf:"bytes,1713,opt,name=blkio_config,json=blkioConfig,proto3" json:"blkio_config,omitempty"`
 	// Networks that the container joins, instead of the engine's default bridge.
 	Networks []*NetworkAttachment `protobuf:"bytes,1521,rep,name=networks,proto3" json:"networks,omitempty"`
 	// Files that the agent keeps in memory and mounts read-only into the container.
@@ -3575,6 +3592,62 @@ func (x *ContainerSpec) GetExpose() []string {
 	return nil
 }
 
+func (x *ContainerSpec) GetCpuShares() int64 {
+	if x != nil {
+		return x.CpuShares
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetCpuPeriod() int64 {
+	if x != nil {
+		return x.CpuPeriod
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetMemSwappiness() int64 {
+	if x != nil {
+		return x.MemSwappiness
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetOomKillDisable() bool {
+	if x != nil {
+		return x.OomKillDisable
+	}
+	return false
+}
+
+func (x *ContainerSpec) GetMacAddress() string {
+	if x != nil {
+		return x.MacAddress
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetPlatform() string {
+	if x != nil {
+		return x.Platform
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetPullPolicy() string {
+	if x != nil {
+		return x.PullPolicy
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetBlkioConfig() *BlkioConfig {
+	if x != nil {
+		return x.BlkioConfig
+	}
+	return nil
+}
+
 func (x *ContainerSpec) GetNetworks() []*NetworkAttachment {
 	if x != nil {
 		return x.Networks
@@ -3587,6 +3660,199 @@ func (x *ContainerSpec) GetMemoryFiles() []*MemoryFile {
 		return x.MemoryFiles
 	}
 	return nil
+}
+
+// BlkioConfig limits the disk I/O of a container, as in Compose.
+type BlkioConfig struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Weight of the container in relation to others, 10 to 1000; 0 means the default, 500.
+	Weight          int32             `protobuf:"varint,1,opt,name=weight,proto3" json:"weight,omitempty"`
+	WeightDevice    []*WeightDevice   `protobuf:"bytes,2,rep,name=weight_device,json=weightDevice,proto3" json:"weight_device,omitempty"`
+	DeviceReadBps   []*ThrottleDevice `protobuf:"bytes,3,rep,name=device_read_bps,json=deviceReadBps,proto3" json:"device_read_bps,omitempty"`
+	DeviceReadIops  []*ThrottleDevice `protobuf:"bytes,4,rep,name=device_read_iops,json=deviceReadIops,proto3" json:"device_read_iops,omitempty"`
+	DeviceWriteBps  []*ThrottleDevice `protobuf:"bytes,5,rep,name=device_write_bps,json=deviceWriteBps,proto3" json:"device_write_bps,omitempty"`
+	DeviceWriteIops []*ThrottleDevice `protobuf:"bytes,6,rep,name=device_write_iops,json=deviceWriteIops,proto3" json:"device_write_iops,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *BlkioConfig) Reset() {
+	*x = BlkioConfig{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlkioConfig) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlkioConfig) ProtoMessage() {}
+
+func (x *BlkioConfig) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlkioConfig.ProtoReflect.Descriptor instead.
+func (*BlkioConfig) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *BlkioConfig) GetWeight() int32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+func (x *BlkioConfig) GetWeightDevice() []*WeightDevice {
+	if x != nil {
+		return x.WeightDevice
+	}
+	return nil
+}
+
+func (x *BlkioConfig) GetDeviceReadBps() []*ThrottleDevice {
+	if x != nil {
+		return x.DeviceReadBps
+	}
+	return nil
+}
+
+func (x *BlkioConfig) GetDeviceReadIops() []*ThrottleDevice {
+	if x != nil {
+		return x.DeviceReadIops
+	}
+	return nil
+}
+
+func (x *BlkioConfig) GetDeviceWriteBps() []*ThrottleDevice {
+	if x != nil {
+		return x.DeviceWriteBps
+	}
+	return nil
+}
+
+func (x *BlkioConfig) GetDeviceWriteIops() []*ThrottleDevice {
+	if x != nil {
+		return x.DeviceWriteIops
+	}
+	return nil
+}
+
+type WeightDevice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absolute path of a block device of the node.
+	Path          string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Weight        int32  `protobuf:"varint,2,opt,name=weight,proto3" json:"weight,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WeightDevice) Reset() {
+	*x = WeightDevice{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WeightDevice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WeightDevice) ProtoMessage() {}
+
+func (x *WeightDevice) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WeightDevice.ProtoReflect.Descriptor instead.
+func (*WeightDevice) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *WeightDevice) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *WeightDevice) GetWeight() int32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+type ThrottleDevice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absolute path of a block device of the node.
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// Bytes or operations per second.
+	Rate          int64 `protobuf:"varint,2,opt,name=rate,proto3" json:"rate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ThrottleDevice) Reset() {
+	*x = ThrottleDevice{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ThrottleDevice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ThrottleDevice) ProtoMessage() {}
+
+func (x *ThrottleDevice) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ThrottleDevice.ProtoReflect.Descriptor instead.
+func (*ThrottleDevice) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ThrottleDevice) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *ThrottleDevice) GetRate() int64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
 }
 
 // MemoryFile is a file with the value of a secret or a config.
@@ -3615,7 +3881,7 @@ type MemoryFile struct {
 
 func (x *MemoryFile) Reset() {
 	*x = MemoryFile{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3627,7 +3893,7 @@ func (x *MemoryFile) String() string {
 func (*MemoryFile) ProtoMessage() {}
 
 func (x *MemoryFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3640,7 +3906,7 @@ func (x *MemoryFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryFile.ProtoReflect.Descriptor instead.
 func (*MemoryFile) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MemoryFile) GetTarget() string {
@@ -3710,7 +3976,7 @@ type Ulimit struct {
 
 func (x *Ulimit) Reset() {
 	*x = Ulimit{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3722,7 +3988,7 @@ func (x *Ulimit) String() string {
 func (*Ulimit) ProtoMessage() {}
 
 func (x *Ulimit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3735,7 +4001,7 @@ func (x *Ulimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
 func (*Ulimit) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Ulimit) GetSoft() int64 {
@@ -3767,7 +4033,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3779,7 +4045,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3792,7 +4058,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Device) GetSource() string {
@@ -3831,7 +4097,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3843,7 +4109,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3856,7 +4122,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DeviceRequest) GetDriver() string {
@@ -3905,7 +4171,7 @@ type Logging struct {
 
 func (x *Logging) Reset() {
 	*x = Logging{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3917,7 +4183,7 @@ func (x *Logging) String() string {
 func (*Logging) ProtoMessage() {}
 
 func (x *Logging) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3930,7 +4196,7 @@ func (x *Logging) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Logging.ProtoReflect.Descriptor instead.
 func (*Logging) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Logging) GetDriver() string {
@@ -3964,7 +4230,7 @@ type EngineHealthCheck struct {
 
 func (x *EngineHealthCheck) Reset() {
 	*x = EngineHealthCheck{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3976,7 +4242,7 @@ func (x *EngineHealthCheck) String() string {
 func (*EngineHealthCheck) ProtoMessage() {}
 
 func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3989,7 +4255,7 @@ func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineHealthCheck.ProtoReflect.Descriptor instead.
 func (*EngineHealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *EngineHealthCheck) GetTest() []string {
@@ -4071,7 +4337,7 @@ type ComposeSpec struct {
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4083,7 +4349,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4096,7 +4362,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ComposeSpec) GetProjectName() string {
@@ -4225,7 +4491,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4237,7 +4503,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4250,7 +4516,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *VMSpec) GetName() string {
@@ -4350,7 +4616,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4362,7 +4628,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4375,7 +4641,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -4414,7 +4680,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4426,7 +4692,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4439,7 +4705,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -4498,7 +4764,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4510,7 +4776,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4523,7 +4789,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -4609,7 +4875,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4621,7 +4887,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4634,7 +4900,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -4675,7 +4941,7 @@ type PortMapping struct {
 
 func (x *PortMapping) Reset() {
 	*x = PortMapping{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4687,7 +4953,7 @@ func (x *PortMapping) String() string {
 func (*PortMapping) ProtoMessage() {}
 
 func (x *PortMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4700,7 +4966,7 @@ func (x *PortMapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortMapping.ProtoReflect.Descriptor instead.
 func (*PortMapping) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PortMapping) GetHostPort() int32 {
@@ -4748,7 +5014,7 @@ type ResourceLimits struct {
 
 func (x *ResourceLimits) Reset() {
 	*x = ResourceLimits{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4760,7 +5026,7 @@ func (x *ResourceLimits) String() string {
 func (*ResourceLimits) ProtoMessage() {}
 
 func (x *ResourceLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4773,7 +5039,7 @@ func (x *ResourceLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceLimits.ProtoReflect.Descriptor instead.
 func (*ResourceLimits) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ResourceLimits) GetCpuShares() int64 {
@@ -4816,7 +5082,7 @@ type RestartPolicy struct {
 
 func (x *RestartPolicy) Reset() {
 	*x = RestartPolicy{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4828,7 +5094,7 @@ func (x *RestartPolicy) String() string {
 func (*RestartPolicy) ProtoMessage() {}
 
 func (x *RestartPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4841,7 +5107,7 @@ func (x *RestartPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPolicy.ProtoReflect.Descriptor instead.
 func (*RestartPolicy) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RestartPolicy) GetPolicy() string {
@@ -4880,7 +5146,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4892,7 +5158,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4905,7 +5171,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DiskConfig) GetPath() string {
@@ -4969,7 +5235,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[53]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4981,7 +5247,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[53]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4994,7 +5260,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *NetworkConfig) GetNetwork() string {
@@ -5052,7 +5318,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[54]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5064,7 +5330,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[54]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5077,7 +5343,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *WorkloadStatus) GetId() string {
@@ -5219,7 +5485,7 @@ type WorkloadUsageSnapshot struct {
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[55]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5231,7 +5497,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[55]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5244,7 +5510,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -5334,7 +5600,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[56]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5346,7 +5612,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[56]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5359,7 +5625,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -5401,7 +5667,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[57]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5413,7 +5679,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[57]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5426,7 +5692,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -5463,7 +5729,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[58]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5475,7 +5741,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[58]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5488,7 +5754,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *LogsRequest) GetId() string {
@@ -5548,7 +5814,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[59]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5560,7 +5826,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[59]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5573,7 +5839,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{59}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -5613,7 +5879,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[60]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5625,7 +5891,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[60]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5638,7 +5904,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{60}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -5755,7 +6021,7 @@ type ExecOpen struct {
 
 func (x *ExecOpen) Reset() {
 	*x = ExecOpen{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[61]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5767,7 +6033,7 @@ func (x *ExecOpen) String() string {
 func (*ExecOpen) ProtoMessage() {}
 
 func (x *ExecOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[61]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5780,7 +6046,7 @@ func (x *ExecOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOpen.ProtoReflect.Descriptor instead.
 func (*ExecOpen) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{61}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ExecOpen) GetWorkloadId() string {
@@ -5864,7 +6130,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[62]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5876,7 +6142,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[62]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5889,7 +6155,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{62}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *TerminalSize) GetRows() uint32 {
@@ -5920,7 +6186,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[63]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5932,7 +6198,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[63]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5945,7 +6211,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{63}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -6017,7 +6283,7 @@ type ExecOpened struct {
 
 func (x *ExecOpened) Reset() {
 	*x = ExecOpened{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[64]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6029,7 +6295,7 @@ func (x *ExecOpened) String() string {
 func (*ExecOpened) ProtoMessage() {}
 
 func (x *ExecOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[64]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6042,7 +6308,7 @@ func (x *ExecOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOpened.ProtoReflect.Descriptor instead.
 func (*ExecOpened) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{64}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ExecOpened) GetIdleSeconds() int64 {
@@ -6062,7 +6328,7 @@ type ExecExit struct {
 
 func (x *ExecExit) Reset() {
 	*x = ExecExit{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[65]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6074,7 +6340,7 @@ func (x *ExecExit) String() string {
 func (*ExecExit) ProtoMessage() {}
 
 func (x *ExecExit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[65]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6087,7 +6353,7 @@ func (x *ExecExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
 func (*ExecExit) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{65}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ExecExit) GetCode() int32 {
@@ -6114,7 +6380,7 @@ type CollectGarbageRequest struct {
 
 func (x *CollectGarbageRequest) Reset() {
 	*x = CollectGarbageRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[66]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6126,7 +6392,7 @@ func (x *CollectGarbageRequest) String() string {
 func (*CollectGarbageRequest) ProtoMessage() {}
 
 func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[66]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6139,7 +6405,7 @@ func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageRequest.ProtoReflect.Descriptor instead.
 func (*CollectGarbageRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{66}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *CollectGarbageRequest) GetEpoch() *Epoch {
@@ -6189,7 +6455,7 @@ type CollectGarbageResponse struct {
 
 func (x *CollectGarbageResponse) Reset() {
 	*x = CollectGarbageResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[67]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6201,7 +6467,7 @@ func (x *CollectGarbageResponse) String() string {
 func (*CollectGarbageResponse) ProtoMessage() {}
 
 func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[67]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6214,7 +6480,7 @@ func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageResponse.ProtoReflect.Descriptor instead.
 func (*CollectGarbageResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{67}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *CollectGarbageResponse) GetItems() []*Garbage {
@@ -6253,7 +6519,7 @@ type Garbage struct {
 
 func (x *Garbage) Reset() {
 	*x = Garbage{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[68]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6265,7 +6531,7 @@ func (x *Garbage) String() string {
 func (*Garbage) ProtoMessage() {}
 
 func (x *Garbage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[68]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6278,7 +6544,7 @@ func (x *Garbage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Garbage.ProtoReflect.Descriptor instead.
 func (*Garbage) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{68}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Garbage) GetKind() string {
@@ -6346,7 +6612,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[69]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6358,7 +6624,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[69]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6371,7 +6637,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{69}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListVolumesRequest) GetEpoch() *Epoch {
@@ -6392,7 +6658,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[70]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6404,7 +6670,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[70]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6417,7 +6683,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{70}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeInfo {
@@ -6466,7 +6732,7 @@ type VolumeInfo struct {
 
 func (x *VolumeInfo) Reset() {
 	*x = VolumeInfo{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[71]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6478,7 +6744,7 @@ func (x *VolumeInfo) String() string {
 func (*VolumeInfo) ProtoMessage() {}
 
 func (x *VolumeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[71]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6491,7 +6757,7 @@ func (x *VolumeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeInfo.ProtoReflect.Descriptor instead.
 func (*VolumeInfo) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{71}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *VolumeInfo) GetId() string {
@@ -6605,7 +6871,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[72]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6617,7 +6883,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[72]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6630,7 +6896,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{72}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *DeleteVolumeRequest) GetEpoch() *Epoch {
@@ -6669,7 +6935,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[73]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6681,7 +6947,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[73]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6694,7 +6960,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{73}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{76}
 }
 
 // VolumeReadRequest is a message from the target node of a volume copy to the source node, which has the
@@ -6709,7 +6975,7 @@ type VolumeReadRequest struct {
 
 func (x *VolumeReadRequest) Reset() {
 	*x = VolumeReadRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[74]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6721,7 +6987,7 @@ func (x *VolumeReadRequest) String() string {
 func (*VolumeReadRequest) ProtoMessage() {}
 
 func (x *VolumeReadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[74]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6734,7 +7000,7 @@ func (x *VolumeReadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeReadRequest.ProtoReflect.Descriptor instead.
 func (*VolumeReadRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{74}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *VolumeReadRequest) GetOpen() *VolumeReadOpen {
@@ -6763,7 +7029,7 @@ type VolumeReadOpen struct {
 
 func (x *VolumeReadOpen) Reset() {
 	*x = VolumeReadOpen{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[75]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6775,7 +7041,7 @@ func (x *VolumeReadOpen) String() string {
 func (*VolumeReadOpen) ProtoMessage() {}
 
 func (x *VolumeReadOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[75]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6788,7 +7054,7 @@ func (x *VolumeReadOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeReadOpen.ProtoReflect.Descriptor instead.
 func (*VolumeReadOpen) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{75}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *VolumeReadOpen) GetKey() []byte {
@@ -6821,7 +7087,7 @@ type VolumeReadPart struct {
 
 func (x *VolumeReadPart) Reset() {
 	*x = VolumeReadPart{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[76]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6833,7 +7099,7 @@ func (x *VolumeReadPart) String() string {
 func (*VolumeReadPart) ProtoMessage() {}
 
 func (x *VolumeReadPart) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[76]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6846,7 +7112,7 @@ func (x *VolumeReadPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeReadPart.ProtoReflect.Descriptor instead.
 func (*VolumeReadPart) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{76}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *VolumeReadPart) GetEntry() int64 {
@@ -6886,7 +7152,7 @@ type VolumeReadResponse struct {
 
 func (x *VolumeReadResponse) Reset() {
 	*x = VolumeReadResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[77]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6898,7 +7164,7 @@ func (x *VolumeReadResponse) String() string {
 func (*VolumeReadResponse) ProtoMessage() {}
 
 func (x *VolumeReadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[77]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6911,7 +7177,7 @@ func (x *VolumeReadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeReadResponse.ProtoReflect.Descriptor instead.
 func (*VolumeReadResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{77}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *VolumeReadResponse) GetEntries() []*VolumeEntry {
@@ -6968,7 +7234,7 @@ type VolumeEntry struct {
 
 func (x *VolumeEntry) Reset() {
 	*x = VolumeEntry{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[78]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6980,7 +7246,7 @@ func (x *VolumeEntry) String() string {
 func (*VolumeEntry) ProtoMessage() {}
 
 func (x *VolumeEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[78]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6993,7 +7259,7 @@ func (x *VolumeEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeEntry.ProtoReflect.Descriptor instead.
 func (*VolumeEntry) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{78}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *VolumeEntry) GetPath() []byte {
@@ -7080,7 +7346,7 @@ type VolumeBlock struct {
 
 func (x *VolumeBlock) Reset() {
 	*x = VolumeBlock{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[79]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7092,7 +7358,7 @@ func (x *VolumeBlock) String() string {
 func (*VolumeBlock) ProtoMessage() {}
 
 func (x *VolumeBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[79]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7105,7 +7371,7 @@ func (x *VolumeBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeBlock.ProtoReflect.Descriptor instead.
 func (*VolumeBlock) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{79}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *VolumeBlock) GetOffset() int64 {
@@ -7150,7 +7416,7 @@ type VolumePartEnd struct {
 
 func (x *VolumePartEnd) Reset() {
 	*x = VolumePartEnd{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[80]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7162,7 +7428,7 @@ func (x *VolumePartEnd) String() string {
 func (*VolumePartEnd) ProtoMessage() {}
 
 func (x *VolumePartEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[80]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7175,7 +7441,7 @@ func (x *VolumePartEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumePartEnd.ProtoReflect.Descriptor instead.
 func (*VolumePartEnd) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{80}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *VolumePartEnd) GetChanged() bool {
@@ -7433,7 +7699,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x10interval_seconds\x18\x06 \x01(\x05R\x0fintervalSeconds\x12'\n" +
 	"\x0ftimeout_seconds\x18\a \x01(\x05R\x0etimeoutSeconds\x12\x18\n" +
 	"\aretries\x18\b \x01(\x05R\aretries\x120\n" +
-	"\x14start_period_seconds\x18\t \x01(\x05R\x12startPeriodSeconds\"\xd1\x15\n" +
+	"\x14start_period_seconds\x18\t \x01(\x05R\x12startPeriodSeconds\"\x87\x18\n" +
 	"\rContainerSpec\x12\\\n" +
 	"\x0fcounted_devices\x18\x8e\f \x03(\v22.persys.agent.v1.ContainerSpec.CountedDevicesEntryR\x0ecountedDevices\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x18\n" +
@@ -7539,7 +7805,19 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x0fmem_reservation\x18\xde\n" +
 	" \x01(\x03R\x0ememReservation\x12\x17\n" +
 	"\x06expose\x18\xe0\n" +
-	" \x03(\tR\x06expose\x12?\n" +
+	" \x03(\tR\x06expose\x12\x1e\n" +
+	"\n" +
+	"cpu_shares\x18\xaa\r \x01(\x03R\tcpuShares\x12\x1e\n" +
+	"\n" +
+	"cpu_period\x18\xab\r \x01(\x03R\tcpuPeriod\x12&\n" +
+	"\x0emem_swappiness\x18\xac\r \x01(\x03R\rmemSwappiness\x12)\n" +
+	"\x10oom_kill_disable\x18\xad\r \x01(\bR\x0eoomKillDisable\x12 \n" +
+	"\vmac_address\x18\xae\r \x01(\tR\n" +
+	"macAddress\x12\x1b\n" +
+	"\bplatform\x18\xaf\r \x01(\tR\bplatform\x12 \n" +
+	"\vpull_policy\x18\xb0\r \x01(\tR\n" +
+	"pullPolicy\x12@\n" +
+	"\fblkio_config\x18\xb1\r \x01(\v2\x1c.persys.agent.v1.BlkioConfigR\vblkioConfig\x12?\n" +
 	"\bnetworks\x18\xf1\v \x03(\v2\".persys.agent.v1.NetworkAttachmentR\bnetworks\x12?\n" +
 	"\fmemory_files\x18\xb4\v \x03(\v2\x1b.persys.agent.v1.MemoryFileR\vmemoryFiles\x1aA\n" +
 	"\x13CountedDevicesEntry\x12\x10\n" +
@@ -7560,7 +7838,20 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x10AnnotationsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
-	"\x05_init\"\xc0\x01\n" +
+	"\x05_init\"\x95\x03\n" +
+	"\vBlkioConfig\x12\x16\n" +
+	"\x06weight\x18\x01 \x01(\x05R\x06weight\x12B\n" +
+	"\rweight_device\x18\x02 \x03(\v2\x1d.persys.agent.v1.WeightDeviceR\fweightDevice\x12G\n" +
+	"\x0fdevice_read_bps\x18\x03 \x03(\v2\x1f.persys.agent.v1.ThrottleDeviceR\rdeviceReadBps\x12I\n" +
+	"\x10device_read_iops\x18\x04 \x03(\v2\x1f.persys.agent.v1.ThrottleDeviceR\x0edeviceReadIops\x12I\n" +
+	"\x10device_write_bps\x18\x05 \x03(\v2\x1f.persys.agent.v1.ThrottleDeviceR\x0edeviceWriteBps\x12K\n" +
+	"\x11device_write_iops\x18\x06 \x03(\v2\x1f.persys.agent.v1.ThrottleDeviceR\x0fdeviceWriteIops\":\n" +
+	"\fWeightDevice\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
+	"\x06weight\x18\x02 \x01(\x05R\x06weight\"8\n" +
+	"\x0eThrottleDevice\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04rate\x18\x02 \x01(\x03R\x04rate\"\xc0\x01\n" +
 	"\n" +
 	"MemoryFile\x12\x16\n" +
 	"\x06target\x18\x01 \x01(\tR\x06target\x12\x12\n" +
@@ -7933,7 +8224,7 @@ func file_api_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_api_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 96)
+var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
 var file_api_agent_v1_agent_proto_goTypes = []any{
 	(WorkloadType)(0),                 // 0: persys.agent.v1.WorkloadType
 	(DesiredState)(0),                 // 1: persys.agent.v1.DesiredState
@@ -7975,66 +8266,69 @@ var file_api_agent_v1_agent_proto_goTypes = []any{
 	(*Exit)(nil),                      // 37: persys.agent.v1.Exit
 	(*HealthCheck)(nil),               // 38: persys.agent.v1.HealthCheck
 	(*ContainerSpec)(nil),             // 39: persys.agent.v1.ContainerSpec
-	(*MemoryFile)(nil),                // 40: persys.agent.v1.MemoryFile
-	(*Ulimit)(nil),                    // 41: persys.agent.v1.Ulimit
-	(*Device)(nil),                    // 42: persys.agent.v1.Device
-	(*DeviceRequest)(nil),             // 43: persys.agent.v1.DeviceRequest
-	(*Logging)(nil),                   // 44: persys.agent.v1.Logging
-	(*EngineHealthCheck)(nil),         // 45: persys.agent.v1.EngineHealthCheck
-	(*ComposeSpec)(nil),               // 46: persys.agent.v1.ComposeSpec
-	(*VMSpec)(nil),                    // 47: persys.agent.v1.VMSpec
-	(*VMLogin)(nil),                   // 48: persys.agent.v1.VMLogin
-	(*CloudInitConfig)(nil),           // 49: persys.agent.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),         // 50: persys.agent.v1.ManagedVolumeSpec
-	(*VolumeMount)(nil),               // 51: persys.agent.v1.VolumeMount
-	(*PortMapping)(nil),               // 52: persys.agent.v1.PortMapping
-	(*ResourceLimits)(nil),            // 53: persys.agent.v1.ResourceLimits
-	(*RestartPolicy)(nil),             // 54: persys.agent.v1.RestartPolicy
-	(*DiskConfig)(nil),                // 55: persys.agent.v1.DiskConfig
-	(*NetworkConfig)(nil),             // 56: persys.agent.v1.NetworkConfig
-	(*WorkloadStatus)(nil),            // 57: persys.agent.v1.WorkloadStatus
-	(*WorkloadUsageSnapshot)(nil),     // 58: persys.agent.v1.WorkloadUsageSnapshot
-	(*Epoch)(nil),                     // 59: persys.agent.v1.Epoch
-	(*Generation)(nil),                // 60: persys.agent.v1.Generation
-	(*LogsRequest)(nil),               // 61: persys.agent.v1.LogsRequest
-	(*LogChunk)(nil),                  // 62: persys.agent.v1.LogChunk
-	(*ExecRequest)(nil),               // 63: persys.agent.v1.ExecRequest
-	(*ExecOpen)(nil),                  // 64: persys.agent.v1.ExecOpen
-	(*TerminalSize)(nil),              // 65: persys.agent.v1.TerminalSize
-	(*ExecResponse)(nil),              // 66: persys.agent.v1.ExecResponse
-	(*ExecOpened)(nil),                // 67: persys.agent.v1.ExecOpened
-	(*ExecExit)(nil),                  // 68: persys.agent.v1.ExecExit
-	(*CollectGarbageRequest)(nil),     // 69: persys.agent.v1.CollectGarbageRequest
-	(*CollectGarbageResponse)(nil),    // 70: persys.agent.v1.CollectGarbageResponse
-	(*Garbage)(nil),                   // 71: persys.agent.v1.Garbage
-	(*ListVolumesRequest)(nil),        // 72: persys.agent.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),       // 73: persys.agent.v1.ListVolumesResponse
-	(*VolumeInfo)(nil),                // 74: persys.agent.v1.VolumeInfo
-	(*DeleteVolumeRequest)(nil),       // 75: persys.agent.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),      // 76: persys.agent.v1.DeleteVolumeResponse
-	(*VolumeReadRequest)(nil),         // 77: persys.agent.v1.VolumeReadRequest
-	(*VolumeReadOpen)(nil),            // 78: persys.agent.v1.VolumeReadOpen
-	(*VolumeReadPart)(nil),            // 79: persys.agent.v1.VolumeReadPart
-	(*VolumeReadResponse)(nil),        // 80: persys.agent.v1.VolumeReadResponse
-	(*VolumeEntry)(nil),               // 81: persys.agent.v1.VolumeEntry
-	(*VolumeBlock)(nil),               // 82: persys.agent.v1.VolumeBlock
-	(*VolumePartEnd)(nil),             // 83: persys.agent.v1.VolumePartEnd
-	nil,                               // 84: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
-	nil,                               // 85: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
-	nil,                               // 86: persys.agent.v1.ContainerSpec.CountedDevicesEntry
-	nil,                               // 87: persys.agent.v1.ContainerSpec.EnvEntry
-	nil,                               // 88: persys.agent.v1.ContainerSpec.LabelsEntry
-	nil,                               // 89: persys.agent.v1.ContainerSpec.UlimitsEntry
-	nil,                               // 90: persys.agent.v1.ContainerSpec.SysctlsEntry
-	nil,                               // 91: persys.agent.v1.ContainerSpec.AnnotationsEntry
-	nil,                               // 92: persys.agent.v1.DeviceRequest.OptionsEntry
-	nil,                               // 93: persys.agent.v1.Logging.OptionsEntry
-	nil,                               // 94: persys.agent.v1.ComposeSpec.EnvEntry
-	nil,                               // 95: persys.agent.v1.VMSpec.MetadataEntry
-	nil,                               // 96: persys.agent.v1.WorkloadStatus.MetadataEntry
-	nil,                               // 97: persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	nil,                               // 98: persys.agent.v1.VolumeEntry.AttributesEntry
-	(*durationpb.Duration)(nil),       // 99: google.protobuf.Duration
+	(*BlkioConfig)(nil),               // 40: persys.agent.v1.BlkioConfig
+	(*WeightDevice)(nil),              // 41: persys.agent.v1.WeightDevice
+	(*ThrottleDevice)(nil),            // 42: persys.agent.v1.ThrottleDevice
+	(*MemoryFile)(nil),                // 43: persys.agent.v1.MemoryFile
+	(*Ulimit)(nil),                    // 44: persys.agent.v1.Ulimit
+	(*Device)(nil),                    // 45: persys.agent.v1.Device
+	(*DeviceRequest)(nil),             // 46: persys.agent.v1.DeviceRequest
+	(*Logging)(nil),                   // 47: persys.agent.v1.Logging
+	(*EngineHealthCheck)(nil),         // 48: persys.agent.v1.EngineHealthCheck
+	(*ComposeSpec)(nil),               // 49: persys.agent.v1.ComposeSpec
+	(*VMSpec)(nil),                    // 50: persys.agent.v1.VMSpec
+	(*VMLogin)(nil),                   // 51: persys.agent.v1.VMLogin
+	(*CloudInitConfig)(nil),           // 52: persys.agent.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),         // 53: persys.agent.v1.ManagedVolumeSpec
+	(*VolumeMount)(nil),               // 54: persys.agent.v1.VolumeMount
+	(*PortMapping)(nil),               // 55: persys.agent.v1.PortMapping
+	(*ResourceLimits)(nil),            // 56: persys.agent.v1.ResourceLimits
+	(*RestartPolicy)(nil),             // 57: persys.agent.v1.RestartPolicy
+	(*DiskConfig)(nil),                // 58: persys.agent.v1.DiskConfig
+	(*NetworkConfig)(nil),             // 59: persys.agent.v1.NetworkConfig
+	(*WorkloadStatus)(nil),            // 60: persys.agent.v1.WorkloadStatus
+	(*WorkloadUsageSnapshot)(nil),     // 61: persys.agent.v1.WorkloadUsageSnapshot
+	(*Epoch)(nil),                     // 62: persys.agent.v1.Epoch
+	(*Generation)(nil),                // 63: persys.agent.v1.Generation
+	(*LogsRequest)(nil),               // 64: persys.agent.v1.LogsRequest
+	(*LogChunk)(nil),                  // 65: persys.agent.v1.LogChunk
+	(*ExecRequest)(nil),               // 66: persys.agent.v1.ExecRequest
+	(*ExecOpen)(nil),                  // 67: persys.agent.v1.ExecOpen
+	(*TerminalSize)(nil),              // 68: persys.agent.v1.TerminalSize
+	(*ExecResponse)(nil),              // 69: persys.agent.v1.ExecResponse
+	(*ExecOpened)(nil),                // 70: persys.agent.v1.ExecOpened
+	(*ExecExit)(nil),                  // 71: persys.agent.v1.ExecExit
+	(*CollectGarbageRequest)(nil),     // 72: persys.agent.v1.CollectGarbageRequest
+	(*CollectGarbageResponse)(nil),    // 73: persys.agent.v1.CollectGarbageResponse
+	(*Garbage)(nil),                   // 74: persys.agent.v1.Garbage
+	(*ListVolumesRequest)(nil),        // 75: persys.agent.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 76: persys.agent.v1.ListVolumesResponse
+	(*VolumeInfo)(nil),                // 77: persys.agent.v1.VolumeInfo
+	(*DeleteVolumeRequest)(nil),       // 78: persys.agent.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),      // 79: persys.agent.v1.DeleteVolumeResponse
+	(*VolumeReadRequest)(nil),         // 80: persys.agent.v1.VolumeReadRequest
+	(*VolumeReadOpen)(nil),            // 81: persys.agent.v1.VolumeReadOpen
+	(*VolumeReadPart)(nil),            // 82: persys.agent.v1.VolumeReadPart
+	(*VolumeReadResponse)(nil),        // 83: persys.agent.v1.VolumeReadResponse
+	(*VolumeEntry)(nil),               // 84: persys.agent.v1.VolumeEntry
+	(*VolumeBlock)(nil),               // 85: persys.agent.v1.VolumeBlock
+	(*VolumePartEnd)(nil),             // 86: persys.agent.v1.VolumePartEnd
+	nil,                               // 87: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
+	nil,                               // 88: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	nil,                               // 89: persys.agent.v1.ContainerSpec.CountedDevicesEntry
+	nil,                               // 90: persys.agent.v1.ContainerSpec.EnvEntry
+	nil,                               // 91: persys.agent.v1.ContainerSpec.LabelsEntry
+	nil,                               // 92: persys.agent.v1.ContainerSpec.UlimitsEntry
+	nil,                               // 93: persys.agent.v1.ContainerSpec.SysctlsEntry
+	nil,                               // 94: persys.agent.v1.ContainerSpec.AnnotationsEntry
+	nil,                               // 95: persys.agent.v1.DeviceRequest.OptionsEntry
+	nil,                               // 96: persys.agent.v1.Logging.OptionsEntry
+	nil,                               // 97: persys.agent.v1.ComposeSpec.EnvEntry
+	nil,                               // 98: persys.agent.v1.VMSpec.MetadataEntry
+	nil,                               // 99: persys.agent.v1.WorkloadStatus.MetadataEntry
+	nil,                               // 100: persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	nil,                               // 101: persys.agent.v1.VolumeEntry.AttributesEntry
+	(*durationpb.Duration)(nil),       // 102: google.protobuf.Duration
 }
 var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	5,   // 0: persys.agent.v1.TraceConnectionResponse.addresses:type_name -> persys.agent.v1.TracedAddress
@@ -8045,128 +8339,134 @@ var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	0,   // 5: persys.agent.v1.ApplyWorkloadRequest.type:type_name -> persys.agent.v1.WorkloadType
 	1,   // 6: persys.agent.v1.ApplyWorkloadRequest.desired_state:type_name -> persys.agent.v1.DesiredState
 	36,  // 7: persys.agent.v1.ApplyWorkloadRequest.spec:type_name -> persys.agent.v1.WorkloadSpec
-	59,  // 8: persys.agent.v1.ApplyWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
-	60,  // 9: persys.agent.v1.ApplyWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
-	84,  // 10: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
+	62,  // 8: persys.agent.v1.ApplyWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
+	63,  // 9: persys.agent.v1.ApplyWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
+	87,  // 10: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
 	14,  // 11: persys.agent.v1.ApplyWorkloadRequest.networks:type_name -> persys.agent.v1.NetworkView
-	59,  // 12: persys.agent.v1.NetworkView.epoch:type_name -> persys.agent.v1.Epoch
+	62,  // 12: persys.agent.v1.NetworkView.epoch:type_name -> persys.agent.v1.Epoch
 	20,  // 13: persys.agent.v1.NetworkView.peers:type_name -> persys.agent.v1.NetworkPeer
 	21,  // 14: persys.agent.v1.NetworkView.networks:type_name -> persys.agent.v1.Network
-	59,  // 15: persys.agent.v1.NetworkNames.epoch:type_name -> persys.agent.v1.Epoch
+	62,  // 15: persys.agent.v1.NetworkNames.epoch:type_name -> persys.agent.v1.Epoch
 	18,  // 16: persys.agent.v1.NetworkNames.members:type_name -> persys.agent.v1.NetworkMember
 	17,  // 17: persys.agent.v1.NetworkNames.services:type_name -> persys.agent.v1.NetworkService
 	16,  // 18: persys.agent.v1.NetworkNames.ingress:type_name -> persys.agent.v1.NetworkIngress
 	19,  // 19: persys.agent.v1.NetworkMember.ports:type_name -> persys.agent.v1.MemberPort
 	22,  // 20: persys.agent.v1.Network.peers:type_name -> persys.agent.v1.NetworkSlice
-	57,  // 21: persys.agent.v1.ApplyWorkloadResponse.status:type_name -> persys.agent.v1.WorkloadStatus
-	59,  // 22: persys.agent.v1.ApplyWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
-	59,  // 23: persys.agent.v1.DeleteWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
-	60,  // 24: persys.agent.v1.DeleteWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
-	59,  // 25: persys.agent.v1.DeleteWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
-	59,  // 26: persys.agent.v1.GetWorkloadStatusRequest.epoch:type_name -> persys.agent.v1.Epoch
-	57,  // 27: persys.agent.v1.GetWorkloadStatusResponse.status:type_name -> persys.agent.v1.WorkloadStatus
+	60,  // 21: persys.agent.v1.ApplyWorkloadResponse.status:type_name -> persys.agent.v1.WorkloadStatus
+	62,  // 22: persys.agent.v1.ApplyWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
+	62,  // 23: persys.agent.v1.DeleteWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
+	63,  // 24: persys.agent.v1.DeleteWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
+	62,  // 25: persys.agent.v1.DeleteWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
+	62,  // 26: persys.agent.v1.GetWorkloadStatusRequest.epoch:type_name -> persys.agent.v1.Epoch
+	60,  // 27: persys.agent.v1.GetWorkloadStatusResponse.status:type_name -> persys.agent.v1.WorkloadStatus
 	0,   // 28: persys.agent.v1.ListWorkloadsRequest.type:type_name -> persys.agent.v1.WorkloadType
-	59,  // 29: persys.agent.v1.ListWorkloadsRequest.epoch:type_name -> persys.agent.v1.Epoch
-	57,  // 30: persys.agent.v1.ListWorkloadsResponse.workloads:type_name -> persys.agent.v1.WorkloadStatus
-	85,  // 31: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	62,  // 29: persys.agent.v1.ListWorkloadsRequest.epoch:type_name -> persys.agent.v1.Epoch
+	60,  // 30: persys.agent.v1.ListWorkloadsResponse.workloads:type_name -> persys.agent.v1.WorkloadStatus
+	88,  // 31: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
 	34,  // 32: persys.agent.v1.ListActionsResponse.actions:type_name -> persys.agent.v1.AgentAction
 	39,  // 33: persys.agent.v1.WorkloadSpec.container:type_name -> persys.agent.v1.ContainerSpec
-	46,  // 34: persys.agent.v1.WorkloadSpec.compose:type_name -> persys.agent.v1.ComposeSpec
-	47,  // 35: persys.agent.v1.WorkloadSpec.vm:type_name -> persys.agent.v1.VMSpec
+	49,  // 34: persys.agent.v1.WorkloadSpec.compose:type_name -> persys.agent.v1.ComposeSpec
+	50,  // 35: persys.agent.v1.WorkloadSpec.vm:type_name -> persys.agent.v1.VMSpec
 	38,  // 36: persys.agent.v1.WorkloadSpec.health_check:type_name -> persys.agent.v1.HealthCheck
-	86,  // 37: persys.agent.v1.ContainerSpec.counted_devices:type_name -> persys.agent.v1.ContainerSpec.CountedDevicesEntry
-	87,  // 38: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
-	51,  // 39: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
-	52,  // 40: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
-	53,  // 41: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
-	54,  // 42: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
-	88,  // 43: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
-	50,  // 44: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	89,  // 45: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
-	90,  // 46: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
-	42,  // 47: persys.agent.v1.ContainerSpec.devices:type_name -> persys.agent.v1.Device
-	43,  // 48: persys.agent.v1.ContainerSpec.gpus:type_name -> persys.agent.v1.DeviceRequest
-	44,  // 49: persys.agent.v1.ContainerSpec.logging:type_name -> persys.agent.v1.Logging
-	91,  // 50: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
-	45,  // 51: persys.agent.v1.ContainerSpec.healthcheck:type_name -> persys.agent.v1.EngineHealthCheck
-	23,  // 52: persys.agent.v1.ContainerSpec.networks:type_name -> persys.agent.v1.NetworkAttachment
-	40,  // 53: persys.agent.v1.ContainerSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
-	92,  // 54: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
-	93,  // 55: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
-	99,  // 56: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	99,  // 57: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	99,  // 58: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	99,  // 59: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	94,  // 60: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
-	50,  // 61: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	40,  // 62: persys.agent.v1.ComposeSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
-	55,  // 63: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
-	56,  // 64: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
-	95,  // 65: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
-	49,  // 66: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
-	50,  // 67: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	48,  // 68: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
-	0,   // 69: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
-	1,   // 70: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
-	2,   // 71: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
-	96,  // 72: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
-	58,  // 73: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
-	60,  // 74: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
-	52,  // 75: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
-	37,  // 76: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
-	0,   // 77: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
-	64,  // 78: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
-	65,  // 79: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
-	65,  // 80: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
-	67,  // 81: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
-	62,  // 82: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
-	68,  // 83: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
-	59,  // 84: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
-	71,  // 85: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
-	59,  // 86: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
-	74,  // 87: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
-	97,  // 88: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	59,  // 89: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
-	78,  // 90: persys.agent.v1.VolumeReadRequest.open:type_name -> persys.agent.v1.VolumeReadOpen
-	79,  // 91: persys.agent.v1.VolumeReadRequest.part:type_name -> persys.agent.v1.VolumeReadPart
-	81,  // 92: persys.agent.v1.VolumeReadResponse.entries:type_name -> persys.agent.v1.VolumeEntry
-	82,  // 93: persys.agent.v1.VolumeReadResponse.block:type_name -> persys.agent.v1.VolumeBlock
-	83,  // 94: persys.agent.v1.VolumeReadResponse.end:type_name -> persys.agent.v1.VolumePartEnd
-	98,  // 95: persys.agent.v1.VolumeEntry.attributes:type_name -> persys.agent.v1.VolumeEntry.AttributesEntry
-	41,  // 96: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
-	13,  // 97: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
-	25,  // 98: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
-	27,  // 99: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
-	29,  // 100: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
-	31,  // 101: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
-	33,  // 102: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
-	61,  // 103: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
-	63,  // 104: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
-	69,  // 105: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
-	72,  // 106: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
-	75,  // 107: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
-	10,  // 108: persys.agent.v1.AgentService.ListUsage:input_type -> persys.agent.v1.ListUsageRequest
-	7,   // 109: persys.agent.v1.AgentService.ProbeNetwork:input_type -> persys.agent.v1.ProbeNetworkRequest
-	3,   // 110: persys.agent.v1.AgentService.TraceConnection:input_type -> persys.agent.v1.TraceConnectionRequest
-	24,  // 111: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
-	26,  // 112: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
-	28,  // 113: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
-	30,  // 114: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
-	32,  // 115: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
-	35,  // 116: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
-	62,  // 117: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
-	66,  // 118: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
-	70,  // 119: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
-	73,  // 120: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
-	76,  // 121: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
-	11,  // 122: persys.agent.v1.AgentService.ListUsage:output_type -> persys.agent.v1.ListUsageResponse
-	8,   // 123: persys.agent.v1.AgentService.ProbeNetwork:output_type -> persys.agent.v1.ProbeNetworkResponse
-	4,   // 124: persys.agent.v1.AgentService.TraceConnection:output_type -> persys.agent.v1.TraceConnectionResponse
-	111, // [111:125] is the sub-list for method output_type
-	97,  // [97:111] is the sub-list for method input_type
-	97,  // [97:97] is the sub-list for extension type_name
-	97,  // [97:97] is the sub-list for extension extendee
-	0,   // [0:97] is the sub-list for field type_name
+	89,  // 37: persys.agent.v1.ContainerSpec.counted_devices:type_name -> persys.agent.v1.ContainerSpec.CountedDevicesEntry
+	90,  // 38: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
+	54,  // 39: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
+	55,  // 40: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
+	56,  // 41: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
+	57,  // 42: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
+	91,  // 43: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
+	53,  // 44: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	92,  // 45: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
+	93,  // 46: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
+	45,  // 47: persys.agent.v1.ContainerSpec.devices:type_name -> persys.agent.v1.Device
+	46,  // 48: persys.agent.v1.ContainerSpec.gpus:type_name -> persys.agent.v1.DeviceRequest
+	47,  // 49: persys.agent.v1.ContainerSpec.logging:type_name -> persys.agent.v1.Logging
+	94,  // 50: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
+	48,  // 51: persys.agent.v1.ContainerSpec.healthcheck:type_name -> persys.agent.v1.EngineHealthCheck
+	40,  // 52: persys.agent.v1.ContainerSpec.blkio_config:type_name -> persys.agent.v1.BlkioConfig
+	23,  // 53: persys.agent.v1.ContainerSpec.networks:type_name -> persys.agent.v1.NetworkAttachment
+	43,  // 54: persys.agent.v1.ContainerSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
+	41,  // 55: persys.agent.v1.BlkioConfig.weight_device:type_name -> persys.agent.v1.WeightDevice
+	42,  // 56: persys.agent.v1.BlkioConfig.device_read_bps:type_name -> persys.agent.v1.ThrottleDevice
+	42,  // 57: persys.agent.v1.BlkioConfig.device_read_iops:type_name -> persys.agent.v1.ThrottleDevice
+	42,  // 58: persys.agent.v1.BlkioConfig.device_write_bps:type_name -> persys.agent.v1.ThrottleDevice
+	42,  // 59: persys.agent.v1.BlkioConfig.device_write_iops:type_name -> persys.agent.v1.ThrottleDevice
+	95,  // 60: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
+	96,  // 61: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
+	102, // 62: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	102, // 63: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	102, // 64: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	102, // 65: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	97,  // 66: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
+	53,  // 67: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	43,  // 68: persys.agent.v1.ComposeSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
+	58,  // 69: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
+	59,  // 70: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
+	98,  // 71: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
+	52,  // 72: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
+	53,  // 73: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	51,  // 74: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
+	0,   // 75: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
+	1,   // 76: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
+	2,   // 77: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
+	99,  // 78: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
+	61,  // 79: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
+	63,  // 80: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
+	55,  // 81: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
+	37,  // 82: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
+	0,   // 83: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
+	67,  // 84: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
+	68,  // 85: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
+	68,  // 86: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
+	70,  // 87: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
+	65,  // 88: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
+	71,  // 89: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
+	62,  // 90: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
+	74,  // 91: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
+	62,  // 92: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
+	77,  // 93: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
+	100, // 94: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	62,  // 95: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
+	81,  // 96: persys.agent.v1.VolumeReadRequest.open:type_name -> persys.agent.v1.VolumeReadOpen
+	82,  // 97: persys.agent.v1.VolumeReadRequest.part:type_name -> persys.agent.v1.VolumeReadPart
+	84,  // 98: persys.agent.v1.VolumeReadResponse.entries:type_name -> persys.agent.v1.VolumeEntry
+	85,  // 99: persys.agent.v1.VolumeReadResponse.block:type_name -> persys.agent.v1.VolumeBlock
+	86,  // 100: persys.agent.v1.VolumeReadResponse.end:type_name -> persys.agent.v1.VolumePartEnd
+	101, // 101: persys.agent.v1.VolumeEntry.attributes:type_name -> persys.agent.v1.VolumeEntry.AttributesEntry
+	44,  // 102: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
+	13,  // 103: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
+	25,  // 104: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
+	27,  // 105: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
+	29,  // 106: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
+	31,  // 107: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
+	33,  // 108: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
+	64,  // 109: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
+	66,  // 110: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
+	72,  // 111: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
+	75,  // 112: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
+	78,  // 113: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
+	10,  // 114: persys.agent.v1.AgentService.ListUsage:input_type -> persys.agent.v1.ListUsageRequest
+	7,   // 115: persys.agent.v1.AgentService.ProbeNetwork:input_type -> persys.agent.v1.ProbeNetworkRequest
+	3,   // 116: persys.agent.v1.AgentService.TraceConnection:input_type -> persys.agent.v1.TraceConnectionRequest
+	24,  // 117: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
+	26,  // 118: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
+	28,  // 119: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
+	30,  // 120: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
+	32,  // 121: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
+	35,  // 122: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
+	65,  // 123: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
+	69,  // 124: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
+	73,  // 125: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
+	76,  // 126: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
+	79,  // 127: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
+	11,  // 128: persys.agent.v1.AgentService.ListUsage:output_type -> persys.agent.v1.ListUsageResponse
+	8,   // 129: persys.agent.v1.AgentService.ProbeNetwork:output_type -> persys.agent.v1.ProbeNetworkResponse
+	4,   // 130: persys.agent.v1.AgentService.TraceConnection:output_type -> persys.agent.v1.TraceConnectionResponse
+	117, // [117:131] is the sub-list for method output_type
+	103, // [103:117] is the sub-list for method input_type
+	103, // [103:103] is the sub-list for extension type_name
+	103, // [103:103] is the sub-list for extension extendee
+	0,   // [0:103] is the sub-list for field type_name
 }
 
 func init() { file_api_agent_v1_agent_proto_init() }
@@ -8180,14 +8480,14 @@ func file_api_agent_v1_agent_proto_init() {
 		(*WorkloadSpec_Vm)(nil),
 	}
 	file_api_agent_v1_agent_proto_msgTypes[36].OneofWrappers = []any{}
-	file_api_agent_v1_agent_proto_msgTypes[60].OneofWrappers = []any{
+	file_api_agent_v1_agent_proto_msgTypes[63].OneofWrappers = []any{
 		(*ExecRequest_Open)(nil),
 		(*ExecRequest_Input)(nil),
 		(*ExecRequest_EndInput)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_api_agent_v1_agent_proto_msgTypes[63].OneofWrappers = []any{
+	file_api_agent_v1_agent_proto_msgTypes[66].OneofWrappers = []any{
 		(*ExecResponse_Opened)(nil),
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
@@ -8198,7 +8498,7 @@ func file_api_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_agent_v1_agent_proto_rawDesc), len(file_api_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   96,
+			NumMessages:   99,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

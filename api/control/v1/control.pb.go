@@ -4021,6 +4021,23 @@ type ContainerSpec struct {
 	MemswapLimit int64 `protobuf:"varint,1375,opt,name=memswap_limit,json=memswapLimit,proto3" json:"memswap_limit,omitempty"`
 	// Ports and port ranges that are exposed but not published: 8080, 53/udp.
 	Expose []string `protobuf:"bytes,1376,rep,name=expose,proto3" json:"expose,omitempty"`
+	// CPU weight of the container in relation to others; 0 means 1024 per core of its CPU limit, or the engine's
+	// default.
+	CpuShares int64 `protobuf:"varint,1706,opt,name=cpu_shares,json=cpuShares,proto3" json:"cpu_shares,omitempty"`
+	// Period of the CPU limit in microseconds; 0 means the kernel's default, 100000.
+	CpuPeriod int64 `protobuf:"varint,1707,opt,name=cpu_period,json=cpuPeriod,proto3" json:"cpu_period,omitempty"`
+	// Tendency of the kernel to swap memory out, 1 to 100; 0 means the default. Only on nodes with cgroup v1.
+	MemSwappiness int64 `protobuf:"varint,1708,opt,name=mem_swappiness,json=memSwappiness,proto3" json:"mem_swappiness,omitempty"`
+	// Keep the OOM killer from the container at its memory limit. Only on nodes with cgroup v1.
+	OomKillDisable bool `protobuf:"varint,1709,opt,name=oom_kill_disable,json=oomKillDisable,proto3" json:"oom_kill_disable,omitempty"`
+	// MAC address on the engine's default bridge.
+	MacAddress string `protobuf:"bytes,1710,opt,name=mac_address,json=macAddress,proto3" json:"mac_address,omitempty"`
+	// Platform of the image, OS/ARCH[/VARIANT]; empty means that of the node.
+	Platform string `protobuf:"bytes,1711,opt,name=platform,proto3" json:"platform,omitempty"`
+	// When the image is pulled: always, missing or never. Empty means missing, and always for the tag latest,
+	// where a local copy is used if the registry cannot be reached.
+	PullPolicy  string       `protobuf:"bytes,1712,opt,name=pull_policy,json=pullPolicy,proto3" json:"pull_policy,omitempty"`
+	BlkioConfig *BlkioConfig `protobuf:"bytes,1713,opt,name=blkio_config,json=blkioConfig,proto3" json:"blkio_config,omitempty"`
 	// Networks that the container joins, at most 8, made with CreateNetwork in the namespace of the workload. Empty
 	// means the engine's default bridge. Not with network_mode.
 	Networks []*ContainerNetwork `protobuf:"bytes,1483,rep,name=networks,proto3" json:"networks,omitempty"`
@@ -4439,6 +4456,62 @@ func (x *ContainerSpec) GetExpose() []string {
 	return nil
 }
 
+func (x *ContainerSpec) GetCpuShares() int64 {
+	if x != nil {
+		return x.CpuShares
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetCpuPeriod() int64 {
+	if x != nil {
+		return x.CpuPeriod
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetMemSwappiness() int64 {
+	if x != nil {
+		return x.MemSwappiness
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetOomKillDisable() bool {
+	if x != nil {
+		return x.OomKillDisable
+	}
+	return false
+}
+
+func (x *ContainerSpec) GetMacAddress() string {
+	if x != nil {
+		return x.MacAddress
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetPlatform() string {
+	if x != nil {
+		return x.Platform
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetPullPolicy() string {
+	if x != nil {
+		return x.PullPolicy
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetBlkioConfig() *BlkioConfig {
+	if x != nil {
+		return x.BlkioConfig
+	}
+	return nil
+}
+
 func (x *ContainerSpec) GetNetworks() []*ContainerNetwork {
 	if x != nil {
 		return x.Networks
@@ -4488,6 +4561,199 @@ func (x *ContainerSpec) GetOnChange() string {
 	return ""
 }
 
+// BlkioConfig limits the disk I/O of a container, as in Compose.
+type BlkioConfig struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Weight of the container in relation to others, 10 to 1000; 0 means the default, 500.
+	Weight          int32             `protobuf:"varint,1,opt,name=weight,proto3" json:"weight,omitempty"`
+	WeightDevice    []*WeightDevice   `protobuf:"bytes,2,rep,name=weight_device,json=weightDevice,proto3" json:"weight_device,omitempty"`
+	DeviceReadBps   []*ThrottleDevice `protobuf:"bytes,3,rep,name=device_read_bps,json=deviceReadBps,proto3" json:"device_read_bps,omitempty"`
+	DeviceReadIops  []*ThrottleDevice `protobuf:"bytes,4,rep,name=device_read_iops,json=deviceReadIops,proto3" json:"device_read_iops,omitempty"`
+	DeviceWriteBps  []*ThrottleDevice `protobuf:"bytes,5,rep,name=device_write_bps,json=deviceWriteBps,proto3" json:"device_write_bps,omitempty"`
+	DeviceWriteIops []*ThrottleDevice `protobuf:"bytes,6,rep,name=device_write_iops,json=deviceWriteIops,proto3" json:"device_write_iops,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *BlkioConfig) Reset() {
+	*x = BlkioConfig{}
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlkioConfig) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlkioConfig) ProtoMessage() {}
+
+func (x *BlkioConfig) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlkioConfig.ProtoReflect.Descriptor instead.
+func (*BlkioConfig) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *BlkioConfig) GetWeight() int32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+func (x *BlkioConfig) GetWeightDevice() []*WeightDevice {
+	if x != nil {
+		return x.WeightDevice
+	}
+	return nil
+}
+
+func (x *BlkioConfig) GetDeviceReadBps() []*ThrottleDevice {
+	if x != nil {
+		return x.DeviceReadBps
+	}
+	return nil
+}
+
+func (x *BlkioConfig) GetDeviceReadIops() []*ThrottleDevice {
+	if x != nil {
+		return x.DeviceReadIops
+	}
+	return nil
+}
+
+func (x *BlkioConfig) GetDeviceWriteBps() []*ThrottleDevice {
+	if x != nil {
+		return x.DeviceWriteBps
+	}
+	return nil
+}
+
+func (x *BlkioConfig) GetDeviceWriteIops() []*ThrottleDevice {
+	if x != nil {
+		return x.DeviceWriteIops
+	}
+	return nil
+}
+
+type WeightDevice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absolute path of a block device of the node.
+	Path          string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Weight        int32  `protobuf:"varint,2,opt,name=weight,proto3" json:"weight,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WeightDevice) Reset() {
+	*x = WeightDevice{}
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WeightDevice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WeightDevice) ProtoMessage() {}
+
+func (x *WeightDevice) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WeightDevice.ProtoReflect.Descriptor instead.
+func (*WeightDevice) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *WeightDevice) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *WeightDevice) GetWeight() int32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+type ThrottleDevice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absolute path of a block device of the node.
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// Bytes or operations per second.
+	Rate          int64 `protobuf:"varint,2,opt,name=rate,proto3" json:"rate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ThrottleDevice) Reset() {
+	*x = ThrottleDevice{}
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ThrottleDevice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ThrottleDevice) ProtoMessage() {}
+
+func (x *ThrottleDevice) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ThrottleDevice.ProtoReflect.Descriptor instead.
+func (*ThrottleDevice) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *ThrottleDevice) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *ThrottleDevice) GetRate() int64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
 // ObjectFile is a secret or a config as a file in a container.
 type ObjectFile struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4511,7 +4777,7 @@ type ObjectFile struct {
 
 func (x *ObjectFile) Reset() {
 	*x = ObjectFile{}
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4523,7 +4789,7 @@ func (x *ObjectFile) String() string {
 func (*ObjectFile) ProtoMessage() {}
 
 func (x *ObjectFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4536,7 +4802,7 @@ func (x *ObjectFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFile.ProtoReflect.Descriptor instead.
 func (*ObjectFile) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ObjectFile) GetSource() string {
@@ -4593,7 +4859,7 @@ type ContainerNetwork struct {
 
 func (x *ContainerNetwork) Reset() {
 	*x = ContainerNetwork{}
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4605,7 +4871,7 @@ func (x *ContainerNetwork) String() string {
 func (*ContainerNetwork) ProtoMessage() {}
 
 func (x *ContainerNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4618,7 +4884,7 @@ func (x *ContainerNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerNetwork.ProtoReflect.Descriptor instead.
 func (*ContainerNetwork) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ContainerNetwork) GetName() string {
@@ -4646,7 +4912,7 @@ type Ulimit struct {
 
 func (x *Ulimit) Reset() {
 	*x = Ulimit{}
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4658,7 +4924,7 @@ func (x *Ulimit) String() string {
 func (*Ulimit) ProtoMessage() {}
 
 func (x *Ulimit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4671,7 +4937,7 @@ func (x *Ulimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
 func (*Ulimit) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Ulimit) GetSoft() int64 {
@@ -4703,7 +4969,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4715,7 +4981,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4728,7 +4994,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Device) GetSource() string {
@@ -4767,7 +5033,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4779,7 +5045,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4792,7 +5058,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DeviceRequest) GetDriver() string {
@@ -4841,7 +5107,7 @@ type Logging struct {
 
 func (x *Logging) Reset() {
 	*x = Logging{}
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4853,7 +5119,7 @@ func (x *Logging) String() string {
 func (*Logging) ProtoMessage() {}
 
 func (x *Logging) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4866,7 +5132,7 @@ func (x *Logging) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Logging.ProtoReflect.Descriptor instead.
 func (*Logging) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Logging) GetDriver() string {
@@ -4900,7 +5166,7 @@ type EngineHealthCheck struct {
 
 func (x *EngineHealthCheck) Reset() {
 	*x = EngineHealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4912,7 +5178,7 @@ func (x *EngineHealthCheck) String() string {
 func (*EngineHealthCheck) ProtoMessage() {}
 
 func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4925,7 +5191,7 @@ func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineHealthCheck.ProtoReflect.Descriptor instead.
 func (*EngineHealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *EngineHealthCheck) GetTest() []string {
@@ -4983,7 +5249,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4995,7 +5261,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5008,7 +5274,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -5055,7 +5321,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5067,7 +5333,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5080,7 +5346,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Port) GetHostPort() int32 {
@@ -5157,7 +5423,7 @@ type ComposeSpec struct {
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5169,7 +5435,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5182,7 +5448,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ComposeSpec) GetSourceType() string {
@@ -5275,7 +5541,7 @@ type StackObject struct {
 
 func (x *StackObject) Reset() {
 	*x = StackObject{}
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5287,7 +5553,7 @@ func (x *StackObject) String() string {
 func (*StackObject) ProtoMessage() {}
 
 func (x *StackObject) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5300,7 +5566,7 @@ func (x *StackObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackObject.ProtoReflect.Descriptor instead.
 func (*StackObject) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StackObject) GetService() string {
@@ -5340,7 +5606,7 @@ type StackFile struct {
 
 func (x *StackFile) Reset() {
 	*x = StackFile{}
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5352,7 +5618,7 @@ func (x *StackFile) String() string {
 func (*StackFile) ProtoMessage() {}
 
 func (x *StackFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5365,7 +5631,7 @@ func (x *StackFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackFile.ProtoReflect.Descriptor instead.
 func (*StackFile) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StackFile) GetPath() string {
@@ -5416,7 +5682,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5428,7 +5694,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5441,7 +5707,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *VMSpec) GetVcpus() int32 {
@@ -5513,7 +5779,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5525,7 +5791,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5538,7 +5804,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -5575,7 +5841,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5587,7 +5853,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5600,7 +5866,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DiskConfig) GetPoolName() string {
@@ -5638,7 +5904,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5650,7 +5916,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5663,7 +5929,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *NetworkConfig) GetBridge() string {
@@ -5709,7 +5975,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5721,7 +5987,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5734,7 +6000,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -5787,7 +6053,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5799,7 +6065,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5812,7 +6078,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -5905,7 +6171,7 @@ type WorkloadUsageSnapshot struct {
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5917,7 +6183,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5930,7 +6196,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -6053,7 +6319,7 @@ type ReasonDetail struct {
 
 func (x *ReasonDetail) Reset() {
 	*x = ReasonDetail{}
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6065,7 +6331,7 @@ func (x *ReasonDetail) String() string {
 func (*ReasonDetail) ProtoMessage() {}
 
 func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6078,7 +6344,7 @@ func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonDetail.ProtoReflect.Descriptor instead.
 func (*ReasonDetail) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ReasonDetail) GetCode() string {
@@ -6163,7 +6429,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6175,7 +6441,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6188,7 +6454,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WorkloadStatus) GetWorkloadId() string {
@@ -6351,7 +6617,7 @@ type RetryWorkloadRequest struct {
 
 func (x *RetryWorkloadRequest) Reset() {
 	*x = RetryWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6363,7 +6629,7 @@ func (x *RetryWorkloadRequest) String() string {
 func (*RetryWorkloadRequest) ProtoMessage() {}
 
 func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6376,7 +6642,7 @@ func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RetryWorkloadRequest) GetWorkloadId() string {
@@ -6422,7 +6688,7 @@ type RetryWorkloadResponse struct {
 
 func (x *RetryWorkloadResponse) Reset() {
 	*x = RetryWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6434,7 +6700,7 @@ func (x *RetryWorkloadResponse) String() string {
 func (*RetryWorkloadResponse) ProtoMessage() {}
 
 func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6447,7 +6713,7 @@ func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RetryWorkloadResponse) GetAccepted() bool {
@@ -6496,7 +6762,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6508,7 +6774,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6521,7 +6787,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListNodesRequest) GetStatus() string {
@@ -6572,7 +6838,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6584,7 +6850,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6597,7 +6863,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -6639,7 +6905,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6651,7 +6917,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6664,7 +6930,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListNodesResponse) GetNodes() []*NodeView {
@@ -6718,7 +6984,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6730,7 +6996,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6743,7 +7009,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *GetNodeResponse) GetNode() *NodeView {
@@ -6834,7 +7100,7 @@ type NodeView struct {
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6846,7 +7112,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6859,7 +7125,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *NodeView) GetNodeId() string {
@@ -7085,7 +7351,7 @@ type DeviceView struct {
 
 func (x *DeviceView) Reset() {
 	*x = DeviceView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7097,7 +7363,7 @@ func (x *DeviceView) String() string {
 func (*DeviceView) ProtoMessage() {}
 
 func (x *DeviceView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7110,7 +7376,7 @@ func (x *DeviceView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceView.ProtoReflect.Descriptor instead.
 func (*DeviceView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *DeviceView) GetName() string {
@@ -7162,7 +7428,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7174,7 +7440,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7187,7 +7453,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListWorkloadsRequest) GetNodeId() string {
@@ -7273,7 +7539,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7285,7 +7551,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7298,7 +7564,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *GetWorkloadRequest) GetWorkloadId() string {
@@ -7340,7 +7606,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7352,7 +7618,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7365,7 +7631,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*WorkloadView {
@@ -7419,7 +7685,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7431,7 +7697,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7444,7 +7710,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *WorkloadView {
@@ -7557,7 +7823,7 @@ type WorkloadView struct {
 
 func (x *WorkloadView) Reset() {
 	*x = WorkloadView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7569,7 +7835,7 @@ func (x *WorkloadView) String() string {
 func (*WorkloadView) ProtoMessage() {}
 
 func (x *WorkloadView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7582,7 +7848,7 @@ func (x *WorkloadView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadView.ProtoReflect.Descriptor instead.
 func (*WorkloadView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *WorkloadView) GetWorkloadId() string {
@@ -7895,7 +8161,7 @@ type Stopping struct {
 
 func (x *Stopping) Reset() {
 	*x = Stopping{}
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7907,7 +8173,7 @@ func (x *Stopping) String() string {
 func (*Stopping) ProtoMessage() {}
 
 func (x *Stopping) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7920,7 +8186,7 @@ func (x *Stopping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stopping.ProtoReflect.Descriptor instead.
 func (*Stopping) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Stopping) GetNodeIds() []string {
@@ -7964,7 +8230,7 @@ type SystemMembers struct {
 
 func (x *SystemMembers) Reset() {
 	*x = SystemMembers{}
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7976,7 +8242,7 @@ func (x *SystemMembers) String() string {
 func (*SystemMembers) ProtoMessage() {}
 
 func (x *SystemMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7989,7 +8255,7 @@ func (x *SystemMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMembers.ProtoReflect.Descriptor instead.
 func (*SystemMembers) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *SystemMembers) GetNodes() int32 {
@@ -8037,7 +8303,7 @@ type SystemMember struct {
 
 func (x *SystemMember) Reset() {
 	*x = SystemMember{}
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8049,7 +8315,7 @@ func (x *SystemMember) String() string {
 func (*SystemMember) ProtoMessage() {}
 
 func (x *SystemMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8062,7 +8328,7 @@ func (x *SystemMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMember.ProtoReflect.Descriptor instead.
 func (*SystemMember) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *SystemMember) GetNodeId() string {
@@ -8125,7 +8391,7 @@ type WorkloadAction struct {
 
 func (x *WorkloadAction) Reset() {
 	*x = WorkloadAction{}
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8137,7 +8403,7 @@ func (x *WorkloadAction) String() string {
 func (*WorkloadAction) ProtoMessage() {}
 
 func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8150,7 +8416,7 @@ func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
 func (*WorkloadAction) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *WorkloadAction) GetTaskId() string {
@@ -8214,7 +8480,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8226,7 +8492,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8239,7 +8505,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -8315,7 +8581,7 @@ type GetClusterSummaryResponse struct {
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8327,7 +8593,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8340,7 +8606,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -8556,7 +8822,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8568,7 +8834,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8581,7 +8847,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -8751,7 +9017,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[79]
+	mi := &file_api_control_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8763,7 +9029,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[79]
+	mi := &file_api_control_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8776,7 +9042,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -8809,7 +9075,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[80]
+	mi := &file_api_control_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8821,7 +9087,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[80]
+	mi := &file_api_control_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8834,7 +9100,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -8880,7 +9146,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[81]
+	mi := &file_api_control_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8892,7 +9158,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[81]
+	mi := &file_api_control_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8905,7 +9171,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Constraint) GetKey() string {
@@ -8943,7 +9209,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[82]
+	mi := &file_api_control_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8955,7 +9221,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[82]
+	mi := &file_api_control_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8968,7 +9234,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Toleration) GetKey() string {
@@ -9011,7 +9277,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[83]
+	mi := &file_api_control_v1_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9023,7 +9289,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[83]
+	mi := &file_api_control_v1_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9036,7 +9302,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{83}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Taint) GetKey() string {
@@ -9091,7 +9357,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[84]
+	mi := &file_api_control_v1_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9103,7 +9369,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[84]
+	mi := &file_api_control_v1_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9116,7 +9382,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{84}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -9167,7 +9433,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[85]
+	mi := &file_api_control_v1_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9179,7 +9445,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[85]
+	mi := &file_api_control_v1_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9192,7 +9458,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{85}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -9601,7 +9867,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\adevices\x18\x8e\f \x03(\v24.persys.control.v1.ResourceRequirements.DevicesEntryR\adevices\x1a:\n" +
 	"\fDevicesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xd2\x16\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\x8a\x19\n" +
 	"\rContainerSpec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12;\n" +
@@ -9704,7 +9970,19 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\rmemswap_limit\x18\xdf\n" +
 	" \x01(\x03R\fmemswapLimit\x12\x17\n" +
 	"\x06expose\x18\xe0\n" +
-	" \x03(\tR\x06expose\x12@\n" +
+	" \x03(\tR\x06expose\x12\x1e\n" +
+	"\n" +
+	"cpu_shares\x18\xaa\r \x01(\x03R\tcpuShares\x12\x1e\n" +
+	"\n" +
+	"cpu_period\x18\xab\r \x01(\x03R\tcpuPeriod\x12&\n" +
+	"\x0emem_swappiness\x18\xac\r \x01(\x03R\rmemSwappiness\x12)\n" +
+	"\x10oom_kill_disable\x18\xad\r \x01(\bR\x0eoomKillDisable\x12 \n" +
+	"\vmac_address\x18\xae\r \x01(\tR\n" +
+	"macAddress\x12\x1b\n" +
+	"\bplatform\x18\xaf\r \x01(\tR\bplatform\x12 \n" +
+	"\vpull_policy\x18\xb0\r \x01(\tR\n" +
+	"pullPolicy\x12B\n" +
+	"\fblkio_config\x18\xb1\r \x01(\v2\x1e.persys.control.v1.BlkioConfigR\vblkioConfig\x12@\n" +
 	"\bnetworks\x18\xcb\v \x03(\v2#.persys.control.v1.ContainerNetworkR\bnetworks\x12$\n" +
 	"\rendpoint_mode\x18\xde\f \x01(\tR\fendpointMode\x128\n" +
 	"\asecrets\x18\xb4\v \x03(\v2\x1d.persys.control.v1.ObjectFileR\asecrets\x128\n" +
@@ -9735,7 +10013,20 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0fEnvConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
-	"\x05_init\"\xa0\x01\n" +
+	"\x05_init\"\x9f\x03\n" +
+	"\vBlkioConfig\x12\x16\n" +
+	"\x06weight\x18\x01 \x01(\x05R\x06weight\x12D\n" +
+	"\rweight_device\x18\x02 \x03(\v2\x1f.persys.control.v1.WeightDeviceR\fweightDevice\x12I\n" +
+	"\x0fdevice_read_bps\x18\x03 \x03(\v2!.persys.control.v1.ThrottleDeviceR\rdeviceReadBps\x12K\n" +
+	"\x10device_read_iops\x18\x04 \x03(\v2!.persys.control.v1.ThrottleDeviceR\x0edeviceReadIops\x12K\n" +
+	"\x10device_write_bps\x18\x05 \x03(\v2!.persys.control.v1.ThrottleDeviceR\x0edeviceWriteBps\x12M\n" +
+	"\x11device_write_iops\x18\x06 \x03(\v2!.persys.control.v1.ThrottleDeviceR\x0fdeviceWriteIops\":\n" +
+	"\fWeightDevice\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
+	"\x06weight\x18\x02 \x01(\x05R\x06weight\"8\n" +
+	"\x0eThrottleDevice\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04rate\x18\x02 \x01(\x03R\x04rate\"\xa0\x01\n" +
 	"\n" +
 	"ObjectFile\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
@@ -10252,7 +10543,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 104)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 107)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -10295,116 +10586,119 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*HealthCheck)(nil),                        // 38: persys.control.v1.HealthCheck
 	(*ResourceRequirements)(nil),               // 39: persys.control.v1.ResourceRequirements
 	(*ContainerSpec)(nil),                      // 40: persys.control.v1.ContainerSpec
-	(*ObjectFile)(nil),                         // 41: persys.control.v1.ObjectFile
-	(*ContainerNetwork)(nil),                   // 42: persys.control.v1.ContainerNetwork
-	(*Ulimit)(nil),                             // 43: persys.control.v1.Ulimit
-	(*Device)(nil),                             // 44: persys.control.v1.Device
-	(*DeviceRequest)(nil),                      // 45: persys.control.v1.DeviceRequest
-	(*Logging)(nil),                            // 46: persys.control.v1.Logging
-	(*EngineHealthCheck)(nil),                  // 47: persys.control.v1.EngineHealthCheck
-	(*VolumeMount)(nil),                        // 48: persys.control.v1.VolumeMount
-	(*Port)(nil),                               // 49: persys.control.v1.Port
-	(*ComposeSpec)(nil),                        // 50: persys.control.v1.ComposeSpec
-	(*StackObject)(nil),                        // 51: persys.control.v1.StackObject
-	(*StackFile)(nil),                          // 52: persys.control.v1.StackFile
-	(*VMSpec)(nil),                             // 53: persys.control.v1.VMSpec
-	(*VMLogin)(nil),                            // 54: persys.control.v1.VMLogin
-	(*DiskConfig)(nil),                         // 55: persys.control.v1.DiskConfig
-	(*NetworkConfig)(nil),                      // 56: persys.control.v1.NetworkConfig
-	(*CloudInitConfig)(nil),                    // 57: persys.control.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),                  // 58: persys.control.v1.ManagedVolumeSpec
-	(*WorkloadUsageSnapshot)(nil),              // 59: persys.control.v1.WorkloadUsageSnapshot
-	(*ReasonDetail)(nil),                       // 60: persys.control.v1.ReasonDetail
-	(*WorkloadStatus)(nil),                     // 61: persys.control.v1.WorkloadStatus
-	(*RetryWorkloadRequest)(nil),               // 62: persys.control.v1.RetryWorkloadRequest
-	(*RetryWorkloadResponse)(nil),              // 63: persys.control.v1.RetryWorkloadResponse
-	(*ListNodesRequest)(nil),                   // 64: persys.control.v1.ListNodesRequest
-	(*GetNodeRequest)(nil),                     // 65: persys.control.v1.GetNodeRequest
-	(*ListNodesResponse)(nil),                  // 66: persys.control.v1.ListNodesResponse
-	(*GetNodeResponse)(nil),                    // 67: persys.control.v1.GetNodeResponse
-	(*NodeView)(nil),                           // 68: persys.control.v1.NodeView
-	(*DeviceView)(nil),                         // 69: persys.control.v1.DeviceView
-	(*ListWorkloadsRequest)(nil),               // 70: persys.control.v1.ListWorkloadsRequest
-	(*GetWorkloadRequest)(nil),                 // 71: persys.control.v1.GetWorkloadRequest
-	(*ListWorkloadsResponse)(nil),              // 72: persys.control.v1.ListWorkloadsResponse
-	(*GetWorkloadResponse)(nil),                // 73: persys.control.v1.GetWorkloadResponse
-	(*WorkloadView)(nil),                       // 74: persys.control.v1.WorkloadView
-	(*Stopping)(nil),                           // 75: persys.control.v1.Stopping
-	(*SystemMembers)(nil),                      // 76: persys.control.v1.SystemMembers
-	(*SystemMember)(nil),                       // 77: persys.control.v1.SystemMember
-	(*WorkloadAction)(nil),                     // 78: persys.control.v1.WorkloadAction
-	(*GetClusterSummaryRequest)(nil),           // 79: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 80: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 81: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 82: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 83: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 84: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 85: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 86: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 87: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 88: persys.control.v1.StreamError
-	nil,                                        // 89: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 90: persys.control.v1.NodeCapabilities.DevicesEntry
-	nil,                                        // 91: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 92: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 93: persys.control.v1.WorkloadSpec.TagsEntry
-	nil,                                        // 94: persys.control.v1.ResourceRequirements.DevicesEntry
-	nil,                                        // 95: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 96: persys.control.v1.ContainerSpec.UlimitsEntry
-	nil,                                        // 97: persys.control.v1.ContainerSpec.SysctlsEntry
-	nil,                                        // 98: persys.control.v1.ContainerSpec.LabelsEntry
-	nil,                                        // 99: persys.control.v1.ContainerSpec.AnnotationsEntry
-	nil,                                        // 100: persys.control.v1.ContainerSpec.EnvSecretsEntry
-	nil,                                        // 101: persys.control.v1.ContainerSpec.EnvConfigsEntry
-	nil,                                        // 102: persys.control.v1.DeviceRequest.OptionsEntry
-	nil,                                        // 103: persys.control.v1.Logging.OptionsEntry
-	nil,                                        // 104: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 105: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 106: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 107: google.protobuf.Timestamp
-	(*v1.NetworkNames)(nil),                    // 108: persys.agent.v1.NetworkNames
-	(*v1.NetworkView)(nil),                     // 109: persys.agent.v1.NetworkView
-	(*durationpb.Duration)(nil),                // 110: google.protobuf.Duration
+	(*BlkioConfig)(nil),                        // 41: persys.control.v1.BlkioConfig
+	(*WeightDevice)(nil),                       // 42: persys.control.v1.WeightDevice
+	(*ThrottleDevice)(nil),                     // 43: persys.control.v1.ThrottleDevice
+	(*ObjectFile)(nil),                         // 44: persys.control.v1.ObjectFile
+	(*ContainerNetwork)(nil),                   // 45: persys.control.v1.ContainerNetwork
+	(*Ulimit)(nil),                             // 46: persys.control.v1.Ulimit
+	(*Device)(nil),                             // 47: persys.control.v1.Device
+	(*DeviceRequest)(nil),                      // 48: persys.control.v1.DeviceRequest
+	(*Logging)(nil),                            // 49: persys.control.v1.Logging
+	(*EngineHealthCheck)(nil),                  // 50: persys.control.v1.EngineHealthCheck
+	(*VolumeMount)(nil),                        // 51: persys.control.v1.VolumeMount
+	(*Port)(nil),                               // 52: persys.control.v1.Port
+	(*ComposeSpec)(nil),                        // 53: persys.control.v1.ComposeSpec
+	(*StackObject)(nil),                        // 54: persys.control.v1.StackObject
+	(*StackFile)(nil),                          // 55: persys.control.v1.StackFile
+	(*VMSpec)(nil),                             // 56: persys.control.v1.VMSpec
+	(*VMLogin)(nil),                            // 57: persys.control.v1.VMLogin
+	(*DiskConfig)(nil),                         // 58: persys.control.v1.DiskConfig
+	(*NetworkConfig)(nil),                      // 59: persys.control.v1.NetworkConfig
+	(*CloudInitConfig)(nil),                    // 60: persys.control.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),                  // 61: persys.control.v1.ManagedVolumeSpec
+	(*WorkloadUsageSnapshot)(nil),              // 62: persys.control.v1.WorkloadUsageSnapshot
+	(*ReasonDetail)(nil),                       // 63: persys.control.v1.ReasonDetail
+	(*WorkloadStatus)(nil),                     // 64: persys.control.v1.WorkloadStatus
+	(*RetryWorkloadRequest)(nil),               // 65: persys.control.v1.RetryWorkloadRequest
+	(*RetryWorkloadResponse)(nil),              // 66: persys.control.v1.RetryWorkloadResponse
+	(*ListNodesRequest)(nil),                   // 67: persys.control.v1.ListNodesRequest
+	(*GetNodeRequest)(nil),                     // 68: persys.control.v1.GetNodeRequest
+	(*ListNodesResponse)(nil),                  // 69: persys.control.v1.ListNodesResponse
+	(*GetNodeResponse)(nil),                    // 70: persys.control.v1.GetNodeResponse
+	(*NodeView)(nil),                           // 71: persys.control.v1.NodeView
+	(*DeviceView)(nil),                         // 72: persys.control.v1.DeviceView
+	(*ListWorkloadsRequest)(nil),               // 73: persys.control.v1.ListWorkloadsRequest
+	(*GetWorkloadRequest)(nil),                 // 74: persys.control.v1.GetWorkloadRequest
+	(*ListWorkloadsResponse)(nil),              // 75: persys.control.v1.ListWorkloadsResponse
+	(*GetWorkloadResponse)(nil),                // 76: persys.control.v1.GetWorkloadResponse
+	(*WorkloadView)(nil),                       // 77: persys.control.v1.WorkloadView
+	(*Stopping)(nil),                           // 78: persys.control.v1.Stopping
+	(*SystemMembers)(nil),                      // 79: persys.control.v1.SystemMembers
+	(*SystemMember)(nil),                       // 80: persys.control.v1.SystemMember
+	(*WorkloadAction)(nil),                     // 81: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 82: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 83: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 84: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 85: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 86: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 87: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 88: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 89: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 90: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 91: persys.control.v1.StreamError
+	nil,                                        // 92: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 93: persys.control.v1.NodeCapabilities.DevicesEntry
+	nil,                                        // 94: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 95: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 96: persys.control.v1.WorkloadSpec.TagsEntry
+	nil,                                        // 97: persys.control.v1.ResourceRequirements.DevicesEntry
+	nil,                                        // 98: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 99: persys.control.v1.ContainerSpec.UlimitsEntry
+	nil,                                        // 100: persys.control.v1.ContainerSpec.SysctlsEntry
+	nil,                                        // 101: persys.control.v1.ContainerSpec.LabelsEntry
+	nil,                                        // 102: persys.control.v1.ContainerSpec.AnnotationsEntry
+	nil,                                        // 103: persys.control.v1.ContainerSpec.EnvSecretsEntry
+	nil,                                        // 104: persys.control.v1.ContainerSpec.EnvConfigsEntry
+	nil,                                        // 105: persys.control.v1.DeviceRequest.OptionsEntry
+	nil,                                        // 106: persys.control.v1.Logging.OptionsEntry
+	nil,                                        // 107: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 108: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 109: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 110: google.protobuf.Timestamp
+	(*v1.NetworkNames)(nil),                    // 111: persys.agent.v1.NetworkNames
+	(*v1.NetworkView)(nil),                     // 112: persys.agent.v1.NetworkView
+	(*durationpb.Duration)(nil),                // 113: google.protobuf.Duration
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	107, // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	110, // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
 	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	107, // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	110, // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
 	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	89,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	107, // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	92,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	110, // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
 	9,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	86,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
-	90,  // 9: persys.control.v1.NodeCapabilities.devices:type_name -> persys.control.v1.NodeCapabilities.DevicesEntry
+	89,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	93,  // 9: persys.control.v1.NodeCapabilities.devices:type_name -> persys.control.v1.NodeCapabilities.DevicesEntry
 	8,   // 10: persys.control.v1.NodeCapabilities.networking:type_name -> persys.control.v1.NodeNetworking
-	107, // 11: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	83,  // 12: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
-	108, // 13: persys.control.v1.WatchNetworkNamesResponse.names:type_name -> persys.agent.v1.NetworkNames
+	110, // 11: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	86,  // 12: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	111, // 13: persys.control.v1.WatchNetworkNamesResponse.names:type_name -> persys.agent.v1.NetworkNames
 	17,  // 14: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
-	61,  // 15: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	107, // 16: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
-	59,  // 17: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	64,  // 15: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
+	110, // 16: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	62,  // 17: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
 	14,  // 18: persys.control.v1.HeartbeatRequest.volumes:type_name -> persys.control.v1.VolumeReport
 	15,  // 19: persys.control.v1.VolumeReport.volumes:type_name -> persys.control.v1.HeldVolume
 	16,  // 20: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	107, // 21: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	83,  // 22: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
-	109, // 23: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
+	110, // 21: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	86,  // 22: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	112, // 23: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
 	24,  // 24: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
 	0,   // 25: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	82,  // 26: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	82,  // 27: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
+	85,  // 26: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	85,  // 27: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
 	21,  // 28: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
-	107, // 29: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
+	110, // 29: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
 	39,  // 30: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
 	40,  // 31: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
-	50,  // 32: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
-	53,  // 33: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	91,  // 34: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	84,  // 35: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	92,  // 36: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	85,  // 37: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	53,  // 32: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
+	56,  // 33: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
+	94,  // 34: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	87,  // 35: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	95,  // 36: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	88,  // 37: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
 	38,  // 38: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
 	37,  // 39: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
 	30,  // 40: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
@@ -10413,149 +10707,155 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	28,  // 43: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
 	29,  // 44: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
 	29,  // 45: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
-	93,  // 46: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
+	96,  // 46: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
 	25,  // 47: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
 	25,  // 48: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
-	107, // 49: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
-	107, // 50: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
-	84,  // 51: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
+	110, // 49: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
+	110, // 50: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
+	87,  // 51: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
 	31,  // 52: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
 	32,  // 53: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
 	33,  // 54: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
-	107, // 55: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
-	107, // 56: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
-	107, // 57: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
-	107, // 58: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
-	107, // 59: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
-	107, // 60: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
-	107, // 61: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
+	110, // 55: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
+	110, // 56: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
+	110, // 57: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
+	110, // 58: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
+	110, // 59: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
+	110, // 60: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
+	110, // 61: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
 	35,  // 62: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
-	94,  // 63: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
-	95,  // 64: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
-	48,  // 65: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
-	49,  // 66: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
-	58,  // 67: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	96,  // 68: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
-	97,  // 69: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
-	44,  // 70: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
-	45,  // 71: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
-	46,  // 72: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
-	98,  // 73: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
-	99,  // 74: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
-	47,  // 75: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
-	42,  // 76: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
-	41,  // 77: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
-	41,  // 78: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
-	100, // 79: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
-	101, // 80: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
-	102, // 81: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
-	103, // 82: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
-	110, // 83: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	110, // 84: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	110, // 85: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	110, // 86: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	104, // 87: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
-	58,  // 88: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	52,  // 89: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
-	51,  // 90: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
-	41,  // 91: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
-	55,  // 92: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
-	56,  // 93: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
-	57,  // 94: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
-	58,  // 95: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	54,  // 96: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	107, // 97: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	107, // 98: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	107, // 99: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
-	0,   // 100: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	107, // 101: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
-	60,  // 102: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
-	59,  // 103: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	82,  // 104: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	107, // 105: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
-	49,  // 106: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
-	35,  // 107: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
-	2,   // 108: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 109: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
-	68,  // 110: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
-	68,  // 111: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	107, // 112: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	107, // 113: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	105, // 114: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	107, // 115: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	86,  // 116: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	87,  // 117: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	17,  // 118: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	69,  // 119: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
-	2,   // 120: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 121: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	74,  // 122: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	74,  // 123: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	107, // 124: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	107, // 125: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	60,  // 126: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	59,  // 127: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	82,  // 128: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	107, // 129: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	106, // 130: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	49,  // 131: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	24,  // 132: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	78,  // 133: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	36,  // 134: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
-	34,  // 135: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
-	107, // 136: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
-	26,  // 137: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	76,  // 138: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
-	75,  // 139: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
-	107, // 140: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
-	77,  // 141: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
-	107, // 142: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	107, // 143: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	107, // 144: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 145: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	107, // 146: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 147: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	13,  // 148: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	19,  // 149: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	22,  // 150: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	10,  // 151: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	18,  // 152: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	20,  // 153: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	23,  // 154: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	88,  // 155: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	107, // 156: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
-	43,  // 157: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
-	6,   // 158: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	13,  // 159: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	11,  // 160: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
-	19,  // 161: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	22,  // 162: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	62,  // 163: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 164: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	64,  // 165: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	65,  // 166: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	70,  // 167: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	71,  // 168: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	79,  // 169: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	81,  // 170: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	10,  // 171: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	18,  // 172: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	12,  // 173: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
-	20,  // 174: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	23,  // 175: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	63,  // 176: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 177: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	66,  // 178: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	67,  // 179: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	72,  // 180: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	73,  // 181: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	80,  // 182: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	81,  // 183: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	171, // [171:184] is the sub-list for method output_type
-	158, // [158:171] is the sub-list for method input_type
-	158, // [158:158] is the sub-list for extension type_name
-	158, // [158:158] is the sub-list for extension extendee
-	0,   // [0:158] is the sub-list for field type_name
+	97,  // 63: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
+	98,  // 64: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	51,  // 65: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
+	52,  // 66: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
+	61,  // 67: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	99,  // 68: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
+	100, // 69: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
+	47,  // 70: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
+	48,  // 71: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
+	49,  // 72: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
+	101, // 73: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
+	102, // 74: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
+	50,  // 75: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
+	41,  // 76: persys.control.v1.ContainerSpec.blkio_config:type_name -> persys.control.v1.BlkioConfig
+	45,  // 77: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
+	44,  // 78: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
+	44,  // 79: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
+	103, // 80: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
+	104, // 81: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
+	42,  // 82: persys.control.v1.BlkioConfig.weight_device:type_name -> persys.control.v1.WeightDevice
+	43,  // 83: persys.control.v1.BlkioConfig.device_read_bps:type_name -> persys.control.v1.ThrottleDevice
+	43,  // 84: persys.control.v1.BlkioConfig.device_read_iops:type_name -> persys.control.v1.ThrottleDevice
+	43,  // 85: persys.control.v1.BlkioConfig.device_write_bps:type_name -> persys.control.v1.ThrottleDevice
+	43,  // 86: persys.control.v1.BlkioConfig.device_write_iops:type_name -> persys.control.v1.ThrottleDevice
+	105, // 87: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
+	106, // 88: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
+	113, // 89: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	113, // 90: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	113, // 91: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	113, // 92: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	107, // 93: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	61,  // 94: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	55,  // 95: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
+	54,  // 96: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
+	44,  // 97: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
+	58,  // 98: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
+	59,  // 99: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
+	60,  // 100: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
+	61,  // 101: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	57,  // 102: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
+	110, // 103: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	110, // 104: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	110, // 105: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	0,   // 106: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
+	110, // 107: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	63,  // 108: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
+	62,  // 109: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	85,  // 110: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	110, // 111: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	52,  // 112: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
+	35,  // 113: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
+	2,   // 114: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 115: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
+	71,  // 116: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
+	71,  // 117: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
+	110, // 118: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	110, // 119: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	108, // 120: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	110, // 121: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	89,  // 122: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	90,  // 123: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	17,  // 124: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	72,  // 125: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
+	2,   // 126: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 127: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	77,  // 128: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	77,  // 129: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	110, // 130: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	110, // 131: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	63,  // 132: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	62,  // 133: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	85,  // 134: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	110, // 135: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	109, // 136: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	52,  // 137: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	24,  // 138: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	81,  // 139: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	36,  // 140: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
+	34,  // 141: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
+	110, // 142: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	26,  // 143: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	79,  // 144: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
+	78,  // 145: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
+	110, // 146: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
+	80,  // 147: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
+	110, // 148: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	110, // 149: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	110, // 150: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 151: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	110, // 152: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 153: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	13,  // 154: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	19,  // 155: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	22,  // 156: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	10,  // 157: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	18,  // 158: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	20,  // 159: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	23,  // 160: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	91,  // 161: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	110, // 162: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	46,  // 163: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 164: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	13,  // 165: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	11,  // 166: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
+	19,  // 167: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	22,  // 168: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	65,  // 169: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 170: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	67,  // 171: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	68,  // 172: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	73,  // 173: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	74,  // 174: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	82,  // 175: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	84,  // 176: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	10,  // 177: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	18,  // 178: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	12,  // 179: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
+	20,  // 180: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	23,  // 181: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	66,  // 182: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 183: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	69,  // 184: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	70,  // 185: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	75,  // 186: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	76,  // 187: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	83,  // 188: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	84,  // 189: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	177, // [177:190] is the sub-list for method output_type
+	164, // [164:177] is the sub-list for method input_type
+	164, // [164:164] is the sub-list for extension type_name
+	164, // [164:164] is the sub-list for extension extendee
+	0,   // [0:164] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -10573,8 +10873,8 @@ func file_api_control_v1_control_proto_init() {
 	file_api_control_v1_control_proto_msgTypes[27].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[30].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[37].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[38].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[78].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[41].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[81].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -10591,7 +10891,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   104,
+			NumMessages:   107,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -73,6 +73,18 @@ oom_score_adj: 100
 healthcheck: {test: [CMD, /probe, healthy], interval: 1m, timeout: 10s, start_period: 5s, start_interval: 2s, retries: 5}
 expose: ["9000", "9001-9002/udp"]
 `,
+		"weights and limits": `
+cpu_quota: 25000
+cpu_period: 50000
+cpu_shares: 2048
+mem_limit: 64m
+mem_swappiness: 10
+oom_kill_disable: true
+blkio_config: {weight: 300, weight_device: [{path: /dev/null, weight: 200}], device_read_bps: [{path: /dev/null, rate: 1m}], device_read_iops: [{path: /dev/null, rate: 100}], device_write_bps: [{path: /dev/null, rate: 2m}], device_write_iops: [{path: /dev/null, rate: 200}]}
+mac_address: 02:42:ac:11:00:77
+pull_policy: never
+platform: linux/amd64
+`,
 		"namespaces of the node": "network_mode: host\npid: host\nipc: host\nuts: host\nuserns_mode: host\ncgroup: host\nprivileged: true\nentrypoint: []\ncommand: [/probe, serve]\nhealthcheck: {disable: true}\n",
 		"no network":             "network_mode: none\nipc: private\ncgroup_parent: /persystest\nhealthcheck: {test: exit 0}\ntmpfs: /run\n",
 		"nothing":                "{}",
@@ -109,7 +121,7 @@ expose: ["9000", "9001-9002/udp"]
 			continue
 		}
 		switch word { // fields that have another name in Compose, or do not exist there
-		case "image", "env", "restart_policy", "stop_grace_period_seconds", "managed_volumes", "env_file":
+		case "image", "env", "restart_policy", "stop_grace_period_seconds", "managed_volumes", "env_file", "label_file":
 			continue
 		case "networks", "endpoint_mode": // networks of a container span nodes, networks of a stack are on one node
 			continue
@@ -200,7 +212,12 @@ func (m *machine) made(t *testing.T, id, body string) container.InspectResponse 
 	if len(in.HostConfig.Binds) == 0 {
 		in.HostConfig.Binds = nil
 	}
-	in.HostConfig.CPUShares = 0 // only a container workload also gets a CPU weight in proportion to its quota
+	if !strings.Contains(body, "cpu_shares") {
+		in.HostConfig.CPUShares = 0 // only a container workload also gets a CPU weight in proportion to its quota
+	}
+	for _, n := range in.NetworkSettings.Networks {
+		in.Config.Labels["mac_address"] = n.MacAddress.String() // compared with the labels
+	}
 	in.Config.Image, in.Config.AttachStdout, in.Config.AttachStderr = "", false, false
 	if mode := string(in.HostConfig.NetworkMode); mode != "host" && mode != "none" {
 		in.HostConfig.NetworkMode = "" // differs because a stack has a network of its own
