@@ -9,7 +9,8 @@ import (
 
 // A DNS name leads to one workload or to one group. Workload "Web" has the DNS label "web-3f5ec1", so no
 // other workload or group may have the id "web-3f5ec1". A workload may have the name of a group only if it is
-// a member of the group.
+// a member of the group. All members of a group are in one namespace; otherwise a user of one namespace could add an
+// instance to the DNS name of another.
 
 // labelKeys returns the keys of a workload in the index byLabel, which finds ids and groups by
 // their DNS label: one key for its id, one for its group. An id or group that is its own DNS label
@@ -53,15 +54,15 @@ func (s State) identityFault(puts []*commandv1.WorkloadPut, olds, leaving []*Wor
 // The list leaving has the workloads that the same command deletes, so their names are free.
 func (s State) nameFault(puts []*commandv1.WorkloadPut, olds, leaving []*Workload) string {
 	for i, p := range puts {
-		id, group := p.GetId(), p.GetDemand().GetGroup()
+		id, group, namespace := p.GetId(), p.GetDemand().GetGroup(), namespaceOf(p, olds[i])
 		made := olds[i] == nil
 		if made {
-			if why := s.labelFault("workload", id, id, group, leaving); why != "" {
+			if why := s.labelFault("workload", id, id, group, namespace, leaving); why != "" {
 				return why
 			}
 		}
 		if group != "" && (made || olds[i].Demand.Group != group) {
-			if why := s.labelFault("group", group, id, group, leaving); why != "" {
+			if why := s.labelFault("group", group, id, group, namespace, leaving); why != "" {
 				return why
 			}
 		}
@@ -71,11 +72,15 @@ func (s State) nameFault(puts []*commandv1.WorkloadPut, olds, leaving []*Workloa
 
 // labelFault checks that no other workload or group has the DNS label of name, which is the id of a
 // new workload or the name of its group (what says which). It returns an error text, or "".
-func (s State) labelFault(what, name, id, group string, leaving []*Workload) (why string) {
+func (s State) labelFault(what, name, id, group, namespace string, leaving []*Workload) (why string) {
 	label := bounds.DNSLabel(name)
 	clash := func(other *Workload, asGroup bool) {
+		member := group != "" && (other.Demand.Group == group || other.ID == group && other.IsSystem())
 		switch {
-		case why != "" || other.ID == id || other.Desired == DesiredDeleted || other.ID == group && other.IsSystem() || group != "" && other.Demand.Group == group || isIn(leaving, other):
+		case why != "" || other.ID == id || other.Desired == DesiredDeleted || isIn(leaving, other):
+		case member && other.In() == namespace:
+		case member:
+			why = "group " + quoted(group) + " is in another namespace: choose another name"
 		case asGroup:
 			why = what + " " + quoted(name) + " would have the DNS name of group " + quoted(other.Demand.Group) + ", " + quoted(label) + ": choose another name"
 		default:

@@ -13,6 +13,7 @@ func TestNamesAreOneToOne(t *testing.T) {
 		return demand(func(d *commandv1.Demand) { d.Group = group })
 	}
 	upper, dotted, group := bounds.DNSLabel("Shop"), bounds.DNSLabel("shop.eu"), bounds.DNSLabel("Blue_Team")
+	shop := put("shop-0", of("pay"), inNamespace("shop"))
 	member := func(g string, n int) *commandv1.WorkloadPut {
 		return put(fmt.Sprintf("%s-%d", g, n), of(g)).GetPutWorkloads().Workloads[0]
 	}
@@ -37,6 +38,9 @@ func TestNamesAreOneToOne(t *testing.T) {
 		{"a new workload takes the name of a deleted workload", []Command{put("Shop"), remove("Shop", false)}, put(upper), nil},
 		{"a group by count with the name of a workload", []Command{put("web")}, puts("web", member("web", 0), member("web", 1)), []string{`group "web"`, "delete that workload first"}},
 		{"a larger count of the same group", []Command{puts("web", member("web", 0))}, puts("web", member("web", 0), member("web", 1)), nil},
+		{"a member of a group in another namespace", []Command{putNamespace("shop"), put("pay-0", of("pay"))}, shop, []string{`group "pay" is in another namespace`}},
+		{"a member of a group in another namespace whose name is not a DNS label", []Command{putNamespace("shop"), put("pay-0", of("Pay"))}, put("shop-0", of("Pay"), inNamespace("shop")), []string{`group "Pay" is in another namespace`}},
+		{"a group of a namespace that has no members left in another namespace", []Command{putNamespace("shop"), put("pay-0", of("pay")), remove("pay-0", false)}, shop, nil},
 		{"members of a group whose name is not a DNS label", []Command{puts("Web", member("Web", 0))}, puts("Web", member("Web", 0), member("Web", 1)), nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
