@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -187,7 +188,9 @@ func (j *judge) ask(a Ask) {
 	case RuleVolume:
 		j.listed(a, p.Volumes)
 	case RuleNetwork:
-		j.listed(a, p.Networks)
+		if !allowsSubnet(p.Networks, a.Value) {
+			j.listed(a, p.Networks)
+		}
 	case RuleDisk:
 		j.listed(a, p.Disks)
 	case RuleLacks:
@@ -233,6 +236,23 @@ func (j *judge) listed(a Ask, list []string) {
 	if !matches(list, a.Value) {
 		j.add(a.Rule, a.Field, a.Value, listed(list))
 	}
+}
+
+// SubnetValue is the prefix of the value of an Ask for a network with an explicit subnet: subnet=172.30.0.0/24.
+const SubnetValue = "subnet="
+
+// allowsSubnet reports whether value is a subnet, and an entry of list contains it. Both start with SubnetValue.
+func allowsSubnet(list []string, value string) bool {
+	subnet := func(s string) (p netip.Prefix, ok bool) {
+		text, is := strings.CutPrefix(s, SubnetValue)
+		p, err := netip.ParsePrefix(text)
+		return p.Masked(), is && err == nil
+	}
+	want, ok := subnet(value)
+	return ok && slices.ContainsFunc(list, func(entry string) bool {
+		have, ok := subnet(entry)
+		return ok && have.Bits() <= want.Bits() && have.Contains(want.Addr())
+	})
 }
 
 func (j *judge) hostPath(a Ask) {

@@ -12,7 +12,7 @@ func TestJudgeChecksEachRule(t *testing.T) {
 		Name: "some", Kinds: []string{"container"}, HostPaths: []HostPath{{Path: "/srv/shop"}, {Path: "/usr/share", ReadOnly: true}},
 		Capabilities: []string{"NET_*"}, Devices: []string{"/dev/fuse"}, HostNamespaces: []string{"ipc"}, SecurityOptions: []string{"sysctl=net.*"},
 		Users: []string{"non-root", "www"}, Ports: []string{"80", "8000-8010"}, Addresses: []string{"10.0.0.1"},
-		Images: []string{"registry.example.com/shop/*"}, ImageDigest: true, Volumes: []string{"shared"}, Networks: []string{"lan"},
+		Images: []string{"registry.example.com/shop/*"}, ImageDigest: true, Volumes: []string{"shared"}, Networks: []string{"lan", "subnet=172.30.0.0/16"},
 		Disks: []string{"/images/*"}, Requires: []string{"memory"}, MaxMemory: 100, MaxPids: 50,
 	}
 	sum := "@sha256:" + strings.Repeat("0", 64)
@@ -65,6 +65,10 @@ func TestJudgeChecksEachRule(t *testing.T) {
 		{RuleVolume, "bank_data", "volumes"},
 		{RuleNetwork, "lan", ""},
 		{RuleNetwork, "br0", "networks"},
+		{RuleNetwork, "subnet=172.30.4.0/24", ""},
+		{RuleNetwork, "subnet=172.30.0.0/15", "networks"},
+		{RuleNetwork, "subnet=10.0.0.0/25", "networks"},
+		{RuleNetwork, "subnet=x", "networks"},
 		{RuleDisk, "/images/debian.qcow2", ""},
 		{RuleDisk, "/dev/sda", "disks"},
 		{RulePids, "50", ""},

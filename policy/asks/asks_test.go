@@ -207,6 +207,8 @@ func TestAsksOfAComposeProject(t *testing.T) {
 		{"a volume of a plug-in", one("    volumes: ['v:/x']\nvolumes: {v: {driver: sshfs}}\n"), nil, "volumes.v.driver volumes"},
 		{"a network file system", one("    volumes: ['v:/x']\nvolumes: {v: {driver_opts: {type: nfs, o: 'addr=10.0.0.1', device: ':/x'}}}\n"), nil, "volumes.v.driver_opts.device volumes"},
 		{"the network of another stack", one("    networks: [n]\nnetworks: {n: {name: bank_default}}\n"), nil, "networks.n.name networks"},
+		{"a subnet that the stack chooses", one("    networks: [n]\nnetworks: {n: {ipam: {driver: other, config: [{subnet: 10.0.0.0/25, gateway: 10.0.0.53}]}}}\n"), nil,
+			"networks.n.ipam.driver networks, networks.n.ipam.config[0].subnet networks"},
 		{"a bridge of the host", one("    networks: [n]\nnetworks: {n: {driver_opts: {com.docker.network.bridge.name: br0}}}\n"), nil, "networks.n.driver_opts.com.docker.network.bridge.name networks"},
 		{"a macvlan network", one("    networks: [n]\nnetworks: {n: {driver: macvlan}}\n"), nil, "networks.n.driver networks"},
 	} {

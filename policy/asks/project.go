@@ -312,7 +312,8 @@ func (d *project) files(at string, s types.ServiceConfig) {
 }
 
 // network adds a network to the list if it does not belong to the stack, or if it has another driver or
-// options than a plain bridge.
+// options than a plain bridge. A subnet that the stack chooses is added too: the engine routes it to the bridge, so
+// the node would lose its connection to any machine with an address of that subnet.
 func (d *project) network(key string, n types.NetworkConfig) {
 	at := "networks." + key
 	switch {
@@ -329,6 +330,14 @@ func (d *project) network(key string, n types.NetworkConfig) {
 	for _, k := range slices.Sorted(maps.Keys(n.DriverOpts)) {
 		if !slices.Contains(ownOptions[:], k) {
 			d.out.add(policy.RuleNetwork, at+".driver_opts."+k, k+"="+n.DriverOpts[k])
+		}
+	}
+	if n.Ipam.Driver != "" && n.Ipam.Driver != "default" {
+		d.out.add(policy.RuleNetwork, at+".ipam.driver", "ipam-driver="+n.Ipam.Driver)
+	}
+	for i, pool := range n.Ipam.Config {
+		if pool != nil && pool.Subnet != "" {
+			d.out.add(policy.RuleNetwork, index(at+".ipam.config", i)+".subnet", policy.SubnetValue+pool.Subnet)
 		}
 	}
 }
