@@ -106,13 +106,22 @@ func (s State) Admitted(w *Workload) *policy.Policy {
 }
 
 // AdminsOnly reports whether only callers who may act in all namespaces can have created or changed a workload: its
-// namespace lists no users, and the workload was admitted without a policy. Agents allow such a workload more (field
-// admins_only in agent.proto).
+// namespace lists no users, no role is bound in that namespace alone, and the workload was admitted without a policy.
+// Agents allow such a workload more (field admins_only in agent.proto).
 func AdminsOnly(v interface {
 	Namespace(name string) (*Namespace, bool)
+	Bindings(fn func(*Binding) bool)
 }, w *Workload) bool {
 	n, ok := v.Namespace(w.In())
-	return ok && len(n.Users) == 0 && w.Policy == ""
+	if !ok || len(n.Users) > 0 || w.Policy != "" {
+		return false
+	}
+	bound := false
+	v.Bindings(func(b *Binding) bool {
+		bound = slices.Contains(b.Namespaces, n.Name)
+		return !bound
+	})
+	return !bound
 }
 
 // NodePolicies returns the policies that are bound to a label of n, by name.

@@ -242,3 +242,19 @@ func TestPoliciesAreRestored(t *testing.T) {
 	p, _ := s.Policy("restricted")
 	is(t, "nodes", len(p.Nodes), 1)
 }
+
+// TestAdminsOnly: agents allow a workload more only if no user of one namespace can have changed it. Such users are listed
+// in the record of the namespace, or have a role in it.
+func TestAdminsOnly(t *testing.T) {
+	w := formed(t, "n")
+	for _, name := range []string{"admins", "listed", "bound"} {
+		w.ok(putNamespace(name))
+		w.ok(put("web-"+name, inNamespace(name)))
+	}
+	w.ok(putNamespace("listed", users("ada")))
+	w.ok(w.bindRole("operator", "group/shop", "bound"))
+	w.ok(w.bindRole("operator", "user/bob", "*"))
+	for name, want := range map[string]bool{"admins": true, "listed": false, "bound": false} {
+		is(t, "only admins have changed the workload in namespace "+name, AdminsOnly(w.s, w.workload("web-"+name)), want)
+	}
+}
