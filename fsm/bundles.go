@@ -220,10 +220,10 @@ const MaxRevisionFiles = 2 << 20
 
 // filesOf returns the total size in bytes of the bundles of some revisions. It does not count the
 // bundle whose digest is present, the bundle of the present revision.
-func (t *Tx) filesOf(list []*Revision, present string) (n int64) {
+func filesOf(v bundleView, list []*Revision, present string) (n int64) {
 	for i, r := range list {
-		if r.Bundle != present && !slices.ContainsFunc(list[:i], func(o *Revision) bool { return o.Bundle == r.Bundle }) {
-			n += filesBytes(t.state(), nil, r.Bundle)
+		if r.Bundle != "" && r.Bundle != present && !slices.ContainsFunc(list[:i], func(o *Revision) bool { return o.Bundle == r.Bundle }) {
+			n += filesBytes(v, nil, r.Bundle)
 		}
 	}
 	return n

@@ -9,6 +9,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/fsm/quota"
+	"github.com/persys/compute/fsm/rollout"
 )
 
 // Namespaces divide the workloads of a cluster among teams. The record of a namespace holds a
@@ -51,7 +52,7 @@ type Use struct {
 	// workloads are included, because they may be started at any time; workloads that are being deleted are not.
 	quota.Amounts
 	Records int   // number of workload records, including workloads that are being deleted
-	Bytes   int64 // size in bytes of the specifications of the counted workloads
+	Bytes   int64 // what all records of the namespace take, in bytes (sizes.go)
 }
 
 // Limits of the fields of a namespace.
@@ -158,16 +159,6 @@ func (w *Workload) counted() quota.Amounts {
 	return w.Demand.amounts()
 }
 
-// countedBytes returns the sizes in bytes of the specification of w and of its files; 0 while w is being
-// deleted. Workloads may share files. The size of shared files is added to the use of each workload's
-// namespace, but only once to the size of the whole state (bundles.go).
-func (w *Workload) countedBytes(v bundleView) (spec, files int64) {
-	if w.Desired == "" || w.Desired == DesiredDeleted {
-		return 0, 0
-	}
-	return int64(len(w.Spec)), filesBytes(v, nil, w.Bundle)
-}
-
 func (d *Demand) amounts() quota.Amounts {
 	a := quota.Amounts{CPU: d.CPU, Memory: d.Memory, Disk: d.Disk, Workloads: 1}
 	for i := range d.Devices {
@@ -178,7 +169,8 @@ func (d *Demand) amounts() quota.Amounts {
 
 // useOf updates the recorded quota use of the namespace when record w replaces record old. Either may be nil.
 func (t *Tx) useOf(old, w *Workload) {
-	if old != nil && w != nil && old.Namespace == w.Namespace && old.counted() == w.counted() && len(old.Spec) == len(w.Spec) && old.Bundle == w.Bundle {
+	if old != nil && w != nil && old.Namespace == w.Namespace && old.counted() == w.counted() &&
+		len(old.Spec) == len(w.Spec) && old.Bundle == w.Bundle && old.Demand == w.Demand && old.history == w.history {
 		return
 	}
 	m := own(t, &t.r.uses, ownUses)
@@ -237,6 +229,7 @@ type NamespaceView interface {
 	PolicyView
 	bundleView
 	VolumeView
+	Rollout(group string) (*rollout.Rollout, bool)
 }
 
 // Fits checks a PutWorkloads, together with the workloads that it deletes (leaving), against
@@ -254,18 +247,25 @@ func Fits(v NamespaceView, b *commandv1.PutWorkloads, leaving []*Workload) error
 // fitsNowAndLater is Fits for a caller that has looked up the present records. An element of olds
 // is nil if its workload does not exist.
 func fitsNowAndLater(v NamespaceView, b *commandv1.PutWorkloads, olds, leaving []*Workload) error {
-	err := fits(v, b.GetWorkloads(), olds, leaving, b.GetBundles())
+	var replaced sizes // specifications that waited for their turn in an update which this command replaces
+	if old, ok := v.Rollout(b.GetGroupOf()); ok && b.GetGroupOf() != "" {
+		replaced = rolloutSizes(v, &rollout.Rollout{Members: old.Members}).times(-1)
+	}
+	err := fits(v, b.GetWorkloads(), olds, leaving, b.GetBundles(), replaced)
 	if err != nil || b.GetUpdate() == nil || b.GetGroupOf() == "" {
 		return err
 	}
 	var now []*commandv1.WorkloadPut
 	var before []*Workload
+	var waiting sizes
 	for i, p := range b.GetWorkloads() {
 		if olds[i] == nil || !olds[i].TakesTurn(Intended(p)) {
 			now, before = append(now, p), append(before, olds[i])
+		} else {
+			waiting = waiting.add(v, b.GetBundles(), namespaceOf(p, olds[i]), p)
 		}
 	}
-	if err = fits(v, now, before, leaving, b.GetBundles()); err != nil {
+	if err = fits(v, now, before, leaving, b.GetBundles(), append(waiting, replaced...)); err != nil {
 		return &Refusal{Kind: OverQuota, Reason: err.Error() + "; members that wait for their turn hold what they have until then"}
 	}
 	return nil
@@ -283,9 +283,10 @@ func MembersWithin(v View, w *Workload, count int) (n int, limited bool) {
 }
 
 // fits checks the stored workloads (puts) and the deleted ones (leaving) as if all changes happened
-// at once. The list offered has the bundles that the command carries. Every replica calls fits for
+// at once. The list offered has the bundles that the command carries. The list kept has what the command adds to
+// records of updates. Every replica calls fits for
 // every PutWorkloads, so to save time it computes no sums for namespaces without a quota.
-func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workload, offered []*commandv1.Bundle) error {
+func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workload, offered []*commandv1.Bundle, kept sizes) error {
 	var sums []quotaSum
 	var shared []string // keys of volumes that several puts create together
 	by := Total{Bytes: bytesOfNew(v, offered)}
@@ -301,36 +302,40 @@ func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workl
 			return &Refusal{Kind: Conflict, Reason: "workload " + p.GetId() + " is in namespace " + quoted(old.In()) + " and cannot be moved to " +
 				quoted(name) + ": ids are unique over the whole cluster, and a namespace is for good; delete it first, or take another id"}
 		}
-		by.Bytes += int64(len(p.GetSpec()))
+		specs, files := putBytes(v, offered, p)
 		if old == nil {
 			by.Workloads++
 		} else {
-			spec, _ := old.countedBytes(v)
-			by.Bytes -= spec
+			s, f := old.replacedBytes(v, p.GetContent())
+			specs, files = specs-s, files-f
 		}
+		by.Bytes += specs
 		if n.Quota == (quota.Amounts{}) && !v.PolicyIn(name).counts() {
 			continue
 		}
 		d := p.GetDemand()
-		by, bytes := (&Demand{CPU: d.GetCpuMillicores(), Memory: d.GetMemoryMib(), Disk: d.GetDiskGb(), Devices: devicesOf(d.GetDevices())}).amounts(), int64(len(p.GetSpec()))+filesBytes(v, offered, p.GetBundle())
+		by := (&Demand{CPU: d.GetCpuMillicores(), Memory: d.GetMemoryMib(), Disk: d.GetDiskGb(), Devices: devicesOf(d.GetDevices())}).amounts()
 		if d.GetTemplate() != nil {
 			by = quota.Amounts{Workloads: 1} // a template is not placed; its children count
 		}
 		if old != nil {
-			spec, files := old.countedBytes(v)
-			by, bytes = by.Minus(old.counted()), bytes-spec-files
+			by = by.Minus(old.counted())
 			if keepsResult(p, old) {
 				by = quota.Amounts{} // this job stays finished, so it reserves nothing
 			}
 		}
 		by = by.Plus(volumesBy(v, name, p, old, &shared))
-		sums = addTo(sums, n, by, bytes)
+		sums = addTo(sums, n, by, specs+files)
 	}
-	for _, w := range leaving {
-		spec, files := w.countedBytes(v)
-		by.Bytes -= spec
+	for _, w := range leaving { // their bytes stay until their nodes have removed them
 		if n, ok := v.Namespace(w.In()); ok && (n.Quota != (quota.Amounts{}) || v.PolicyIn(w.In()).counts()) {
-			sums = addTo(sums, n, quota.Amounts{}.Minus(w.counted()), -spec-files)
+			sums = addTo(sums, n, quota.Amounts{}.Minus(w.counted()), 0)
+		}
+	}
+	for _, k := range kept {
+		by.Bytes += k.specs
+		if n, ok := v.Namespace(k.namespace); ok && v.PolicyIn(k.namespace).counts() {
+			sums = addTo(sums, n, quota.Amounts{}, k.specs+k.files)
 		}
 	}
 	if err := v.Room().over(v.Total(), by); err != nil {

@@ -391,25 +391,8 @@ func (t *Tx) roomFor(n *Namespace, by int64) (Result, bool) {
 func (t *Tx) storeObject(old, o *Object) {
 	o.ModifyIndex = t.meta.Index
 	own(t, &t.r.objects, ownObjects).Set(o.key(), o)
-	t.countObject(o, o.bytes()-old.bytes())
+	t.countBytes(o.In(), o.bytes()-old.bytes(), 0)
 	t.changes = append(t.changes, Change{Table: TableObject, Key: o.key(), Old: old, New: o})
-}
-
-// countObject adds by bytes to the sizes that limits apply to: that of the namespace of o, and that
-// of the whole state.
-func (t *Tx) countObject(o *Object, by int64) {
-	if by == 0 {
-		return
-	}
-	m := own(t, &t.r.uses, ownUses)
-	u := t.state().UseOf(o.In())
-	u.Bytes += by
-	t.r.total.Bytes += by
-	if u == (Use{}) {
-		m.Delete(o.In())
-		return
-	}
-	m.Set(o.In(), &u)
 }
 
 func (t *Tx) deleteObject(b *commandv1.DeleteObject) Result {
@@ -437,7 +420,7 @@ func (t *Tx) deleteObject(b *commandv1.DeleteObject) Result {
 	}
 	t.r.info.ObjectFloor = max(t.r.info.ObjectFloor, o.Counter)
 	own(t, &t.r.objects, ownObjects).Delete(o.key())
-	t.countObject(o, -o.bytes())
+	t.countBytes(o.In(), -o.bytes(), 0)
 	t.changes = append(t.changes, Change{Table: TableObject, Key: o.key(), Old: o})
 	kind := EventSecretDeleted
 	if o.Kind == KindConfig {

@@ -81,7 +81,8 @@ func (w *Workload) revisions() (out []Revision) {
 	return append(out, w.present())
 }
 
-// revise adds the specification of old to the history of w, the changed copy of old.
+// revise adds the specification of old to the history of w, the changed copy of old. Earlier revisions are dropped,
+// oldest first, beyond the limits of one workload, and where the state or the namespace is short of room.
 func (t *Tx) revise(old, w *Workload) {
 	if old.Content == w.Content {
 		return
@@ -100,11 +101,14 @@ func (t *Tx) revise(old, w *Workload) {
 		total += size
 	}
 	from := 0
-	for n+1-from > MaxRevisions || total > MaxRevisionBytes {
-		total -= sizes[from]
-		from++
+	specs, files := old.countedBytes(t.state())
+	spare := t.spare(w.In()) + specs + files - int64(len(w.Spec)) - w.Demand.bytes() - filesBytes(t.state(), t.offered, w.Bundle)
+	short := func() bool {
+		files := filesOf(t.state(), all[from:n+1], w.Bundle)
+		return n+1-from > MaxRevisions || total > MaxRevisionBytes || files > MaxRevisionFiles || int64(total)+files > spare
 	}
-	for t.filesOf(all[from:n+1], w.Bundle) > MaxRevisionFiles {
+	for from <= n && short() {
+		total -= sizes[from]
 		from++
 	}
 	w.history = &history{number: last.Number + 1, at: t.r.info.Clock, by: t.by}

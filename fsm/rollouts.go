@@ -143,7 +143,7 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string, back bool) (*rollo
 const maxFormer = 2 << 20
 
 // remember stores the present specifications of the group in r.Former, for a revert. It stores nothing if
-// they are too large for one command.
+// they are too large for one command or for the spare room of the state or the namespace.
 func (t *Tx) remember(r *rollout.Rollout, puts []*commandv1.WorkloadPut) {
 	if of, ok := t.r.workloads.Get(r.Group); ok && of.IsSystem() {
 		p := of.AsPut()
@@ -161,7 +161,7 @@ func (t *Tx) remember(r *rollout.Rollout, puts []*commandv1.WorkloadPut) {
 		r.FormerRan = r.FormerRan || w.Available()
 		return size <= maxFormer
 	})
-	if size > maxFormer {
+	if len(r.Former) > 0 && int64(size) > min(maxFormer, t.spare(r.Former[0].GetNamespace())) {
 		r.Former, r.FormerRan = nil, false
 	}
 }
@@ -259,13 +259,16 @@ func (t *Tx) advanceRollout(b *commandv1.AdvanceRollout) (res Result) {
 func (t *Tx) exceeds(r *rollout.Rollout, take []string) string {
 	var puts []*commandv1.WorkloadPut
 	var olds []*Workload
+	var kept sizes // what leaves the record of the update
 	for i := range r.Members {
 		if m := &r.Members[i]; m.Put != nil && slices.Contains(take, m.ID) {
 			w, _ := t.r.workloads.Get(m.ID)
 			puts, olds = append(puts, m.Put), append(olds, w)
+			specs, files := putBytes(t.state(), nil, m.Put)
+			kept = append(kept, sizeIn{namespace: namespaceOf(m.Put, w), specs: -specs, files: -files})
 		}
 	}
-	if err := fits(t.state(), puts, olds, nil, nil); err != nil {
+	if err := fits(t.state(), puts, olds, nil, nil, kept); err != nil {
 		if slices.ContainsFunc(puts, func(p *commandv1.WorkloadPut) bool { return p.GetDemand().GetSurge() }) {
 			return "no room for an extra member of " + r.Group + ", which start-first needs: " + err.Error()
 		}
@@ -501,6 +504,8 @@ func (t *Tx) setRollout(b *commandv1.SetRollout) Result {
 func (t *Tx) storeRollout(r *rollout.Rollout) {
 	old, _ := own(t, &t.r.rollouts, ownRollouts).Set(r.Group, r)
 	t.refer(rolloutBundles(old), rolloutBundles(r))
+	t.countRollout(old, -1)
+	t.countRollout(r, +1)
 	if r.Active() {
 		own(t, &t.r.rolling, ownRolling).Set(r.Group, struct{}{})
 	} else {
@@ -532,6 +537,7 @@ func (t *Tx) storeRollout(r *rollout.Rollout) {
 func (t *Tx) dropRollout(r *rollout.Rollout) {
 	old, _ := own(t, &t.r.rollouts, ownRollouts).Delete(r.Group)
 	t.refer(rolloutBundles(old), nil)
+	t.countRollout(old, -1)
 	own(t, &t.r.rolling, ownRolling).Delete(r.Group)
 	var e encoder
 	e.str("rollout/" + r.Group)

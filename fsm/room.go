@@ -15,7 +15,7 @@ const (
 // has the least. Zero values mean that there is no limit, because no scheduler has reported its memory.
 type Room struct {
 	Workloads int64
-	Bytes     int64  // bytes of the stored specifications, without earlier revisions, and of the files of stacks
+	Bytes     int64  // bytes of all that users can make large: see sizes.go
 	Of        string // name of the scheduler with the least memory
 	Memory    int64  // memory of that scheduler in MiB
 }
@@ -23,7 +23,7 @@ type Room struct {
 // Total is how much all namespaces together use.
 type Total struct {
 	Workloads int64
-	Bytes     int64 // bytes of the stored specifications, without earlier revisions, and of the files of stacks
+	Bytes     int64
 }
 
 // Room returns the limit of the size of the state.

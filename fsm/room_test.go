@@ -69,3 +69,128 @@ func TestRoomBoundsTheState(t *testing.T) {
 	w.ok(replicaWith("r2", 16))
 	w.ok(put("one-more", specOf(1)))
 }
+
+// TestEverythingStoredIsCounted: no part of the state whose size a user chooses is outside of the limits of the state
+// and of a namespace's policy.
+func TestEverythingStoredIsCounted(t *testing.T) {
+	const size = 40 << 10
+	version := func(i, size int) func(*commandv1.WorkloadPut) {
+		return func(p *commandv1.WorkloadPut) { p.Spec, p.Content = bytes.Repeat([]byte("x"), size), "c1:"+decimal(i) }
+	}
+	for name, tt := range map[string]struct {
+		do    func(*world)
+		least int64
+	}{
+		"former revisions": {func(w *world) {
+			w.ok(put("web", version(1, size)))
+			w.ok(put("web", version(2, 100)))
+		}, size + 100},
+		"files of former revisions": {func(w *world) {
+			a, b := strings.Repeat("a", 2000), strings.Repeat("b", 1000)
+			w.ok(with(put("web", filed(a), version(1, 1)), a))
+			w.ok(with(put("web", filed(b), version(2, 1)), b))
+		}, 3000},
+		"asks and ports": {func(w *world) {
+			w.ok(put("web", func(p *commandv1.WorkloadPut) {
+				for i := range 1000 {
+					p.Demand.HostPorts = append(p.Demand.HostPorts, &commandv1.Port{Port: uint32(i + 1024), Protocol: "tcp"})
+					p.Demand.Asks = append(p.Demand.Asks, &commandv1.Ask{Rule: "ports", Value: decimal(i) + "/tcp", Field: strings.Repeat("f", 40)})
+				}
+			}))
+		}, 1000 * (2*entryBytes + 40)},
+		"an update, with what waits and what was": {func(w *world) {
+			w.ok(sizedGroup(1, size/4))
+			w.bind("web-0", "a")
+			w.run("web-0")
+			w.ok(sizedGroup(2, size/2))
+		}, size/4 + size/4 + size/2},
+		"volumes": {func(w *world) {
+			w.ok(put("web", func(p *commandv1.WorkloadPut) {
+				for i := range 10 {
+					p.Demand.Volumes = append(p.Demand.Volumes, &commandv1.VolumeUse{Name: "v" + decimal(i), Driver: "local"})
+				}
+			}))
+		}, 10 * volumeBytes},
+		"a workload that its node must still remove": {func(w *world) {
+			w.ok(put("web", specOf(size)))
+			w.bind("web", "a")
+			w.ok(remove("web", false))
+		}, size},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := formed(t, "a")
+			tt.do(w)
+			if got := w.s.UseOf(DefaultNamespace).Bytes; got < tt.least {
+				t.Errorf("the namespace uses %d bytes, want at least %d", got, tt.least)
+			}
+			if got := w.s.Total().Bytes; got < tt.least {
+				t.Errorf("the state has %d bytes, want at least %d", got, tt.least)
+			}
+			again, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			is(t, "the total after a restart", again.Total(), w.s.Total())
+			is(t, "the use after a restart", again.UseOf(DefaultNamespace), w.s.UseOf(DefaultNamespace))
+			for _, id := range []string{"web", "web-0"} {
+				if _, ok := w.s.Workload(id); ok {
+					w.ok(remove(id, true))
+				}
+			}
+			is(t, "the use after the deletion", w.s.UseOf(DefaultNamespace), Use{})
+			is(t, "the total after the deletion", w.s.Total(), Total{})
+		})
+	}
+}
+
+// sizedGroup returns a command that gives the group web one member with a specification of size bytes.
+func sizedGroup(version, size int) Command {
+	c := group(version, 1, 1, false)
+	c.GetPutWorkloads().Workloads[0].Spec = bytes.Repeat([]byte{byte(version)}, size)
+	return c
+}
+
+// TestFormerSpecificationsYield: former revisions, and what an update keeps for an undo, use only room that is to
+// spare, so a change of a specification is not refused because of them.
+func TestFormerSpecificationsYield(t *testing.T) {
+	for name, limit := range map[string]func(w *world){
+		"of the state": func(w *world) { w.ok(replicaWith("r1", 4)) }, // 512 KiB of specifications
+		"of the namespace": func(w *world) {
+			w.ok(putPolicy("small", func(m *commandv1.Policy) { m.MaxSpecBytes = 512 << 10 }))
+			w.ok(bind("small", DefaultNamespace))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := formed(t, "a")
+			limit(w)
+			change := func(i, kib int) {
+				w.ok(put("site", func(p *commandv1.WorkloadPut) {
+					p.Spec, p.Content = bytes.Repeat([]byte("x"), kib<<10), "c1:"+decimal(i)
+				}))
+			}
+			for i := range 5 {
+				change(i, 100)
+			}
+			is(t, "former revisions below 80 %", len(w.s.Revisions("site"))-1, 2)
+			for i := range 5 {
+				change(10+i, 500)
+			}
+			is(t, "former revisions in a full state", len(w.s.Revisions("site"))-1, 0)
+			is(t, "a specification more", w.do(put("other", specOf(20<<10))).Kind != OK, true)
+			change(20, 100)
+			w.ok(sizedGroup(1, 100<<10))
+			w.bind("web-0", "a")
+			w.run("web-0")
+			w.ok(sizedGroup(2, 120<<10))
+			is(t, "former specifications of an update", len(w.rolled().Former), 1)
+			change(21, 180)
+			refusedGroup := w.do(sizedGroup(3, 400<<10))
+			is(t, "an update that would not fit", refusedGroup.Kind != OK, true)
+			w.ok(sizedGroup(3, 125<<10))
+			is(t, "an update in a nearly full state can be undone", len(w.rolled().Former), 1)
+			if err := w.s.Check(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

@@ -553,11 +553,11 @@ func (t *Tx) derive() error {
 		return true
 	})
 	s.Objects(func(o *Object) bool {
-		t.countObject(o, o.bytes())
+		t.countBytes(o.In(), o.bytes(), 0)
 		return true
 	})
 	s.Volumes(func(v *Volume) bool {
-		t.countVolume(v.In(), v.amounts())
+		t.countVolume(v.In(), +1, v.amounts())
 		return true
 	})
 	t.r.namespaces.Scan(func(_ string, n *Namespace) bool {
@@ -569,6 +569,7 @@ func (t *Tx) derive() error {
 		return true
 	})
 	t.r.rollouts.Scan(func(group string, r *rollout.Rollout) bool {
+		t.countRollout(r, +1)
 		if r.Active() {
 			t.r.rolling.Set(group, struct{}{})
 		}

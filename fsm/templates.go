@@ -345,7 +345,7 @@ func (t *Tx) createRun(of *Workload, id string, run Run, put *commandv1.Workload
 		// The new run gets the resources of the runs that it replaces, but their records stay. So check only
 		// that the quota has room for one more workload and for the bytes of its specification.
 		bare := &commandv1.WorkloadPut{Id: put.GetId(), Namespace: put.GetNamespace(), Desired: put.GetDesired(), Spec: put.GetSpec(), Demand: &commandv1.Demand{}}
-		if err := fits(t.state(), []*commandv1.WorkloadPut{bare}, []*Workload{nil}, nil, nil); err != nil {
+		if err := fits(t.state(), []*commandv1.WorkloadPut{bare}, []*Workload{nil}, nil, nil, nil); err != nil {
 			return nil, refuse(OverQuota, "%s", err)
 		}
 	}

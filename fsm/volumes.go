@@ -259,7 +259,7 @@ func (t *Tx) storeVolume(old, v *Volume) {
 	if old != nil {
 		c.Key = old.key()
 		m.Delete(c.Key)
-		t.countVolume(old.In(), quota.Amounts{}.Minus(old.amounts()))
+		t.countVolume(old.In(), -1, quota.Amounts{}.Minus(old.amounts()))
 	}
 	if v != nil {
 		v.ModifyIndex = t.meta.Index
@@ -270,13 +270,14 @@ func (t *Tx) storeVolume(old, v *Volume) {
 			c.Key = key
 		}
 		m.Set(c.Key, v)
-		t.countVolume(v.In(), v.amounts())
+		t.countVolume(v.In(), +1, v.amounts())
 	}
 	t.changes = append(t.changes, c)
 }
 
-// countVolume adds by to the recorded sum of volumes that a namespace uses, which its quota limits.
-func (t *Tx) countVolume(namespace string, by quota.Amounts) {
+// countVolume adds a number of records, and by, to what the volumes of a namespace use.
+func (t *Tx) countVolume(namespace string, records int64, by quota.Amounts) {
+	t.countBytes(namespace, records*volumeBytes, 0)
 	m := own(t, &t.r.uses, ownUses)
 	u := t.state().UseOf(namespace)
 	u.Amounts = u.Plus(by)
