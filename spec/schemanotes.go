@@ -236,7 +236,7 @@ func composeNotes() map[string]note {
 		"cpu_period":                 {what: "Period of the CPU limit in microseconds; default 100000.", low: 1000, high: 1000000, example: 50000},
 		"mem_swappiness":             {what: "How readily the kernel swaps memory out; only on nodes with cgroup v1.", low: 0, high: 100, example: 10},
 		"oom_kill_disable":           {what: "At its memory limit the container waits instead of being killed; only on nodes with cgroup v1."},
-		"mac_address":                {what: "MAC address of the container on the engine's default bridge.", example: "02:42:ac:11:00:07"},
+		"mac_address":                {what: "MAC address of the container on the engine's default bridge; needs Docker 25.", example: "02:42:ac:11:00:07"},
 		"platform":                   {what: "Platform of the image; default is that of the node. Nodes are not chosen by it: write a constraint too.", example: "linux/arm64"},
 		"pull_policy":                {what: "When the image is pulled. Default is missing; the tag latest is looked up each time a container is made.", words: pullPolicies, example: "always"},
 		"blkio_config":               {what: "Limits on disk I/O."},

@@ -324,6 +324,9 @@ func (d *Driver) createOnce(ctx context.Context, name string, want settings) (st
 	if err != nil {
 		return "", moby.Classify("create", err)
 	}
+	for _, text := range res.Warnings { // such as a limit that the kernel of this machine does not have
+		d.eng.Warn("the engine warns about a new container: "+text, "container", name)
+	}
 	return res.ID, nil
 }
 

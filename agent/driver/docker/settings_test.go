@@ -54,3 +54,22 @@ func TestRightsOfAContainer(t *testing.T) {
 		t.Errorf("the container has the user %q and the host configuration %+v, want those of the specification", got.config.User, h)
 	}
 }
+
+// TestAMACAddressNeedsANewEngine: Docker 25 and newer create the container with the MAC address on the default bridge.
+// For an older engine, which would ignore it, the driver leaves it out and says so.
+func TestAMACAddressNeedsANewEngine(t *testing.T) {
+	for version, want := range map[string]string{"1.44": "02:42:ac:11:00:07", "1.41": ""} {
+		body := &agentv1.ContainerSpec{Image: "persys/any:1", MacAddress: "02:42:ac:11:00:07"}
+		got, err := translate(driver.Spec{ID: "web", Body: &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: body}}}, version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mac := ""
+		if n := got.networking(); n != nil {
+			mac = n.EndpointsConfig["bridge"].MacAddress.String()
+		}
+		if mac != want || (len(got.leftOut) > 0) != (want == "") {
+			t.Errorf("API %s: the MAC address is %q and left out are %q; want %q", version, mac, got.leftOut, want)
+		}
+	}
+}

@@ -18,6 +18,10 @@ func LeaveOut(s *types.ServiceConfig, name, version string) (left []string) {
 		s.Annotations = nil
 		left = append(left, fmt.Sprintf("annotations of %s are left out: they need Docker 24 (API 1.43), and this engine has API %s", name, version))
 	}
+	if s.MacAddress != "" && versions.LessThan(version, "1.44") {
+		s.MacAddress = ""
+		left = append(left, fmt.Sprintf("mac_address of %s is left out: it needs Docker 25 (API 1.44), and this engine has API %s", name, version))
+	}
 	return left
 }
 
