@@ -13,8 +13,15 @@ import (
 
 // DeviceCount is a number of devices of one kind.
 type DeviceCount struct {
-	Name  string // such as nvidia.com/gpu
+	Name string // such as nvidia.com/gpu
+	// Count is the number of devices. In a demand, 0 reserves none: the workload names a device of this kind itself, so
+	// its node must have such devices.
 	Count int64
+}
+
+// Lacks reports whether a node that offers total devices of this kind, of which free are free, cannot satisfy the demand.
+func (d DeviceCount) Lacks(free, total int64) bool {
+	return d.Count > 0 && d.Count > free || d.Count == 0 && total == 0
 }
 
 // DevicesNamed returns the number of devices with a name in a list.
@@ -47,8 +54,9 @@ func addDevices(list, more []DeviceCount, sign int) []DeviceCount {
 // that other workloads will get.
 func lacksDevices(n *Node, a *Alloc, d *Demand, free, taken []DeviceCount) string {
 	for _, want := range d.Devices {
-		left := DevicesNamed(n.Facts.Devices, want.Name) - DevicesNamed(a.Devices, want.Name) + DevicesNamed(free, want.Name) - DevicesNamed(taken, want.Name)
-		if want.Count > left {
+		total := DevicesNamed(n.Facts.Devices, want.Name)
+		left := total - DevicesNamed(a.Devices, want.Name) + DevicesNamed(free, want.Name) - DevicesNamed(taken, want.Name)
+		if want.Lacks(left, total) {
 			return fmt.Sprintf("node %q has no %d devices %s left", n.ID, want.Count, want.Name)
 		}
 	}

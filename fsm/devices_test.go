@@ -49,7 +49,7 @@ func TestDevicesAreBounded(t *testing.T) {
 	w := formed(t, "a")
 	for name, list := range map[string][]*commandv1.DeviceCount{
 		`demand.devices[0].name: "a/b/c" is not NAME or VENDOR/CLASS`: {{Name: "a/b/c", Count: 1}},
-		`demand.devices[0].count: 0 is not in 1..4096`:                {{Name: "gpu"}},
+		`demand.devices[0].count: -1 is not in 0..4096`:               {{Name: "gpu", Count: -1}},
 		`demand.devices[1].name: gpu is there twice`:                  {{Name: "gpu", Count: 1}, {Name: "gpu", Count: 2}},
 	} {
 		res := w.do(put("w", demand(func(d *commandv1.Demand) { d.Devices = list })))
@@ -80,6 +80,31 @@ func TestQuotaOfDevices(t *testing.T) {
 	is(t, "used devices", w.s.UseOf("lab").Devices, 3)
 	w.ok(put("first", in, gpus(1), content("c1:less")))
 	is(t, "used devices", w.s.UseOf("lab").Devices, 2)
+}
+
+// TestNamedDevices: a demand for 0 devices is satisfied by a node that offers the kind, also if all are reserved.
+func TestNamedDevices(t *testing.T) {
+	w := formed(t)
+	w.ok(register("a", withGPUs(1)))
+	w.ok(register("b"))
+	w.ok(put("holder", gpus(1)))
+	w.ok(w.assign("holder", "a"))
+	w.ok(put("named", gpus(0)))
+	skipped(t, w.do(w.assign("named", "b")), `node "b" has no`)
+	w.ok(w.assign("named", "a"))
+	is(t, "used devices", w.s.UseOf(DefaultNamespace).Devices, 1)
+}
+
+func namedDevicesScenario(w *world) {
+	w.do(register("a", withGPUs(1)))
+	w.do(register("b"))
+	w.do(put("holder", gpus(1)))
+	w.do(w.assign("holder", "a"))
+	w.do(put("named", gpus(0)))
+	w.do(w.assign("named", "b"))
+	w.do(w.assign("named", "a"))
+	w.do(register("a"))
+	w.do(put("named", gpus(0), content("c1:new")))
 }
 
 // devicesScenario counts devices on nodes, in demands and in a quota.

@@ -676,7 +676,7 @@ var scenarios = []struct {
 	{"121-ingress", ingressScenario},
 	{"122-ingress-slices", ingressSlicesScenario},
 	{"126-kept-volumes", keptVolumesScenario},
-	{"127-job-exits", jobExitsScenario},
+	{"127-job-exits", jobExitsScenario}, {"128-named-devices", namedDevicesScenario},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -61,6 +61,26 @@ func TestDevicesAreReserved(t *testing.T) {
 		w.settle()
 		at(t, w, "one", "a")
 	})
+	t.Run("a workload that names a device goes only to a node with devices of the kind, also if they are reserved", func(t *testing.T) {
+		w := newWorld(t)
+		w.node("a")
+		w.apply("named", wantsDevices("gpu", 0))
+		w.settle()
+		at(t, w, "named", "")
+		if got := w.get("named").Reason.Message; got != "0/1 nodes fit: 1 device gpu" {
+			t.Errorf("the reason is %q", got)
+		}
+		w.node("b", withDevices("gpu", 1))
+		w.apply("holder", wantsDevices("gpu", 1))
+		w.settle()
+		at(t, w, "holder", "b")
+		at(t, w, "named", "b")
+		w.node("b")
+		w.apply("other", wantsDevices("gpu", 0), priority(9))
+		w.settle()
+		at(t, w, "other", "")
+		at(t, w, "named", "b")
+	})
 	t.Run("devices that a node gets are used", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a", withDevices("gpu", 1))

@@ -369,7 +369,7 @@ func (u *usage) over(d *fsm.Demand) rejection {
 	}
 	for _, want := range d.Devices {
 		i := slices.IndexFunc(u.devices, func(have devices) bool { return have.name == want.Name })
-		if i < 0 || u.devices[i].used > u.devices[i].total {
+		if i < 0 || want.Count > 0 && u.devices[i].used > u.devices[i].total {
 			return rejection{filter: shortDevice, key: want.Name}
 		}
 	}

@@ -312,7 +312,7 @@ func (x *nodeIndex) room(d *fsm.Demand, s int32) filter {
 		}
 	}
 	for i := range d.Devices {
-		if x.freeDevices(s, d.Devices[i].Name) < d.Devices[i].Count {
+		if x.lacksDevices(s, d.Devices[i]) {
 			return shortDevice
 		}
 	}
@@ -368,7 +368,7 @@ func (x *nodeIndex) roomRejection(d *fsm.Demand, s int32, f filter) rejection {
 		}
 	case shortDevice:
 		for _, want := range d.Devices {
-			if x.freeDevices(s, want.Name) < want.Count {
+			if x.lacksDevices(s, want) {
 				r.key = want.Name
 				break
 			}

@@ -97,6 +97,16 @@ func (x *nodeIndex) freeDevices(s int32, name string) int64 {
 	return 0
 }
 
+// lacksDevices reports whether a node does not have the devices that a workload demands.
+func (x *nodeIndex) lacksDevices(s int32, want fsm.DeviceCount) bool {
+	for i := range x.devices[s] {
+		if d := &x.devices[s][i]; d.name == want.Name {
+			return want.Lacks(d.total-d.used, d.total)
+		}
+	}
+	return want.Lacks(0, 0)
+}
+
 // usedDevices returns how many devices with a name are reserved on a node.
 func (x *nodeIndex) usedDevices(s int32, name string) int64 {
 	return fsm.DevicesNamed(x.recs[s].Facts.Devices, name) - x.freeDevices(s, name)

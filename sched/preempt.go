@@ -239,14 +239,18 @@ func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan
 	}
 	devices := make([]int64, len(d.Devices)) // free devices of each kind once the demand is there
 	for i, want := range d.Devices {
-		if want.Count > fsm.DevicesNamed(n.Facts.Devices, want.Name) {
+		if total := fsm.DevicesNamed(n.Facts.Devices, want.Name); want.Lacks(total, total) {
 			return plan{}, false
 		}
-		devices[i] = x.freeDevices(s, want.Name) - want.Count
+		if want.Count > 0 {
+			devices[i] = x.freeDevices(s, want.Name) - want.Count
+		}
 	}
 	free := func(o *fsm.Demand, sign int64) {
 		for i := range devices {
-			devices[i] += sign * fsm.DevicesNamed(o.Devices, d.Devices[i].Name)
+			if d.Devices[i].Count > 0 {
+				devices[i] += sign * fsm.DevicesNamed(o.Devices, d.Devices[i].Name)
+			}
 		}
 		cpu += sign * o.CPU
 		mem += sign * o.Memory

@@ -44,6 +44,12 @@ func DemandOf(id string, s *controlv1.WorkloadSpec) *commandv1.Demand {
 	for _, name := range slices.Sorted(maps.Keys(r.GetDevices())) {
 		d.Devices = append(d.Devices, &commandv1.DeviceCount{Name: name, Count: r.GetDevices()[name]})
 	}
+	for _, kind := range namedDevices(s.GetContainer()) { // the node must offer the kind; nothing is reserved
+		if _, counted := r.GetDevices()[kind]; !counted {
+			d.Devices = append(d.Devices, &commandv1.DeviceCount{Name: kind})
+		}
+	}
+	slices.SortFunc(d.Devices, func(a, b *commandv1.DeviceCount) int { return strings.Compare(a.Name, b.Name) })
 	for _, k := range sortedKeys(s.GetTags()) {
 		d.Tags = append(d.Tags, &commandv1.Label{Key: k, Value: s.GetTags()[k]})
 	}
@@ -111,6 +117,26 @@ func cdiDevices(r *controlv1.ResourceRequirements) (names []string) {
 		}
 	}
 	return names
+}
+
+// namedDevices returns the CDI kinds (VENDOR/CLASS) of the devices that a container names, such as nvidia.com/gpu for
+// nvidia.com/gpu=0.
+func namedDevices(c *controlv1.ContainerSpec) (kinds []string) {
+	add := func(name string) {
+		kind, _, cdi := strings.Cut(name, "=")
+		if cdi && strings.Contains(kind, "/") && bounds.ValidDevice(kind) && !slices.Contains(kinds, kind) && len(kinds) < bounds.MaxDevices {
+			kinds = append(kinds, kind)
+		}
+	}
+	for _, d := range c.GetDevices() {
+		add(d.GetSource())
+	}
+	for _, g := range c.GetGpus() {
+		for _, id := range g.GetDeviceIds() {
+			add(id)
+		}
+	}
+	return kinds
 }
 
 // SetPorts sets the host ports, and the names of ports, that the planner reads from a workload's demand.

@@ -24,6 +24,10 @@ func TestDevices(t *testing.T) {
 	if got, want := fmt.Sprint(agentContainer(s).GetCountedDevices()), "map[nvidia.com/gpu:2]"; got != want {
 		t.Errorf("the agent gets the devices %s, want %s", got, want)
 	}
+	named := specOf(t, "id: w\ncontainer: {image: x, devices: [nvidia.com/gpu=0, /dev/fuse, amd.com/gpu=1], gpus: [{driver: cdi, device_ids: [x.org/npu=2]}]}\nresources: {devices: {amd.com/gpu: 1}}\n")
+	if got, want := fmt.Sprint(DemandOf("w", named).GetDevices()), `[name:"amd.com/gpu" count:1 name:"nvidia.com/gpu" name:"x.org/npu"]`; strings.Join(strings.Fields(got), " ") != want {
+		t.Errorf("the demand has the devices %s, want %s", got, want)
+	}
 	content := func(devices string) string { return contentOf(t, parsed(devices)) }
 	if content("{nvidia.com/gpu: 2}") == content("{nvidia.com/gpu: 1}") {
 		t.Error("another number of CDI devices must be another content")

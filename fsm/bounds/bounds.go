@@ -168,7 +168,7 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 			return fmt.Sprintf("demand.%s: %d is not in 0..%d", q.field, q.value, q.limit)
 		}
 	}
-	if fault := devicesFault("demand.devices", d.GetDevices(), MaxDevices); fault != "" {
+	if fault := devicesFault("demand.devices", d.GetDevices(), MaxDevices, 0); fault != "" {
 		return fault
 	}
 	switch d.GetOnLostLease() {
@@ -578,7 +578,7 @@ func NodeFault(b *commandv1.RegisterNode) string {
 			}
 		}
 	}
-	return devicesFault("devices", b.GetDevices(), maxFacts)
+	return devicesFault("devices", b.GetDevices(), maxFacts, 1)
 }
 
 // DevicesOfOne is the maximum number of devices of one kind, on a node or of a workload.
@@ -596,7 +596,7 @@ func ValidDevice(name string) bool {
 	return ValidID(vendor) && len(vendor) <= 63 && (!two || ValidID(class) && len(class) <= 63)
 }
 
-func devicesFault(field string, list []*commandv1.DeviceCount, most int) string {
+func devicesFault(field string, list []*commandv1.DeviceCount, most int, least int64) string {
 	if n := len(list); n > most {
 		return fmt.Sprintf("%s: has %d entries, at most %d", field, n, most)
 	}
@@ -604,8 +604,8 @@ func devicesFault(field string, list []*commandv1.DeviceCount, most int) string 
 		switch {
 		case !ValidDevice(d.GetName()):
 			return fmt.Sprintf("%s[%d].name: %.64q is not %s", field, i, d.GetName(), DeviceRule)
-		case d.GetCount() < 1 || d.GetCount() > DevicesOfOne:
-			return fmt.Sprintf("%s[%d].count: %d is not in 1..%d", field, i, d.GetCount(), DevicesOfOne)
+		case d.GetCount() < least || d.GetCount() > DevicesOfOne:
+			return fmt.Sprintf("%s[%d].count: %d is not in %d..%d", field, i, d.GetCount(), least, DevicesOfOne)
 		case slices.ContainsFunc(list[:i], func(o *commandv1.DeviceCount) bool { return o.GetName() == d.GetName() }):
 			return fmt.Sprintf("%s[%d].name: %s is there twice", field, i, d.GetName())
 		}

@@ -1781,7 +1781,8 @@ type Demand struct {
 	Surge bool `protobuf:"varint,361,opt,name=surge,proto3" json:"surge,omitempty"`
 	// Names of the networks that the workload joins, in the order of the specification.
 	Networks []string `protobuf:"bytes,423,rep,name=networks,proto3" json:"networks,omitempty"`
-	// Devices that the workload reserves on its node, sorted by name.
+	// Devices that the workload reserves on its node, sorted by name. A count of 0 reserves none, but the node must
+	// offer the kind.
 	Devices []*DeviceCount `protobuf:"bytes,381,rep,name=devices,proto3" json:"devices,omitempty"`
 	// Set if the workload has secrets or configs as files in memory.
 	MemoryFiles bool `protobuf:"varint,412,opt,name=memory_files,json=memoryFiles,proto3" json:"memory_files,omitempty"`
