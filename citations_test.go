@@ -323,3 +323,21 @@ func TestTheMapInDesignIsCurrent(t *testing.T) {
 		t.Errorf("%s has a row for %s, which mayImport does not have", page, part)
 	}
 }
+
+// TestGlossary: the glossary has at most 60 terms, each in one line of its table, sorted.
+func TestGlossary(t *testing.T) {
+	var terms []string
+	for _, line := range strings.Split(read(t, "docs/glossary.md"), "\n")[6:] {
+		if cells := strings.Split(line, "|"); len(cells) == 4 {
+			terms = append(terms, strings.ToLower(strings.TrimSpace(cells[1])))
+		} else if line != "" {
+			t.Errorf("a line of the glossary is not a row of its table: %s", line)
+		}
+	}
+	if len(terms) > 60 || len(terms) < 20 {
+		t.Errorf("the glossary has %d terms, want at most 60", len(terms))
+	}
+	if !slices.IsSorted(terms) {
+		t.Error("the terms of the glossary are not sorted")
+	}
+}
