@@ -324,6 +324,7 @@ const (
 
 var impureImports = map[string]string{
 	"context": whyWaits, "os": whyOutside, "os/exec": whyOutside, "io/fs": whyOutside, "syscall": whyOutside,
+	"sync": whyWaits, "sync/atomic": whyWaits,
 	"math/rand": whyRandom, "math/rand/v2": whyRandom, "crypto/rand": whyRandom, "github.com/google/uuid": whyRandom,
 }
 
@@ -355,6 +356,12 @@ func impurities(fset *token.FileSet, files []*ast.File, info *types.Info) []stri
 				add(n.Pos(), "go statement", whyWaits)
 			case *ast.SelectStmt:
 				add(n.Pos(), "select statement", whyWaits)
+			case *ast.SendStmt:
+				add(n.Pos(), "send on a channel", whyWaits)
+			case *ast.UnaryExpr:
+				if n.Op == token.ARROW {
+					add(n.Pos(), "receive from a channel", whyWaits)
+				}
 			case *ast.RangeStmt:
 				if t := info.TypeOf(n.X); t != nil && isMap(t) {
 					add(n.Pos(), "ranges over a map", whyOrder)
@@ -429,6 +436,8 @@ func TestPurityRulesFindViolations(t *testing.T) {
 		{"a slice range is allowed", `func f(m []int) { for range m {} }`, ""},
 		{"a goroutine is found", `func f() { go f() }`, "go statement"},
 		{"a select is found", `func f() { select {} }`, "select statement"},
+		{"a send is found", `func f(c chan int) { c <- 1 }`, "send on a channel"},
+		{"a receive is found", `func f(c chan int) { <-c }`, "receive from a channel"},
 		{"the clock is found", `import "time"; func f() time.Time { return time.Now() }`, "uses time.Now"},
 		{"the clock as a value is found", `import clock "time"; var f = clock.Now`, "uses time.Now"},
 		{"a duration is allowed", `import "time"; const d = time.Second`, ""},
