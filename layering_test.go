@@ -42,11 +42,10 @@ var mayImport = []struct {
 	{"engine", nil},
 	{"schedule", nil},
 	{"fsm/bounds", []string{"api/command/..."}},
-	{"fsm/queue", nil},
 	{"fsm/quota", nil},
 	{"fsm/receipts", nil},
 	{"fsm/rollout", []string{"api/command/..."}},
-	{"fsm", []string{"api/command/...", "api/strict", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "policy"}},
+	{"fsm", []string{"api/command/...", "api/strict", "fsm/bounds", "fsm/quota", "fsm/receipts", "fsm/rollout", "policy"}},
 	{"fsm/...", []string{"fsm", "api/command/..."}},
 	{"sched", []string{"fsm", "fsm/rollout", "policy", "schedule", "api/command/..."}},
 	{"sched/control", []string{"sched", "fsm", "api/command/..."}},
@@ -128,7 +127,7 @@ var drivers = []string{"docker", "compose", "libvirt", "sim"}
 
 // pure lists packages whose own files use no clock, randomness, goroutine or map order.
 // fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
-var pure = []string{"access", "policy", "schedule", "fsm", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/control", "agent/workload", "agent/fencer/lease", "agent/core", "agent/overlay/plan"}
+var pure = []string{"access", "policy", "schedule", "fsm", "fsm/bounds", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/control", "agent/workload", "agent/fencer/lease", "agent/core", "agent/overlay/plan"}
 
 var (
 	forbiddenNames = []string{"util", "utils", "common", "helper", "helpers", "model", "models"}

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
-	"github.com/persys/compute/fsm/queue"
 )
 
 // AuditLog names one of the two audit logs. Each has its own bounds, so that ordinary events and refused
@@ -62,7 +61,7 @@ func (r *AuditRecord) size() int {
 
 // auditLog holds the records of one audit log.
 type auditLog struct {
-	records    *queue.Queue[AuditRecord]
+	records    *queue[AuditRecord]
 	last       uint64 // number of the newest audit record
 	bytes      int    // size of the kept audit records in bytes
 	base, head AuditHash
@@ -71,7 +70,7 @@ type auditLog struct {
 type auditLogs struct{ changes, refusals auditLog }
 
 func newAuditLogs() auditLogs {
-	return auditLogs{auditLog{records: &queue.Queue[AuditRecord]{}}, auditLog{records: &queue.Queue[AuditRecord]{}}}
+	return auditLogs{auditLog{records: &queue[AuditRecord]{}}, auditLog{records: &queue[AuditRecord]{}}}
 }
 
 func (a *auditLogs) of(l AuditLog) *auditLog {
@@ -238,7 +237,7 @@ func (t *Tx) chainAudit() error {
 			return fmt.Errorf("audit log %s has %d entries, but the number of the last one is %d", l, n, a.last)
 		}
 		before := a.base
-		whole := &queue.Queue[AuditRecord]{}
+		whole := &queue[AuditRecord]{}
 		for i := range a.records.Len() {
 			r := *a.records.At(i)
 			r.Number = a.last - n + uint64(i) + 1

@@ -7,7 +7,6 @@ import (
 
 	"github.com/tidwall/btree"
 
-	"github.com/persys/compute/fsm/queue"
 	"github.com/persys/compute/fsm/receipts"
 	"github.com/persys/compute/fsm/rollout"
 )
@@ -31,11 +30,11 @@ type (
 type root struct {
 	info Info
 
-	workloads *table[*Workload]   // keyed by workload id
-	nodes     *table[*Node]       // keyed by node id
-	residuals *table[*Residual]   // keyed by node/workload
-	replicas  *table[*Replica]    // keyed by Raft server id
-	events    *queue.Queue[Event] // ordered by Seq
+	workloads *table[*Workload] // keyed by workload id
+	nodes     *table[*Node]     // keyed by node id
+	residuals *table[*Residual] // keyed by node/workload
+	replicas  *table[*Replica]  // keyed by Raft server id
+	events    *queue[Event]     // ordered by Seq
 	receipts  *receipts.Queue
 	audit     auditLogs
 
@@ -101,7 +100,7 @@ func New() State {
 		nodes:           tree[string, *Node](),
 		residuals:       tree[string, *Residual](),
 		replicas:        tree[string, *Replica](),
-		events:          &queue.Queue[Event]{},
+		events:          &queue[Event]{},
 		receipts:        receipts.New(),
 		audit:           newAuditLogs(),
 		authorities:     tree[string, *Authority](),

@@ -14,7 +14,6 @@ import (
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 	"github.com/persys/compute/agent/driver/libvirt/hostcaps"
-	"github.com/persys/compute/agent/driver/libvirt/kvmprobe"
 )
 
 // kvmDeadline is the time limit for the KVM probe guest, a tiny guest that powers itself off. The guest
@@ -139,11 +138,11 @@ func (d *Driver) tryKVM(ctx context.Context, m *hostcaps.Machine) (err error) {
 	}
 	name := "persys-kvm-trial-" + tag(d.opt.ClusterID+"\x00"+d.opt.NodeID+"\x00"+d.opt.Images)
 	file := filepath.Join(d.at.images, name+".img")
-	if err := os.WriteFile(file, kvmprobe.Disk(), 0o644); err != nil {
+	if err := os.WriteFile(file, probeDisk(), 0o644); err != nil {
 		return diskfile.Failed(err)
 	}
 	defer os.Remove(file)
-	xml, err := kvmprobe.Domain(name, file, kvmprobe.Machine{Kind: m.Kind, Type: m.Type, Emulator: m.Emulator, CPU: m.CPU})
+	xml, err := probeDomain(name, file, probeMachine{Kind: m.Kind, Type: m.Type, Emulator: m.Emulator, CPU: m.CPU})
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package queue
+package fsm
 
 import (
 	"slices"
@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func holds(t interface{ Fatalf(string, ...any) }, q *Queue[int], want []int) {
+func queueHolds(t interface{ Fatalf(string, ...any) }, q *queue[int], want []int) {
 	got := make([]int, q.Len())
 	for i := range got {
 		got[i] = *q.At(i)
@@ -23,10 +23,10 @@ func holds(t interface{ Fatalf(string, ...any) }, q *Queue[int], want []int) {
 func TestQueueMatchesSlice(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		type pair struct {
-			q    *Queue[int]
+			q    *queue[int]
 			want []int
 		}
-		all := []pair{{&Queue[int]{}, nil}}
+		all := []pair{{&queue[int]{}, nil}}
 		next := 0
 		for range rapid.IntRange(1, 100).Draw(rt, "steps") {
 			p := &all[rapid.IntRange(0, len(all)-1).Draw(rt, "which")]
@@ -40,11 +40,11 @@ func TestQueueMatchesSlice(t *testing.T) {
 					all = append(all, pair{p.q.Clone(), slices.Clone(p.want)})
 				}
 			case 2:
-				keep := rapid.IntRange(0, 3*size).Draw(rt, "keep")
+				keep := rapid.IntRange(0, 3*queueBlockSize).Draw(rt, "keep")
 				p.q.Drop(keep)
 				p.want = p.want[max(0, len(p.want)-keep):]
 			default:
-				for range rapid.IntRange(1, 2*size).Draw(rt, "many") {
+				for range rapid.IntRange(1, 2*queueBlockSize).Draw(rt, "many") {
 					next++
 					if kept := p.q.Append(next); *kept != next {
 						rt.Fatalf("Append of %d stored %d", next, *kept)
@@ -54,20 +54,20 @@ func TestQueueMatchesSlice(t *testing.T) {
 			}
 		}
 		for _, p := range all {
-			holds(rt, p.q, p.want)
+			queueHolds(rt, p.q, p.want)
 		}
 	})
 }
 
 // TestReadersOfCopiesSeeNoWrites reads copies while later copies and clones are written. It is for the race detector.
 func TestReadersOfCopiesSeeNoWrites(t *testing.T) {
-	q := &Queue[int]{}
+	q := &queue[int]{}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for i := range 3 * size {
+	for i := range 3 * queueBlockSize {
 		q = q.Copy()
 		q.Append(i)
-		q.Drop(2 * size)
+		q.Drop(2 * queueBlockSize)
 		if i%10 == 0 {
 			published := q
 			wg.Go(func() {

@@ -1,25 +1,24 @@
-// Package kvmprobe provides a guest of 300 bytes that shows whether KVM works: if KVM executes the guest, it
-// powers itself off.
-package kvmprobe
+package libvirt
 
 import "libvirt.org/go/libvirtxml"
 
-// Disk returns the guest's disk, a raw image of 1 MiB.
-func Disk() []byte {
+// probeDisk returns the disk of a guest of 300 bytes that shows whether KVM works: if KVM executes the guest, it powers
+// itself off. The disk is a raw image of 1 MiB.
+func probeDisk() []byte {
 	disk := make([]byte, 1<<20)
-	copy(disk, guest)
+	copy(disk, probeGuest)
 	disk[510], disk[511] = 0x55, 0xaa
 	return disk
 }
 
-// Machine is one way to run the guest: emulator, machine type and domain type.
-type Machine struct {
+// probeMachine is one way to run the guest: emulator, machine type and domain type.
+type probeMachine struct {
 	Kind, Type, Emulator string
 	CPU                  string // CPU mode; if empty, QEMU chooses it
 }
 
-// Domain returns the XML of a domain whose only disk is the file at the path disk.
-func Domain(name, disk string, m Machine) (string, error) {
+// probeDomain returns the XML of a domain whose only disk is the file at the path disk.
+func probeDomain(name, disk string, m probeMachine) (string, error) {
 	dom := &libvirtxml.Domain{
 		Type: m.Kind, Name: name, Title: "probe whether KVM works; removed in a few seconds",
 		Memory: &libvirtxml.DomainMemory{Value: 32, Unit: "MiB"}, VCPU: &libvirtxml.DomainVCPU{Value: 1},
@@ -42,7 +41,7 @@ func Domain(name, disk string, m Machine) (string, error) {
 	return dom.Marshal()
 }
 
-// guest is a boot sector. It switches from real mode to 64-bit mode with paging, sets the timer to 1 kHz,
+// probeGuest is a boot sector. It switches from real mode to 64-bit mode with paging, sets the timer to 1 kHz,
 // halts until 100 timer interrupts have occurred, and powers the machine off by writing 0x2000 to port 0x604
 // (PM1a control of QEMU's PC machines under SeaBIOS). Its source:
 //
@@ -108,7 +107,7 @@ func Domain(name, disk string, m Machine) (string, error) {
 //	.long 0x4000
 //	.org 510
 //	.word 0xaa55
-var guest = []byte{
+var probeGuest = []byte{
 	0xfa, 0xea, 0x06, 0x7c, 0x00, 0x00, 0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xc0, 0x8e, 0xd0, 0xbc, 0x00,
 	0x7c, 0xfc, 0xbf, 0x00, 0x10, 0xb9, 0x00, 0x10, 0x66, 0xf3, 0xab, 0xc7, 0x06, 0x00, 0x10, 0x03,
 	0x20, 0xc7, 0x06, 0x00, 0x20, 0x03, 0x30, 0xc7, 0x06, 0x00, 0x30, 0x83, 0x00, 0xb0, 0x11, 0xe6,
