@@ -79,7 +79,7 @@ func (m *metrics) readState(r *Replica) {
 		}
 		work := r.loop.Stats()
 		emit(orders, float64(work.Orders))
-		emit(flying, float64(work.Flying))
+		emit(flying, float64(work.InFlight))
 		emit(reports, float64(work.Reports))
 	})
 }

@@ -30,7 +30,7 @@ func (t *Term) Check() error {
 }
 
 func (d *dispatcher) check(cfg *Settings) error {
-	type count struct{ entries, flying, outstanding int }
+	type count struct{ entries, inFlight, outstanding int }
 	byNode := map[string]count{}
 	all := count{}
 	for _, k := range slices.SortedFunc(maps.Keys(d.entries), func(a, b orderKey) int {
@@ -45,8 +45,8 @@ func (d *dispatcher) check(cfg *Settings) error {
 			return fmt.Errorf("the order for %v is stored under another key: %v", k, e.order)
 		}
 		if e.flight != 0 {
-			n.flying++
-			all.flying++
+			n.inFlight++
+			all.inFlight++
 		}
 		latest := e.order.Generation
 		if e.next != nil {
@@ -62,17 +62,17 @@ func (d *dispatcher) check(cfg *Settings) error {
 		}
 		byNode[k.node] = n
 	}
-	if d.outstanding.Len() != all.outstanding || d.flying != all.flying || all.flying > cfg.Parallel {
+	if d.outstanding.Len() != all.outstanding || d.inFlight != all.inFlight || all.inFlight > cfg.Parallel {
 		return fmt.Errorf("%d orders are held and %d are in flight (counted: %d and %d), at most %d may be in flight",
-			d.outstanding.Len(), d.flying, all.outstanding, all.flying, cfg.Parallel)
+			d.outstanding.Len(), d.inFlight, all.outstanding, all.inFlight, cfg.Parallel)
 	}
 	for _, id := range slices.Sorted(maps.Keys(d.nodes)) {
 		q, n := d.nodes[id], byNode[id]
 		if q.entries != n.entries || n.entries > cfg.NodeQueue {
 			return fmt.Errorf("node %s: %d orders are held (counted: %d), at most %d may be", id, q.entries, n.entries, cfg.NodeQueue)
 		}
-		if n.flying > q.flying || q.flying > cfg.NodeParallel {
-			return fmt.Errorf("node %s: %d orders are in flight or ready (in flight: %d), at most %d may be", id, q.flying, n.flying, cfg.NodeParallel)
+		if n.inFlight > q.inFlight || q.inFlight > cfg.NodeParallel {
+			return fmt.Errorf("node %s: %d orders are in flight or ready (in flight: %d), at most %d may be", id, q.inFlight, n.inFlight, cfg.NodeParallel)
 		}
 	}
 	return nil

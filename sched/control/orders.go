@@ -22,7 +22,7 @@ type dispatcher struct {
 	entries     map[orderKey]*entry
 	outstanding *btree.BTreeG[latestOrder] // the orders that are queued, in flight or waiting for another try; each planning step gets a copy
 	ready       []*entry                   // entries that wait only because Parallel orders are in flight
-	flying      int
+	inFlight    int
 }
 
 type orderKey struct{ node, workload string }
@@ -52,10 +52,10 @@ type entry struct {
 }
 
 type nodeQueue struct {
-	waiting []*entry
-	flying  int  // number of the node's orders that are in flight or in the list ready
-	entries int  // number of orders held for this node
-	failing bool // the last delivery failed: the node gets only one order at a time until a delivery succeeds
+	waiting  []*entry
+	inFlight int  // number of the node's orders that are in flight or in the list ready
+	entries  int  // number of orders held for this node
+	failing  bool // the last delivery failed: the node gets only one order at a time until a delivery succeeds
 }
 
 const (
@@ -69,9 +69,9 @@ const (
 	deleteAgain    = time.Second
 	deletePatience = 8
 	firstBackoff   = 100 * time.Millisecond
-	// complainAt is the number of failed deliveries of an order after which the record of its workload gets
+	// failuresUntilRecorded is the number of failed deliveries of an order after which the record of its workload gets
 	// the reason dispatch_failed.
-	complainAt = 3
+	failuresUntilRecorded = 3
 )
 
 // errWithdrawn means that the state no longer needs the order.
@@ -110,9 +110,9 @@ func (d *dispatcher) queue(node string) *nodeQueue {
 	return q
 }
 
-// give puts the orders of a planning step into the queues of their nodes, right after a Confirm (proof of
+// enqueueOrders puts the orders of a planning step into the queues of their nodes, right after a Confirm (proof of
 // leadership). An order for a node whose queue is full is dropped; a later planning step issues it again.
-func (t *Term) give(orders []sched.Order) {
+func (t *Term) enqueueOrders(orders []sched.Order) {
 	d := &t.orders
 	for _, o := range orders {
 		e := d.entries[keyOf(o)]
@@ -162,39 +162,39 @@ func (t *Term) setOut(q *nodeQueue) {
 	if q.failing {
 		most = 1
 	}
-	for q.flying < most && len(q.waiting) > 0 {
+	for q.inFlight < most && len(q.waiting) > 0 {
 		e := q.waiting[0]
 		q.waiting[0] = nil
 		q.waiting = q.waiting[1:]
-		q.flying++
+		q.inFlight++
 		d.ready = append(d.ready, e)
 	}
-	for d.flying < t.cfg.Parallel && len(d.ready) > 0 {
+	for d.inFlight < t.cfg.Parallel && len(d.ready) > 0 {
 		e := d.ready[0]
 		d.ready[0] = nil
 		d.ready = d.ready[1:]
-		d.flying++
-		t.fly(e)
+		d.inFlight++
+		t.deliver(e)
 	}
 }
 
-// fly delivers the order of an entry. If the order had to wait, it first needs another Confirm, because this
+// deliver delivers the order of an entry. If the order had to wait, it first needs another Confirm, because this
 // replica may have been deposed meanwhile.
-func (t *Term) fly(e *entry) {
+func (t *Term) deliver(e *entry) {
 	t.lastFlight++
 	flight := t.lastFlight
 	e.flight = flight
-	land := func(ack sched.Ack, err error) {
+	finish := func(ack sched.Ack, err error) {
 		if e.flight == flight {
-			t.land(e, ack, err)
+			t.delivered(e, ack, err)
 		}
 	}
 	e.deadline = t.after(t.cfg.OrderDeadline, func() {
-		land(sched.Ack{}, fmt.Errorf("no answer within %s", t.cfg.OrderDeadline))
+		finish(sched.Ack{}, fmt.Errorf("no answer within %s", t.cfg.OrderDeadline))
 	})
 	deliver := func() {
 		t.emit(Deliver{
-			ID:    t.await(func(in Input) { land(in.(Delivered).Ack, in.(Delivered).Err) }),
+			ID:    t.await(func(in Input) { finish(in.(Delivered).Ack, in.(Delivered).Err) }),
 			Epoch: t.epoch, Order: e.order, Within: t.until(e.deadline.at),
 		})
 	}
@@ -206,9 +206,9 @@ func (t *Term) fly(e *entry) {
 		switch {
 		case e.flight != flight:
 		case err != nil:
-			land(sched.Ack{}, err)
+			finish(sched.Ack{}, err)
 		case !asked(t.view, e.order):
-			land(sched.Ack{}, errWithdrawn)
+			finish(sched.Ack{}, errWithdrawn)
 		case t.until(e.deadline.at) <= 0:
 			// The deadline of the delivery has passed; its timer ends the delivery in this step.
 		default:
@@ -217,15 +217,15 @@ func (t *Term) fly(e *entry) {
 	})
 }
 
-// land handles the end of a delivery: the agent answered with ack, or err says that no answer came.
+// delivered handles the end of a delivery: the agent answered with ack, or err says that no answer came.
 // It removes the entry of the order at once or after a wait.
-func (t *Term) land(e *entry, ack sched.Ack, err error) {
+func (t *Term) delivered(e *entry, ack sched.Ack, err error) {
 	d, o := &t.orders, e.order
 	q := d.queue(o.Node)
 	t.stop(e.deadline)
 	e.flight, e.deadline = 0, nil
-	q.flying--
-	d.flying--
+	q.inFlight--
+	d.inFlight--
 	if !errors.Is(err, errWithdrawn) {
 		q.failing = err != nil
 	}
@@ -261,8 +261,8 @@ func (t *Term) land(e *entry, ack sched.Ack, err error) {
 func (t *Term) failed(e *entry, ack sched.Ack, err error) {
 	e.tries++
 	t.emit(Undelivered{Order: e.order, Try: e.tries, Err: err, Message: ack.Message})
-	if err != nil && e.tries == complainAt && e.order.Op == sched.OpApply {
-		t.complain(e.order, err)
+	if err != nil && e.tries == failuresUntilRecorded && e.order.Op == sched.OpApply {
+		t.recordFailure(e.order, err)
 	}
 	t.restFor(e, min(t.cfg.MaxBackoff, firstBackoff<<min(e.tries-1, 10)))
 }
@@ -311,9 +311,9 @@ func asked(view fsm.View, o sched.Order) bool {
 	return ok && w.Node == o.Node && w.Generation == o.Generation && !w.Acknowledged
 }
 
-// complain proposes to record, as the reason in the workload's record, that its order could not be delivered
+// recordFailure proposes to record, as the reason in the workload's record, that its order could not be delivered
 // (dispatch_failed).
-func (t *Term) complain(o sched.Order, err error) {
+func (t *Term) recordFailure(o sched.Order, err error) {
 	t.propose(func(error) {}, &commandv1.Command{
 		Head: t.head(),
 		Body: &commandv1.Command_ExplainUnplaced{ExplainUnplaced: &commandv1.ExplainUnplaced{

@@ -104,7 +104,7 @@ func (t *Term) proposed(in Planned, err error) {
 			t.planLost()
 			return
 		}
-		t.give(in.Step.Orders)
+		t.enqueueOrders(in.Step.Orders)
 		t.rest(in)
 	})})
 }

@@ -168,14 +168,14 @@ func (t *Term) lost() {
 
 // Stats are figures for metrics.
 type Stats struct {
-	Orders  int // number of orders that the dispatcher holds: queued, in flight, or waiting for another try
-	Flying  int // number of orders in flight; included in Orders
-	Reports int // number of workload reports that are not committed yet
+	Orders   int // number of orders that the dispatcher holds: queued, in flight, or waiting for another try
+	InFlight int // number of orders in flight; included in Orders
+	Reports  int // number of workload reports that are not committed yet
 }
 
 // Stats returns figures for metrics.
 func (t *Term) Stats() Stats {
-	return Stats{Orders: len(t.orders.entries), Flying: t.orders.flying, Reports: len(t.reports.order)}
+	return Stats{Orders: len(t.orders.entries), InFlight: t.orders.inFlight, Reports: len(t.reports.order)}
 }
 
 // Lease returns the end of a node's lease and the time of its last heartbeat in Unix nanoseconds (0 = none

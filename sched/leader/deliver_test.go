@@ -352,7 +352,7 @@ func TestStatsCountOrdersAndReports(t *testing.T) {
 	inWorld(t, nil, func(w *world) {
 		w.register("a", named("a"))
 		w.crowd(10)
-		if s := w.loop.Stats(); s.Orders != 10 || s.Flying != w.loop.cfg.NodeParallel {
+		if s := w.loop.Stats(); s.Orders != 10 || s.InFlight != w.loop.cfg.NodeParallel {
 			t.Errorf("the leader's Stats are %+v, want 10 orders, NodeParallel of them in flight", s)
 		}
 		w.alive(10*time.Second, "a")
