@@ -62,12 +62,12 @@ func (f *failover) run() {
 		case <-f.n.ctx.Done():
 			return
 		case from := <-f.wake:
-			f.consider(from)
+			f.evaluate(from)
 		}
 	}
 }
 
-func (f *failover) consider(from raft.ServerID) {
+func (f *failover) evaluate(from raft.ServerID) {
 	r := f.n.raft
 	addr, leader := r.LeaderWithID()
 	if f.n.stall.isOn() || leader != from || leader == raft.ServerID(f.n.id) || addr == "" || r.State() != raft.Follower {

@@ -252,12 +252,12 @@ func TestFailedStartIsRetried(t *testing.T) {
 			if !c.forgotten {
 				w.Failure = policy.after(w.Failure, in, c.class, "could not start", now)
 			}
-			next := x.consider(w)
+			next := x.evaluate(w)
 			if next.do != Wait || w.Failure.Attempts != 1 {
 				t.Fatalf("after a failed start the next action is %s with failures %+v; want Wait after 1 attempt", next.do, w.Failure)
 			}
 			x.now = next.until
-			if next = x.consider(w); next.do != Ensure || w.Failure.Attempts != 1 {
+			if next = x.evaluate(w); next.do != Ensure || w.Failure.Attempts != 1 {
 				t.Errorf("after the back-off the next action is %s with failures %+v; want another start", next.do, w.Failure)
 			}
 		})
@@ -281,7 +281,7 @@ func TestReportOfFailedStop(t *testing.T) {
 		t.Fatalf("the status after a failed stop is %+v, want Running with the error", st)
 	}
 	w.memory.asked = true // a new order arrived
-	if next := x.consider(w); next.do != Halt {
+	if next := x.evaluate(w); next.do != Halt {
 		t.Fatalf("ordered again: %s", next.do)
 	}
 }

@@ -116,7 +116,7 @@ func (x *step) listed(l Listed) {
 			}
 		}
 		if w.Intent != nil {
-			x.schedule(w, x.consider(w))
+			x.schedule(w, x.evaluate(w))
 		}
 		x.publish(w)
 	}
@@ -146,7 +146,7 @@ func (x *step) looked(l Looked) {
 	}
 	w = x.edit(w)
 	x.saw(w, l.Observed, l.Began)
-	x.schedule(w, x.consider(w))
+	x.schedule(w, x.evaluate(w))
 	x.publish(w)
 }
 

@@ -125,7 +125,7 @@ func (x *step) turn(id string) {
 	if in != nil && in.Deleting {
 		// Check the back-off of the delete here. After each failed delete the engine is listed, and that list
 		// schedules this job at once.
-		if next := x.consider(w); next.do == Wait {
+		if next := x.evaluate(w); next.do == Wait {
 			x.rest(id)
 			x.due(id, next.until)
 			return
@@ -232,7 +232,7 @@ func (x *step) lookDone(d Done, w *Workload) {
 	if !d.Whole {
 		x.saw(w, d.Observed, d.Began)
 	}
-	next := x.consider(w)
+	next := x.evaluate(w)
 	if next.do == Nothing || next.do == Wait {
 		x.schedule(w, next)
 		x.publish(w)
@@ -424,9 +424,9 @@ func (x *step) finishTask(w *Workload) {
 	x.publish(w)
 }
 
-// consider updates what the core remembers of a workload (memory and failures) from the observed instance. It
+// evaluate updates what the core remembers of a workload (memory and failures) from the observed instance. It
 // returns the next action.
-func (x *step) consider(w *Workload) decision {
+func (x *step) evaluate(w *Workload) decision {
 	w = x.edit(w)
 	in, o := w.Intent, w.Observed
 	seen := workload.Observed{State: workload.Absent}
