@@ -219,7 +219,7 @@ func TestPromisesAboveTheThresholdAreRefused(t *testing.T) {
 	if out := r.apply("b", "img:1", limits(400, 5400, 54)); !out.Applied {
 		t.Errorf("an order that needs exactly the remaining resources was refused: %v", out)
 	}
-	intro := r.a.session.Introduction().Capabilities
+	intro := r.a.session.Registration().Capabilities
 	if intro.ResourceThresholdPercent != 80 || intro.CpuReservedMillicores != 1000 || intro.MemoryReservedMb != 192 || intro.DiskReservedGb != 20 {
 		t.Errorf("registered %v", intro)
 	}
@@ -248,7 +248,7 @@ func TestPoolsOfAnEngine(t *testing.T) {
 	r, d := pooling(t)
 	d.set(driver.Pool{Name: "fast", Type: "local", Total: 50 << 30, Used: 5 << 30}, driver.Pool{Name: "root", Type: "local", Total: 1 << 30})
 	names := func() (out []string) {
-		for _, p := range r.a.session.Introduction().Capabilities.StoragePools {
+		for _, p := range r.a.session.Registration().Capabilities.StoragePools {
 			out = append(out, fmt.Sprint(p.Name, " ", p.Type, " ", p.TotalGb))
 		}
 		return out

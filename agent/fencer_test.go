@@ -110,7 +110,7 @@ func TestALeasedOrderNeedsALeaseAndAFencer(t *testing.T) {
 	if !g.covers("db") {
 		t.Error("the workload runs, but the fencer does not have it in its list")
 	}
-	caps := r.a.session.Introduction().Capabilities
+	caps := r.a.session.Registration().Capabilities
 	if !caps.SelfFencing || caps.FenceBoundSeconds != 15 {
 		t.Errorf("the node is registered with self_fencing %v and bound %d s; want true and 15", caps.SelfFencing, caps.FenceBoundSeconds)
 	}
@@ -123,7 +123,7 @@ func TestAFencerThatCannotStopAKind(t *testing.T) {
 	g.st.Stops = []driver.Kind{driver.VM}
 	r.start()
 	r.leased(fencer.Now() + time.Minute)
-	fencing := func() bool { return r.a.session.Introduction().Capabilities.SelfFencing }
+	fencing := func() bool { return r.a.session.Registration().Capabilities.SelfFencing }
 	r.until(func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.heard) > 2 }, func() string { return "the agent sent no message to the fencer" })
 	if out := r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5)); out.Applied || !strings.Contains(out.Message, "container") {
 		t.Errorf("the order was answered %v; want a refusal that names the kind that the fencer cannot stop", out)

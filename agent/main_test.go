@@ -213,7 +213,7 @@ func (r *rig) start() *rig {
 	r.t.Cleanup(r.halt)
 	r.t.Helper()
 	select {
-	case <-a.runner.Looked():
+	case <-a.runner.FirstSweep():
 	case <-time.After(30 * time.Second):
 		r.t.Fatal("the agent did not look at its engines within 30 s")
 	}

@@ -490,7 +490,7 @@ func TestOfferedKindsAreNeverEmpty(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.start()
-			if got := r.a.session.Introduction().Capabilities.SupportedWorkloadTypes; !slices.Equal(got, []string{c.want}) {
+			if got := r.a.session.Registration().Capabilities.SupportedWorkloadTypes; !slices.Equal(got, []string{c.want}) {
 				t.Errorf("the agent offers %q, want %q", got, c.want)
 			}
 		})

@@ -181,7 +181,7 @@ func TestCoreDNS(t *testing.T) {
 	env["SCHEDULER_COREDNS_ADDR"] = coredns.Addr
 	east.Cluster = start(t, harness.Options{Binaries: bin, SchedulerEnv: env})
 	west.Cluster = got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: bin, Schedulers: 1, SchedulerEnv: fast(west.env(etcd))}))
-	guard(t, west.Cluster)
+	watchCluster(t, west.Cluster)
 	front, passed := advertised(t, west.Schedulers[0])
 	up(t, west.Cluster)
 	at := func(ip string) harness.AgentOptions {

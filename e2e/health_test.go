@@ -139,7 +139,7 @@ func TestHealthReportsTheMode(t *testing.T) {
 		"ETCD_ENDPOINTS": "https://" + etcd.Addr, "ETCD_TLS_CA": client.CA, "ETCD_TLS_CERT": client.Cert, "ETCD_TLS_KEY": client.Key,
 		"ETCD_USERNAME": "persys", "ETCD_PASSWORD": "secret", "ETCD_PREFIX": "team",
 	})}))
-	guard(t, c)
+	watchCluster(t, c)
 	must(t, c.Schedulers[0].Start())
 	healthy(t, c.Schedulers[0], "before there is a cluster", func(h *healthText) error {
 		if h.code != http.StatusServiceUnavailable || h.Status != "starting" || h.Reason == "" {

@@ -97,7 +97,7 @@ const day = 24 * time.Hour
 func TestHostilePeers(t *testing.T) {
 	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), TLS: true, Schedulers: 1,
 		SchedulerEnv: fast(map[string]string{"SCHEDULER_LIMIT_CONNECTIONS_PER_HOST": "64"})}))
-	guard(t, c)
+	watchCluster(t, c)
 	up(t, c)
 	agent := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)

@@ -94,13 +94,13 @@ func start(t *testing.T, opt harness.Options) *harness.Cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	guard(t, c)
+	watchCluster(t, c)
 	return c
 }
 
-// guard registers a cleanup that closes a cluster at the end of the test, and fails the test if a log reports
+// watchCluster registers a cleanup that closes a cluster at the end of the test, and fails the test if a log reports
 // a data race or a panic.
-func guard(t *testing.T, c *harness.Cluster) {
+func watchCluster(t *testing.T, c *harness.Cluster) {
 	t.Cleanup(func() {
 		for _, a := range c.Alarms() {
 			t.Errorf("the log of a program has a panic or a data race: %s", a)

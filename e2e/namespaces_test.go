@@ -30,7 +30,7 @@ var shell = regexp.MustCompile("(?s)<!-- run: ([^\n]*) -->\n```sh\n(.*?)```|```y
 // one namespace only makes every call for other namespaces, through every replica, and each must be refused.
 func TestNamespaces(t *testing.T) {
 	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), TLS: true, Schedulers: 3, SchedulerEnv: fast(nil)}))
-	guard(t, c)
+	watchCluster(t, c)
 	ours := newForger(t, filepath.Join(c.Dir, "certs"))
 	for _, who := range []string{"ada", "bob"} {
 		c.SetLeaf("user/"+who, ours.files(ours.cert("e2e/user/"+who, -time.Hour, 24*time.Hour)))

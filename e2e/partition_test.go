@@ -36,7 +36,7 @@ func wired(t *testing.T, w *harness.Wire, opt harness.Options) *harness.Cluster 
 	t.Helper()
 	opt.Schedulers = 3
 	c := got[*harness.Cluster](t)(harness.Prepare(opt))
-	guard(t, c)
+	watchCluster(t, c)
 	for _, s := range c.Schedulers {
 		w.Own(s.Process)
 	}

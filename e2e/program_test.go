@@ -28,7 +28,7 @@ func solo(t *testing.T, opt harness.Options) *harness.Cluster {
 	t.Helper()
 	opt.Schedulers = 1
 	c := got[*harness.Cluster](t)(harness.Prepare(opt))
-	guard(t, c)
+	watchCluster(t, c)
 	return c
 }
 
@@ -477,7 +477,7 @@ func TestFullDisk(t *testing.T) {
 	})
 	t.Run("the leader of three schedulers has damaged data", func(t *testing.T) {
 		c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Schedulers: 3, Binaries: shipped(t)}))
-		guard(t, c)
+		watchCluster(t, c)
 		s := c.Schedulers[0]
 		grow := small(t, s)
 		up(t, c)

@@ -49,7 +49,7 @@ func TestVault(t *testing.T) {
 	scheduler := with("scheduler", "PERSYS_VAULT_", "PERSYS_TLS_CA", "PERSYS_TLS_CERT", "PERSYS_TLS_KEY")
 	scheduler["SCHEDULER_CLUSTER_KEY_TRANSIT"] = "persys"
 	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), TLS: true, Schedulers: 1, SchedulerEnv: fast(scheduler)}))
-	guard(t, c)
+	watchCluster(t, c)
 	// Get a certificate for the operator from the same Vault.
 	access := vault.Access{Addr: v.URL, Auth: "token", Token: vaulttest.Token}
 	person := got[*vault.Source](t)(vault.New(vault.Config{Access: access, Mount: "pki", Role: "persysctl", TTL: time.Hour, Service: "persysctl", Files: at("admin")}))

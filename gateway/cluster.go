@@ -175,14 +175,14 @@ func (b *backend) reconcile() error {
 	old = append(old, b.rings...)
 	b.replicas, b.rings = next, rings
 	if len(old) > 0 {
-		b.wg.Go(func() { b.retire(old, retirement) })
+		b.wg.Go(func() { b.closeReplaced(old, retirement) })
 	}
 	return nil
 }
 
-// retire closes replaced connections, each after its last call has ended. A call may last for days if it is a session
+// closeReplaced closes replaced connections, each after its last call has ended. A call may last for days if it is a session
 // or a stream of events.
-func (b *backend) retire(conns []*dial.Conn, every time.Duration) {
+func (b *backend) closeReplaced(conns []*dial.Conn, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for len(conns) > 0 {

@@ -458,7 +458,7 @@ func TestAStreamContinuesWhenSchedulersChange(t *testing.T) {
 	retired := make(chan struct{})
 	go func() {
 		defer close(retired)
-		b.retire([]*dial.Conn{unused, used}, time.Millisecond)
+		b.closeReplaced([]*dial.Conn{unused, used}, time.Millisecond)
 	}()
 	closed := func(c *dial.Conn) bool {
 		_, err := clusterv1.NewClusterClient(c).Status(t.Context(), &clusterv1.StatusRequest{})

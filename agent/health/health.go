@@ -194,9 +194,9 @@ func (c *Checker) note(w *watch, err error) string {
 		}
 	}
 	state := w.state
-	news := state != was || w.detail != detail
+	changed := state != was || w.detail != detail
 	c.mu.Unlock()
-	if news {
+	if changed {
 		c.changed(w.target.ID)
 	}
 	return state

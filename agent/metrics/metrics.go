@@ -171,7 +171,7 @@ func (m *Metrics) Task(t *core.Task) {
 	}
 }
 
-func (m *Metrics) Said(call, code string) {
+func (m *Metrics) CountAnswer(call, code string) {
 	if m != nil {
 		m.heartbeats.WithLabelValues(call, code).Inc()
 	}

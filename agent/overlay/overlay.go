@@ -311,14 +311,14 @@ func (o *Overlay) report(ready []uint32, problems []string) {
 	slices.Sort(problems)
 	problems = slices.Compact(problems)
 	o.mu.Lock()
-	news := !slices.Equal(problems, o.problems)
+	changed := !slices.Equal(problems, o.problems)
 	o.ready, o.problems = ready, problems
 	o.route(o.view, ready)
 	close(o.passed)
 	o.passed = make(chan struct{})
 	o.mu.Unlock()
 	o.cfg.Metrics.NetworkProblems(len(problems))
-	if news && len(problems) > 0 {
+	if changed && len(problems) > 0 {
 		o.log.Warn("networks between nodes", "problems", strings.Join(problems, "; "))
 	}
 }

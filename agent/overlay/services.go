@@ -288,10 +288,10 @@ func (o *Overlay) reportServices(s workload.ServiceView, have *plan.Balance, err
 		problems = strings.Split(err.Error(), "\n")
 	}
 	o.mu.Lock()
-	news := !slices.Equal(problems, o.services.problems)
+	changed := !slices.Equal(problems, o.services.problems)
 	o.services.served, o.services.problems = served, problems
 	o.mu.Unlock()
-	if news && len(problems) > 0 {
+	if changed && len(problems) > 0 {
 		o.log.Warn("services of networks", "problems", strings.Join(problems, "; "))
 	}
 }

@@ -131,7 +131,7 @@ func (r *Runner) bind(cluster string) error {
 	old := r.engines.replace(made)
 	err = r.tellEngines(core.Engines{Cluster: cluster}, made)
 	r.mu.Unlock()
-	r.retire(old, made)
+	r.closeReplaced(old, made)
 	for _, e := range made {
 		r.listenTo(e)
 		if old != nil {
@@ -230,9 +230,9 @@ func (r *Runner) addEngines() {
 	}
 }
 
-// retire stops engines that were replaced, and closes their drivers. A driver in kept stays open, because the
+// closeReplaced stops engines that were replaced, and closes their drivers. A driver in kept stays open, because the
 // factory returned the same driver again.
-func (r *Runner) retire(old, kept map[driver.Kind]*engine) {
+func (r *Runner) closeReplaced(old, kept map[driver.Kind]*engine) {
 	for kind, e := range old {
 		if e.stop != nil {
 			e.stop()

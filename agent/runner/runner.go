@@ -202,7 +202,7 @@ func (r *Runner) Stop() { r.cancel() }
 func (r *Runner) Close() error {
 	r.cancel()
 	r.work.Wait()
-	r.retire(r.engines.replace(nil), nil)
+	r.closeReplaced(r.engines.replace(nil), nil)
 	return r.Flush()
 }
 
@@ -231,12 +231,12 @@ func (r *Runner) Registers(take bool) bool {
 	return r.facts.Load()
 }
 
-// Looked returns a channel that is closed after the first sweep, in which the agent probes and lists all
+// FirstSweep returns a channel that is closed after the first sweep, in which the agent probes and lists all
 // engines.
-func (r *Runner) Looked() <-chan struct{} { return r.looked }
+func (r *Runner) FirstSweep() <-chan struct{} { return r.looked }
 
-// Met returns a channel that is closed after the fencer's first answer, or at once if there is no fencer.
-func (r *Runner) Met() <-chan struct{} { return r.met }
+// FencerAnswered returns a channel that is closed after the fencer's first answer, or at once if there is no fencer.
+func (r *Runner) FencerAnswered() <-chan struct{} { return r.met }
 
 // Checks returns the checker that runs the health checks.
 func (r *Runner) Checks() *health.Checker { return r.checks }

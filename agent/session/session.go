@@ -152,7 +152,7 @@ func (c *Session) Run(ctx context.Context) {
 	// The first registration reports the engines and the fencer, so wait for the first list of the engines
 	// and for the fencer's first answer. Do not wait long: an engine that hangs must not delay the
 	// registration of the node.
-	for _, ready := range []<-chan struct{}{c.r.Looked(), c.r.Met()} {
+	for _, ready := range []<-chan struct{}{c.r.FirstSweep(), c.r.FencerAnswered()} {
 		select {
 		case <-ready:
 		case <-time.After(callMax):
@@ -254,14 +254,14 @@ func (c *Session) deadline() time.Duration {
 }
 
 func (c *Session) register(ctx context.Context) error {
-	request := c.Introduction()
+	request := c.Registration()
 	c.asked = fencer.Now()
 	sent := time.Now()
 	request.Timestamp = timestamppb.New(sent)
 	limited, cancel := context.WithTimeout(ctx, c.deadline())
 	defer cancel()
 	reply, err := c.cfg.Control.RegisterNode(limited, request)
-	c.cfg.Metrics.Said("register", status.Code(err).String())
+	c.cfg.Metrics.CountAnswer("register", status.Code(err).String())
 	if err != nil {
 		return fmt.Errorf("register: %w", err)
 	}
@@ -339,7 +339,7 @@ func (c *Session) beat(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, c.deadline())
 	defer cancel()
 	reply, err := c.cfg.Control.Heartbeat(limited, request)
-	c.cfg.Metrics.Said("heartbeat", status.Code(err).String())
+	c.cfg.Metrics.CountAnswer("heartbeat", status.Code(err).String())
 	switch {
 	case status.Code(err) == codes.NotFound:
 		c.registered = false
@@ -436,9 +436,9 @@ func (c *Session) Volumes() *controlv1.VolumeReport {
 	return out
 }
 
-// Introduction returns the message with which the node registers with the schedulers: its address, engines,
+// Registration returns the message with which the node registers with the schedulers: its address, engines,
 // resources and settings.
-func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
+func (c *Session) Registration() *controlv1.RegisterNodeRequest {
 	totals := c.cfg.Host.Totals()
 	var pools []*controlv1.StoragePool
 	for _, p := range c.r.Pools() {

@@ -324,7 +324,7 @@ func (c *Conn) drop(p *peer) {
 	if c.current == p {
 		c.current = nil
 	}
-	p.retire()
+	p.closeWhenIdle()
 	for q := range c.all {
 		if q.isClosed() {
 			delete(c.all, q)

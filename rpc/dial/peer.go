@@ -235,8 +235,8 @@ func (p *peer) busy() bool {
 	return p.unary+p.streams > 0
 }
 
-// retire marks the peer as removed: its connection closes after its last call.
-func (p *peer) retire() {
+// closeWhenIdle marks the peer as removed: its connection closes after its last call.
+func (p *peer) closeWhenIdle() {
 	p.mu.Lock()
 	p.retired = true
 	unused := p.unary+p.streams == 0
