@@ -299,6 +299,9 @@ func (d *Driver) createAs(ctx context.Context, id driver.ID, name string, want s
 	if !cerrdefs.IsNotFound(err) {
 		return made, err
 	}
+	if _, err := d.eng.Have(ctx, want.image); err != nil { // the engine has it for another platform
+		return "", err
+	}
 	if err := d.eng.Pull(ctx, id, want.image, d.eng.PullTimeout()); err != nil {
 		return "", err
 	}

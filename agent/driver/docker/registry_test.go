@@ -20,6 +20,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/docker"
 	"github.com/persys/compute/agent/driver/moby"
+	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
 // testRegistry is an image registry on the loopback address (which the engine trusts without TLS). It counts
@@ -346,5 +347,31 @@ func TestImagesArePulledWhenNeeded(t *testing.T) {
 				t.Errorf("a container was created without its image: %+v", o)
 			}
 		})
+	}
+}
+
+// TestImagesThatAreNotPulled: an image with pull_policy never, and one that was loaded here for another platform, are
+// looked up in no registry. The error says so.
+func TestImagesThatAreNotPulled(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		body  func(image string) *agentv1.ContainerSpec
+		class driver.Class
+		says  string
+	}{
+		{"never", func(string) *agentv1.ContainerSpec {
+			return &agentv1.ContainerSpec{Image: "127.0.0.1:1/none:v1", PullPolicy: "never"}
+		},
+			driver.ImageNotOnNode, "pull_policy is never"},
+		{"platform", func(image string) *agentv1.ContainerSpec {
+			return &agentv1.ContainerSpec{Image: image, Platform: "linux/s390x"}
+		},
+			driver.InvalidImage, "the specification asks for the platform linux/s390x"},
+	} {
+		b := newBench(t)
+		err := b.d.Ensure(b.ctx, b.spec(c.name, c.body(b.image)))
+		if err == nil || driver.ClassOf(err) != c.class || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: the error is %v, want the class %s and %q", c.name, err, c.class, c.says)
+		}
 	}
 }

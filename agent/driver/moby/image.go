@@ -275,7 +275,8 @@ func (l layers) String() string {
 	return fmt.Sprintf(": %s of %s", units.BytesSize(float64(have)), units.BytesSize(float64(of)))
 }
 
-// Have reports whether the engine has an image locally for its platform, so that no pull is needed.
+// Have reports whether the engine has an image locally for its platform, so that no pull is needed. A copy that was
+// built or loaded here for another platform is an error, because such an image is never looked up in a registry.
 func (e *Engine) Have(ctx context.Context, img Image) (bool, error) {
 	ctx, cancel := e.Call(ctx)
 	defer cancel()
@@ -283,8 +284,16 @@ func (e *Engine) Have(ctx context.Context, img Image) (bool, error) {
 	if cerrdefs.IsNotFound(err) {
 		return false, nil
 	}
-	if p := img.Platform; err == nil && p != nil && !platforms.NewMatcher(*p).Match(ocispec.Platform{OS: res.Os, Architecture: res.Architecture, Variant: res.Variant}) {
-		return false, nil
+	if p := img.Platform; err == nil && p != nil {
+		have := ocispec.Platform{OS: res.Os, Architecture: res.Architecture, Variant: res.Variant}
+		switch {
+		case platforms.NewMatcher(*p).Match(have):
+		case len(res.RepoDigests) == 0:
+			return false, driver.Errorf(driver.InvalidImage, "image", "image %s was built or loaded on this engine for the platform %s, and the specification asks for the platform %s",
+				img.Name, platforms.Format(have), img.PlatformName())
+		default:
+			return false, nil
+		}
 	}
 	return err == nil, Classify("image", err)
 }
