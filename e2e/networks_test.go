@@ -65,6 +65,8 @@ func TestNetworks(t *testing.T) {
 	traces(t, c, []string{at, "--from", webs[0].id}, "stops at instance "+webs[2].id, "no answer within 1s", "open UDP port 4790")
 	traces(t, c, []string{at, "--from", webs[1].id}, "", webs[2].id, c.Agents[2].NodeID)
 	traces(t, c, []string{aliens[1].addresses[0].String() + ":8080", "--from", webs[0].id}, "stops at address "+aliens[1].addresses[0].String(), "the container does not join the network")
+	bridge := bridgeOf(t, machines[2], webs[2].addresses[0])
+	traces(t, c, []string{bridge.String() + ":22", "--from", c.Agents[0].NodeID}, "stops at address "+bridge.String(), "no workload and no service of the network has the address")
 	filter("delete table inet filtered")
 
 	reachAll := func(what string, limit time.Duration) {
@@ -227,6 +229,24 @@ func startEngines(t *testing.T, machines []*harness.Machine) (image string) {
 func clusterID(t *testing.T, c *harness.Cluster) (string, error) {
 	st, err := c.Status(t.Context(), 0)
 	return st.GetClusterId(), err
+}
+
+// bridgeOf returns the address of the bridge on m to which the container with an address is connected.
+func bridgeOf(t *testing.T, m *harness.Machine, container netip.Addr) (out netip.Addr) {
+	t.Helper()
+	must(t, harness.InNetNS(m.NetNS(), func() error {
+		list, err := net.InterfaceAddrs()
+		for _, a := range list {
+			if p, err := netip.ParsePrefix(a.String()); err == nil && p.Contains(container) {
+				out = p.Addr()
+			}
+		}
+		return err
+	}))
+	if !out.IsValid() {
+		t.Fatalf("no bridge holds the address %s", container)
+	}
+	return out
 }
 
 // member is a container that has joined one or more networks. It has one address for each, ordered by the network's

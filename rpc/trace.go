@@ -273,9 +273,15 @@ func (t *trace) toAddress(a netip.Addr) {
 	t.onNode(a, node)
 }
 
-// inNetwork adds the hops of a connection to an address in network n.
+// inNetwork adds the hops of a connection to an address in network n. No agent is asked for an address that belongs to
+// no service and no workload, because it may be the address of a node's bridge: callers who may only read must not
+// find out which ports the programs of a node listen at.
 func (t *trace) inNetwork(a netip.Addr, n *fsm.Network) {
 	name := n.In() + "/" + n.Name
+	if service, _ := t.serviceAt(a); service == "" && t.memberAt(n, a) == nil {
+		t.hop(stepAddress, a.String(), "in network "+name, "no workload and no service of the network has the address (`persysctl network inspect "+n.Name+"` lists them)")
+		return
+	}
 	if !t.begin(n, "") {
 		t.hop(stepAddress, a.String(), "in network "+name, "no node has a slice of the network")
 		return
@@ -453,6 +459,19 @@ func (t *trace) serviceAt(a netip.Addr) (service, network string) {
 	return service, network
 }
 
+// memberAt returns the workload that has an address in network n; nil if there is none. The address must be in the slice
+// of the workload's node, as an agent could report any address.
+func (t *trace) memberAt(n *fsm.Network, a netip.Addr) (found *fsm.Workload) {
+	t.v.Workloads("", func(w *fsm.Workload) bool {
+		slice, placed := n.SliceOf(w.Node)
+		if placed && n.Prefix(slice).Contains(a) && w.In() == n.In() && slices.Contains(w.Demand.Networks, n.Name) && slices.Contains(w.Actual.Addresses, a.String()) {
+			found = w
+		}
+		return found == nil
+	})
+	return found
+}
+
 // instance adds the hops of one instance: itself, its node and its container.
 func (t *trace) instance(c *agentv1.TracedConnection) {
 	at := portOf(c)
@@ -465,12 +484,7 @@ func (t *trace) instance(c *agentv1.TracedConnection) {
 		return network == nil
 	})
 	if network != nil {
-		t.v.Workloads("", func(w *fsm.Workload) bool {
-			if w.In() == network.In() && slices.Contains(w.Demand.Networks, network.Name) && slices.Contains(w.Actual.Addresses, at.Addr().String()) {
-				found = w
-			}
-			return found == nil
-		})
+		found = t.memberAt(network, at.Addr())
 	}
 	if found == nil {
 		t.hop(stepInstance, at.String(), "", cmp.Or(c.GetProblem(), "no workload has the address: it may belong to a container of another program")).LatencyMicroseconds = c.GetLatencyMicroseconds()

@@ -101,6 +101,10 @@ func TestTrace(t *testing.T) {
 	is(t, "an address of another network", trace("10.216.0.2", 80, "loner"), "start loner; address 10.216.0.2: the container does not join the network: it joins side")
 	is(t, "a foreign address", trace("192.0.2.1", 80, "n"), "start n; address 192.0.2.1: no network that you may see has the address, and no node is registered with it")
 	is(t, "nothing was asked for it", asked == nil, true)
+	for what, a := range map[string]string{"the bridge of the node": "10.216.0.1", "the bridge of another node": "10.216.0.65", "a free address": "10.216.0.3", "an address between the slices": "10.216.8.1"} {
+		is(t, what, trace(a, 22, "n"), "start n; address "+a+": no workload and no service of the network has the address (`persysctl network inspect back` lists them)")
+		is(t, what+": nothing was asked", asked == nil, true)
+	}
 
 	is(t, "a port on every node", trace("n", 8080, "n"), "start n; name n; address 10.0.0.1; port 8080/tcp; instance web; node n; container web")
 	is(t, "from the asked node", fmt.Sprint(asked.GetAddresses()), "[10.216.32.2:80]")

@@ -29,16 +29,17 @@ const (
 
 // Trace opens a TCP connection to each address. If an address is that of a service, it also opens one to each
 // instance of the service. The connections come from this machine or, if pid is not 0, from the network
-// namespace of that process, which must be the container of the workload id. Trace takes little longer than a
-// second. left is the number of connections that were left out because there were more than maxTraced.
+// namespace of that process, which must be the container of the workload id. An address in a network that cannot
+// be that of a service or container gets no connection. Trace takes little longer than a second. left is the number of connections that were left out because there were more than maxTraced.
 func (o *Overlay) Trace(ctx context.Context, to []netip.AddrPort, id string, pid int) (out []*agentv1.TracedAddress, left int) {
-	d := tracer{ctx: ctx, view: o.current(), pid: pid}
+	d := tracer{ctx: ctx, view: o.current(), pid: pid, given: func(a netip.Addr) bool { return o.addresses.networksAt(a) != nil }}
 	if pid != 0 {
 		d.own = o.addresses.used(id)
 	}
 	o.mu.Lock()
-	services := o.services.view.Services
+	d.services = o.services.view.Services
 	o.mu.Unlock()
+	services := d.services
 	for _, at := range to {
 		x := &agentv1.TracedAddress{}
 		out = append(out, x)
@@ -64,13 +65,15 @@ func (o *Overlay) Trace(ctx context.Context, to []netip.AddrPort, id string, pid
 
 // tracer opens the connections of one call of Trace, and collects their results.
 type tracer struct {
-	ctx     context.Context
-	view    *workload.NetworkView // may be nil
-	pid     int                   // process in whose network namespace connections are opened; 0: that of the agent
-	own     []netip.Addr          // addresses that this namespace must have
-	opened  int
-	left    int
-	pending sync.WaitGroup
+	ctx      context.Context
+	view     *workload.NetworkView // may be nil
+	services []workload.NetworkService
+	given    func(netip.Addr) bool // reports whether a container of this machine has the address
+	pid      int                   // process in whose network namespace connections are opened; 0: that of the agent
+	own      []netip.Addr          // addresses that this namespace must have
+	opened   int
+	left     int
+	pending  sync.WaitGroup
 }
 
 // open begins to open a connection. It returns nil if there are maxTraced connections already.
@@ -80,6 +83,10 @@ func (d *tracer) open(to netip.AddrPort) *agentv1.TracedConnection {
 		return nil
 	}
 	out := &agentv1.TracedConnection{Address: to.String()}
+	if !d.mayOpen(to.Addr()) {
+		out.Problem = "not tried: the node knows no container and no service with this address"
+		return out
+	}
 	d.pending.Go(func() {
 		began := time.Now()
 		var took time.Duration
@@ -105,6 +112,28 @@ func (d *tracer) open(to netip.AddrPort) *agentv1.TracedConnection {
 		out.Problem, out.Silent = refusal(err, to)
 	})
 	return out
+}
+
+// mayOpen reports whether a connection may be opened to an address. In a network, only services and containers
+// may be asked: the programs of a machine also listen at the address of its bridge, and an agent must not help
+// to find out at which ports. Of the containers of other nodes, the agent knows only in which slice they are.
+// Addresses outside of the networks are those of nodes, for published ports.
+func (d *tracer) mayOpen(a netip.Addr) bool {
+	a = a.Unmap()
+	if d.view == nil || slices.ContainsFunc(d.services, func(s workload.NetworkService) bool { return s.Address == a }) {
+		return true
+	}
+	i := slices.IndexFunc(d.view.Networks, func(n workload.Network) bool { return n.CIDR.Contains(a) })
+	if i < 0 {
+		return true
+	}
+	n := d.view.Networks[i]
+	if n.Slice.Contains(a) {
+		return a != plan.Gateway(n.Slice) && d.given(a)
+	}
+	return slices.ContainsFunc(n.Peers, func(p workload.NetworkSlice) bool {
+		return p.CIDR.Contains(a) && a != p.CIDR.Addr() && a != plan.Gateway(p.CIDR) && p.CIDR.Contains(a.Next())
+	})
 }
 
 // source returns the source address of connections from this machine: for an address in a network, the address

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -89,5 +90,37 @@ func TestTraceLimit(t *testing.T) {
 	out, left = o.Trace(t.Context(), to, "", 0)
 	if len(out) != maxTraced || left != 3 || out[0].GetConnection().GetProblem() != "" || out[0].GetConnection().GetLatencyMicroseconds() == 0 {
 		t.Errorf("%d connections, %d left out, the first is %v", len(out), left, out[0])
+	}
+}
+
+// TestTraceOpensToMembersOnly: in a network, a trace opens connections to services, to the containers of this machine
+// and to addresses that containers of other machines can have, and never to the bridge of a machine: its programs
+// listen there, too.
+func TestTraceOpensToMembersOnly(t *testing.T) {
+	addr := netip.MustParseAddr
+	o := &Overlay{view: &workload.NetworkView{Networks: []workload.Network{{
+		ID: 1, CIDR: netip.MustParsePrefix("127.216.0.0/20"), Slice: netip.MustParsePrefix("127.216.0.0/26"),
+		Peers: []workload.NetworkSlice{{Node: "b", CIDR: netip.MustParsePrefix("127.216.0.64/26")}},
+	}}}}
+	o.addresses.all = []workload.NetworkAddress{{Network: 1, Workload: "web", Address: addr("127.216.0.2")}, {Network: 1, Workload: "former", Address: addr("127.216.0.3"), FreedAt: time.Now()}}
+	o.services.view.Services = []workload.NetworkService{{Address: addr("127.216.15.1")}}
+	for text, tried := range map[string]bool{
+		"127.216.0.2": true, "127.216.0.66": true, "127.216.15.1": true, "127.0.0.1": true,
+		"127.216.0.0": false, "127.216.0.1": false, "127.216.0.3": false, "127.216.0.9": false, "127.216.0.63": false, "::ffff:127.216.0.1": false,
+		"127.216.0.64": false, "127.216.0.65": false, "127.216.0.127": false, "127.216.1.2": false, "127.216.15.2": false,
+	} {
+		a := addr(text)
+		d := tracer{ctx: t.Context(), view: o.view, services: o.services.view.Services, given: func(a netip.Addr) bool { return o.addresses.networksAt(a) != nil }}
+		if got := d.mayOpen(a); got != tried {
+			t.Errorf("a connection to %s is opened: %t, want %t", text, got, tried)
+		}
+	}
+	// A program that listens at the address of the bridge is not connected to.
+	l, err := net.Listen("tcp4", "127.216.0.1:0")
+	must(t, err)
+	defer l.Close()
+	out, _ := o.Trace(t.Context(), []netip.AddrPort{l.Addr().(*net.TCPAddr).AddrPort()}, "", 0)
+	if len(out) != 1 || out[0].GetConnection().GetProblem() != "not tried: the node knows no container and no service with this address" {
+		t.Errorf("to the address of a bridge: %v", out)
 	}
 }
