@@ -59,7 +59,7 @@ func (c *cli) logs(ctx context.Context, id string, o logOptions) error {
 		from = at.Unix()
 	}
 	stdout, stderr := c.programOutput()
-	err := c.logsOf(ctx, id, o, from, stdout, stderr)
+	err := c.logsOf(ctx, id, o, from, &logPosition{}, stdout, stderr)
 	var f *failure
 	if !errors.As(err, &f) || f.code != exitNotFound {
 		return err
@@ -71,21 +71,39 @@ func (c *cli) logs(ctx context.Context, id string, o logOptions) error {
 	return c.logsOfMembers(ctx, id, members, o, from, stdout, stderr)
 }
 
+// logPosition is the end of the part of an output that is written already.
+type logPosition struct {
+	lines bool  // at least one line is written
+	at    int64 // time of the last written line in Unix nanoseconds, by the node's clock; 0 if the engine gives no times
+}
+
 // logsOf writes the output of one workload, from the time from on (in Unix seconds; 0 means from the
-// beginning). With --follow it continues when the workload runs again after a restart or a move.
-func (c *cli) logsOf(ctx context.Context, id string, o logOptions, from int64, stdout, stderr io.Writer) error {
+// beginning), without the part that is written already according to written. It keeps written up to date. With
+// --follow it continues when the workload runs again after a restart or a move.
+func (c *cli) logsOf(ctx context.Context, id string, o logOptions, from int64, written *logPosition, stdout, stderr io.Writer) error {
 	req := &clusterv1.LogsRequest{WorkloadId: id, Follow: o.follow, TailLines: o.tail, Timestamps: o.timestamps, Service: o.service, SinceUnixSeconds: from}
 	open := func(ctx context.Context) (receiver[*clusterv1.LogChunk], error) { return c.cluster.Logs(ctx, req) }
-	written := int64(0) // time of the last written line, by the node's clock
-	again := false      // whether the output was opened again after it had ended
+	again := false // whether the output is opened again after it had ended
+	resume := func() {
+		again, req.TailLines = true, -1
+		if written.at > 0 {
+			req.SinceUnixSeconds = written.at / 1e9
+		} else if written.lines {
+			req.SinceUnixSeconds = c.now().Unix()
+		}
+	}
+	if written.lines {
+		resume()
+	}
 	write := func(m *clusterv1.LogChunk) error {
-		if again && m.GetAtUnixNanos() > 0 && m.GetAtUnixNanos() <= written && m.GetAtUnixNanos()/1e9 == written/1e9 {
+		if again && m.GetAtUnixNanos() > 0 && m.GetAtUnixNanos() <= written.at && m.GetAtUnixNanos()/1e9 == written.at/1e9 {
 			return nil // this line was written before the stream broke; the new stream began with the second of the last written line
 		}
 		// If the stream breaks, it is opened again from the second (by the node's clock) in which the last
 		// line was written. No line is lost, but lines of that second may be repeated.
+		written.lines = true
 		if at := m.GetAtUnixNanos(); at > 0 {
-			req.SinceUnixSeconds, req.TailLines, written = at/1e9, -1, at
+			req.SinceUnixSeconds, req.TailLines, written.at = at/1e9, -1, at
 		}
 		to := stdout
 		if m.GetStream() == "stderr" {
@@ -108,9 +126,7 @@ func (c *cli) logsOf(ctx context.Context, id string, o logOptions, from int64, s
 		if ctx.Err() != nil || !c.outputGoesOn(ctx, id) {
 			return nil
 		}
-		if again = true; written == 0 { // no line was written, or the engine gives no times
-			req.SinceUnixSeconds, req.TailLines = c.now().Unix(), -1
-		}
+		resume()
 	}
 }
 
@@ -138,12 +154,17 @@ func (c *cli) programOutput() (stdout, stderr io.Writer) {
 // whether the workload runs again.
 const outputLook = 500 * time.Millisecond
 
+// longestLook is the longest time that outputGoesOn and memberOutputs.follow wait after a failed read. After each further
+// failed read they wait twice as long, up to this time.
+const longestLook = 30 * time.Second
+
 // outputGoesOn prints to stderr why the output of a workload has ended. If the workload will run again, the
 // function waits for the next run and returns true.
 func (c *cli) outputGoesOn(ctx context.Context, id string) bool {
-	look := time.NewTicker(outputLook)
+	look := time.NewTimer(outputLook)
 	defer look.Stop()
-	for waiting := false; ; {
+	pause := outputLook
+	for waiting, failing := false, false; ; {
 		r, err := call(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id, Level: c.level()})
 		w := r.GetWorkload()
 		why := ""
@@ -152,8 +173,9 @@ func (c *cli) outputGoesOn(ctx context.Context, id string) bool {
 			return false
 		case status.Code(err) == codes.NotFound:
 			why = "it is deleted"
+		case err != nil && !failing:
+			fmt.Fprintf(c.err, "The output of %s has ended, and its state cannot be read: %s. It is read again until the answer comes; Ctrl-C ends.\n", id, c.explain(err, false).text)
 		case err != nil:
-			why = "its state is not known: " + c.explain(err, false).text
 		case w.GetStatus() == "Running":
 			fmt.Fprintf(c.err, "%s was restarted or moved, and runs on %s; its output goes on.\n", id, screen.Clean(w.GetAssignedNodeId()))
 			return true
@@ -164,10 +186,13 @@ func (c *cli) outputGoesOn(ctx context.Context, id string) bool {
 			c.empty("The output of "+id+" has ended: "+why+".", "persysctl logs "+id+" --follow")
 			return false
 		}
-		if !waiting {
+		if failing = err != nil; failing {
+			pause = min(2*pause, longestLook)
+		} else if pause = outputLook; !waiting {
+			waiting = true
 			fmt.Fprintf(c.err, "The output of %s has ended: it is %s. It goes on when %s runs again; Ctrl-C ends.\n", id, screen.Join(": ", shownStatus(w), screen.Clean(reasonText(w))), id)
 		}
-		waiting = true
+		look.Reset(pause)
 		select {
 		case <-look.C:
 		case <-ctx.Done():
@@ -191,7 +216,7 @@ func (c *cli) logsOfMembers(ctx context.Context, group string, ids []string, o l
 	if len(ids) > mostOutputs {
 		return failf(exitUsage, "persysctl logs "+ids[0], "group %s has %d members, and at most %d outputs are shown together", group, len(ids), mostOutputs)
 	}
-	outs := memberOutputs{c: c, group: group, o: o, from: from, stdout: stdout, stderr: stderr, ended: make(chan struct{}, 1), members: map[string]memberOutput{}, result: several{c: c}}
+	outs := memberOutputs{c: c, group: group, o: o, from: from, stdout: stdout, stderr: stderr, ended: make(chan struct{}, 1), members: map[string]memberOutput{}, written: map[string]*logPosition{}, result: several{c: c}}
 	for _, id := range ids {
 		outs.width = max(outs.width, utf8.RuneCountInString(id))
 	}
@@ -229,6 +254,7 @@ type memberOutputs struct {
 
 	mu      sync.Mutex // also keeps the lines of the members apart
 	members map[string]memberOutput
+	written map[string]*logPosition // of each member whose output was begun
 	result  several
 }
 
@@ -238,9 +264,14 @@ func (s *memberOutputs) begin(ctx context.Context, id string, o logOptions, from
 	out, problems := &named{mu: &s.mu, to: s.stdout, prefix: prefix}, &named{mu: &s.mu, to: s.stderr, prefix: prefix}
 	s.mu.Lock()
 	s.members[id] = outputShown
+	written := s.written[id]
+	if written == nil {
+		written = &logPosition{}
+		s.written[id] = written
+	}
 	s.mu.Unlock()
 	s.wg.Go(func() {
-		err := s.c.logsOf(ctx, id, o, from, out, problems)
+		err := s.c.logsOf(ctx, id, o, from, written, out, problems)
 		out.end()
 		problems.end()
 		s.mu.Lock()
@@ -262,11 +293,12 @@ func (s *memberOutputs) begin(ctx context.Context, id string, o logOptions, from
 const memberLook = 2 * time.Second
 
 // follow starts to write the output of each member that runs, and of members that run later. It returns when no output
-// is being written and no member will run again.
+// is being written and no member will run again. If the members cannot be listed, it says so once and lists them again.
 func (s *memberOutputs) follow(ctx context.Context) {
-	look := time.NewTicker(memberLook)
+	look := time.NewTimer(memberLook)
 	defer look.Stop()
-	for first := true; ctx.Err() == nil; first = false {
+	pause := memberLook
+	for first, failing := true, false; ctx.Err() == nil; {
 		r, err := s.c.allPages(ctx, &controlv1.ListWorkloadsRequest{Group: s.group})
 		waits := false
 		for _, w := range r.GetWorkloads() {
@@ -274,13 +306,21 @@ func (s *memberOutputs) follow(ctx context.Context) {
 		}
 		s.mu.Lock()
 		shown := s.shown()
-		if !shown && err != nil && ctx.Err() == nil {
-			s.result.add(s.c.explain(err, false))
-		}
 		s.mu.Unlock()
-		if !shown && !waits {
+		switch {
+		case ctx.Err() != nil:
 			return
+		case err == nil && !shown && !waits:
+			return
+		case err == nil:
+			first, failing, pause = false, false, memberLook
+		case !failing:
+			failing = true
+			s.say("The members of %s cannot be listed: %s. They are listed again until the answer comes; Ctrl-C ends.\n", s.group, s.c.explain(err, false).text)
+		default:
+			pause = min(2*pause, longestLook)
 		}
+		look.Reset(pause)
 		select {
 		case <-look.C:
 		case <-s.ended:
@@ -324,9 +364,6 @@ func (s *memberOutputs) join(ctx context.Context, w *controlv1.WorkloadView, fir
 	case w.GetStatus() == "Running" && shown < mostOutputs:
 		s.say("%s runs on %s; its output joins.\n", id, screen.Clean(w.GetAssignedNodeId()))
 		o.tail = -1
-		if state == outputEnded {
-			from = s.c.now().Unix()
-		}
 		s.begin(ctx, id, o, from)
 		return false
 	case state == 0 && shown >= mostOutputs:
