@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -99,12 +100,15 @@ func (m *Machine) firstToken() string {
 // if a program of this machine belongs to another cluster.
 func (m *Machine) Up(ctx context.Context) error {
 	s := services[pki.RoleScheduler]
-	first, err := m.setting(s.settings, initSetting)
+	first, err := m.first()
 	if err != nil {
 		return err
 	}
-	if first == "" {
-		for _, s := range services {
+	if !first {
+		for role, s := range services {
+			if m.Joined(role) {
+				return fmt.Errorf("%s holds an identity of %s, so this machine belongs to a cluster already and cannot start another one; persysctl status shows that cluster; to leave it, stop the service and remove the folder", s.identity, s.unit)
+			}
 			if token, err := m.setting(s.settings, s.join); err != nil {
 				return err
 			} else if token != "" {
@@ -120,7 +124,7 @@ func (m *Machine) Up(ctx context.Context) error {
 		return err
 	}
 	return m.await(ctx, s.unit, func() bool {
-		if first != "" {
+		if first {
 			return m.Admin().Exists()
 		}
 		_, err := m.FirstToken()
@@ -140,9 +144,9 @@ func (m *Machine) Join(ctx context.Context, token string) error {
 	if !ok {
 		return fmt.Errorf("the token has the role %s, and only programs with the roles scheduler, agent and gateway run as services", t.Role)
 	}
-	if first, err := m.setting(s.settings, initSetting); err != nil {
+	if first, err := m.first(); err != nil {
 		return err
-	} else if first != "" {
+	} else if first && t.Role == pki.RoleScheduler {
 		return fmt.Errorf("%s: %s is set, so the scheduler of this machine is the first one of its own cluster and cannot join cluster %s", s.settings, initSetting, t.Cluster)
 	}
 	identity := pki.IdentityStore{Dir: m.path(s.identity)}
@@ -163,6 +167,20 @@ func (m *Machine) Join(ctx context.Context, token string) error {
 		return err
 	}
 	return m.await(ctx, s.unit, identity.Exists)
+}
+
+// first reports whether the scheduler of this machine is the first one of its cluster.
+func (m *Machine) first() (bool, error) {
+	file := services[pki.RoleScheduler].settings
+	text, err := m.setting(file, initSetting)
+	if err != nil || text == "" {
+		return false, err
+	}
+	first, err := strconv.ParseBool(text)
+	if err != nil {
+		return false, fmt.Errorf("%s: %s: %q is not a boolean: use true or false", file, initSetting, text)
+	}
+	return first, nil
 }
 
 // Joined reports whether the program with the given role belongs to a cluster.
@@ -233,9 +251,18 @@ func (m *Machine) setting(file, name string) (value string, err error) {
 }
 
 // set writes a setting with its value to an environment file. It leaves all other lines, including comments,
-// unchanged.
+// unchanged. The file is replaced as a whole, so that a crash leaves either the old or the new one, and keeps its mode
+// and its owner, the user of the service.
 func (m *Machine) set(file, name, value string) error {
-	raw, err := os.ReadFile(m.path(file))
+	path, err := filepath.EvalSymlinks(m.path(file))
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	raw, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
@@ -243,11 +270,17 @@ func (m *Machine) set(file, name, value string) error {
 		return strings.HasPrefix(strings.TrimSpace(line), name+"=")
 	})
 	lines = append(lines, name+"="+value, "")
-	// The file is written in place because it belongs to the user of the service.
-	f, err := os.OpenFile(m.path(file), os.O_WRONLY|os.O_TRUNC, 0)
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
 		return err
 	}
 	_, err = f.WriteString(strings.Join(lines, "\n"))
-	return errors.Join(err, f.Close())
+	if err = errors.Join(err, keepOwner(f, info), f.Chmod(info.Mode().Perm()), f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return fmt.Errorf("write %s: %w", file, err)
+	}
+	return pki.SyncDir(filepath.Dir(path))
 }

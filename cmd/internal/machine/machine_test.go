@@ -3,10 +3,12 @@ package machine
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/persys/compute/pki"
@@ -117,6 +119,93 @@ func TestUpRefusesAMemberOfACluster(t *testing.T) {
 		if len(f.calls) != 0 {
 			t.Errorf("with a token of role %s, a service was started: %q", role, f.calls)
 		}
+	}
+}
+
+// TestUpRefusesAnIdentity: a program that joined a cluster by a flag has no setting, but an identity.
+func TestUpRefusesAnIdentity(t *testing.T) {
+	for role, s := range services {
+		f := newFake(t)
+		f.joins(s.identity, "c1", role)
+		if err := f.Up(t.Context()); err == nil || !strings.Contains(err.Error(), s.identity+" holds an identity of "+s.unit) {
+			t.Errorf("with the identity of a program of role %s, Up returns %v, want an error that names its folder", role, err)
+		}
+		if len(f.calls) != 0 {
+			t.Errorf("with the identity of a program of role %s, a service was started: %q", role, f.calls)
+		}
+	}
+}
+
+// TestInitIsABoolean: SCHEDULER_INIT=false is as good as no setting.
+func TestInitIsABoolean(t *testing.T) {
+	s := services[pki.RoleScheduler]
+	for text, first := range map[string]bool{"false": false, "0": false, `"false"`: false, "": false, "true": true, "1": true} {
+		f := newFake(t)
+		f.write(s.settings, "SCHEDULER_INIT="+text+"\n")
+		f.starts = func(string) { f.joins(s.identity, "c1", pki.RoleScheduler) }
+		err := f.Join(t.Context(), aToken(t, pki.RoleScheduler, "c1"))
+		if first != (err != nil) {
+			t.Errorf("with SCHEDULER_INIT=%s, Join returns %v", text, err)
+		}
+		f = newFake(t)
+		f.write(s.settings, "SCHEDULER_INIT="+text+"\n")
+		f.starts = func(string) {
+			f.write(filepath.Join(AdminDir, "identity.pem"), "")
+			f.write(filepath.Join(AdminDir, "agent.token"), aToken(t, pki.RoleAgent, "c1"))
+		}
+		if err := f.Up(t.Context()); err != nil {
+			t.Errorf("with SCHEDULER_INIT=%s, Up returns %v", text, err)
+		}
+		if now, err := f.first(); !now || err != nil {
+			t.Errorf("with SCHEDULER_INIT=%s, Up leaves the setting %t, %v", text, now, err)
+		}
+	}
+	f := newFake(t)
+	f.write(s.settings, "SCHEDULER_INIT=maybe\n")
+	if err := f.Up(t.Context()); err == nil || !strings.Contains(err.Error(), s.settings+`: SCHEDULER_INIT: "maybe" is not a boolean`) {
+		t.Errorf("with a value that is no boolean, Up returns %v", err)
+	}
+}
+
+// TestSettingsAreReplaced: a settings file is replaced as a whole and keeps its mode, its owner and the links to it.
+// Nothing else stays in the folder.
+func TestSettingsAreReplaced(t *testing.T) {
+	f := newFake(t)
+	const former = "# mine\nOTHER=1\n"
+	f.write("/etc/persys/real.env", former)
+	link, path := f.path("/etc/persys/link.env"), f.path("/etc/persys/real.env")
+	uid := os.Geteuid()
+	if uid == 0 {
+		uid = 1234
+	}
+	if err := errors.Join(os.Symlink("real.env", link), os.Chmod(path, 0o640), os.Chown(path, uid, -1)); err != nil {
+		t.Fatal(err)
+	}
+	open, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	if err := f.set("/etc/persys/link.env", "A", "b"); err != nil {
+		t.Fatal(err)
+	}
+	if raw, err := io.ReadAll(open); err != nil || string(raw) != former {
+		t.Errorf("the former file was changed in place: %q, %v", raw, err)
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil || string(raw) != former+"A=b\n" {
+		t.Errorf("the file is %q, %v", raw, err)
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode() != 0o640 || int(info.Sys().(*syscall.Stat_t).Uid) != uid {
+		t.Errorf("the file has mode %v and owner %v, %v", info.Mode(), info.Sys(), err)
+	}
+	if to, err := os.Readlink(link); err != nil || to != "real.env" {
+		t.Errorf("the link leads to %q, %v", to, err)
+	}
+	list, err := os.ReadDir(f.path("/etc/persys"))
+	if err != nil || len(list) != len(services)+2 {
+		t.Errorf("the folder has %v, %v", list, err)
 	}
 }
 
