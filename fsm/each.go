@@ -65,6 +65,7 @@ func (t *Tx) putAlone(one []*commandv1.WorkloadPut) (item Item, refusal Result, 
 	if res, ok := t.judged(one, old); !ok {
 		return Item{}, res, false
 	}
+	t.makeNetwork()
 	return t.putOne(one[0], old[0], t.under(one[0], old[0])), Result{}, true
 }
 

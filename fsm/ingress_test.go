@@ -54,6 +54,34 @@ func ingressSlicesScenario(w *world) {
 	w.do(releaseSlices(&commandv1.IdleSlice{Network: 1, Node: "b"}, &commandv1.IdleSlice{Network: 1, Node: "b", Give: true}))
 }
 
+// withPool returns a command that puts workloads with ports in ingress mode and no network of their own, and that may
+// create their network.
+func withPool(pool string, all ...Command) Command {
+	out := &commandv1.PutWorkloads{NetworkPool: pool, Each: len(all) > 1}
+	for _, c := range all {
+		for _, p := range c.GetPutWorkloads().GetWorkloads() {
+			if p.GetDemand().Networks != nil {
+				p.Demand.Networks = []string{IngressNetwork}
+			}
+			out.Workloads = append(out.Workloads, p)
+		}
+	}
+	return &commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: out}}
+}
+
+// ingressNetworkScenario: commands that create the network of ports in ingress mode, and some that are refused and
+// create nothing.
+func ingressNetworkScenario(w *world) {
+	w.do(putNamespace("shop"))
+	w.do(register("a", answering("10.0.0.1", "")))
+	w.do(withPool("", put("web", publishing("", 80))))
+	w.do(withPool("10.216.0.0/99", put("web", publishing("", 80))))
+	w.do(withPool("10.216.0.0/14", put("web", publishing("", 80), content(""))))
+	w.do(withPool("10.216.0.0/14", put("web", publishing("", 80))))
+	w.do(withPool("10.216.0.0/14", put("other", publishing("", 80), inNamespace("shop")), put("third", publishing("", 81), inNamespace("shop"))))
+	w.do(withPool("10.216.0.0/14", put("plain")))
+}
+
 func TestIngress(t *testing.T) {
 	start := func(w *world) {
 		w.ok(register("a", answering("10.0.0.1", "")))
@@ -67,6 +95,34 @@ func TestIngress(t *testing.T) {
 		is(t, node+" answers", ok && n.Answers(of), want)
 	}
 	prove(t, []fact{
+		{"an accepted command creates the network ingress, and a refused one does not", func(t *testing.T, w *world) {
+			w.ok(register("a", answering("10.0.0.1", "")))
+			w.ok(putNamespace("shop", limits(500, 0, 0, 0)))
+			without := func(in string) {
+				t.Helper()
+				_, found := w.s.Network(in, IngressNetwork)
+				is(t, "there is a network", found, false)
+			}
+			const pool = "10.216.0.0/14"
+			web := put("web", publishing("", 80))
+			refused(t, w.do(withPool("", web)), NotFound, `network "ingress" does not exist`)
+			refused(t, w.do(withPool("10.216.0.0", web)), Invalid, "pool")
+			refused(t, w.do(withPool(pool, put("big", publishing("", 82), inNamespace("shop")))), OverQuota, "shop")
+			without("default")
+			without("shop")
+			w.ok(withPool(pool, web))
+			n, _ := w.s.Network("default", IngressNetwork)
+			is(t, "the subnet", n.CIDR.String(), "10.216.0.0/20")
+			is(t, "nodes answer", n.Ingress, true)
+			is(t, "event", w.eventOf(EventNetworkCreated).Message, IngressNetwork)
+			refused(t, w.do(withPool(pool, put("other", publishing("", 80), cpu(100), inNamespace("shop")))), Conflict, "80/tcp")
+			without("shop")
+			res := w.do(withPool(pool, put("other", publishing("", 80), cpu(100), inNamespace("shop")), put("third", publishing("", 81), cpu(100), inNamespace("shop"))))
+			is(t, "the first of two", res.Items[0].Kind, Conflict)
+			is(t, "the second of two", res.Items[1].Kind, OK)
+			n, _ = w.s.Network("shop", IngressNetwork)
+			is(t, "the subnet of the other", n.CIDR.String(), "10.216.16.0/20")
+		}},
 		{"nodes answer as soon as a workload publishes a port, also those that come later, if their agents can", func(t *testing.T, w *world) {
 			start(w)
 			answers(t, w, "a", false)

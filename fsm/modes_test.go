@@ -1,6 +1,8 @@
 package fsm
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -39,4 +41,18 @@ func TestApplyFollowsTheModeMatrix(t *testing.T) {
 	}
 	is(t, "an unknown mode refuses all", PermissionOf("odd", "barrier"), Refused)
 	is(t, "an unknown command is refused", PermissionOf(ModeNormal, "odd"), Refused)
+}
+
+// TestGoldenMatrix: for each mode, matrix.golden lists which commands it permits. Rows are only added. To
+// change a row, change fsm/DESIGN.md and edit the file by hand.
+func TestGoldenMatrix(t *testing.T) {
+	path := filepath.Join("testdata", "matrix.golden")
+	if _, err := os.Stat(path); *update && err != nil {
+		addFile(t, path, []byte(Matrix()))
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustEqualText(t, []byte(Matrix()), want)
 }

@@ -215,55 +215,74 @@ func MembersOn(v interface {
 
 // putNetwork creates a network.
 func (t *Tx) putNetwork(b *commandv1.PutNetwork) Result {
-	n := &Network{
+	n := t.networkOf(b)
+	if res, ok := t.fitsNetwork(n, b); !ok {
+		return res
+	}
+	t.addNetwork(n)
+	return Result{}
+}
+
+// networkOf returns the record of a new network, without id and, if b names none, without subnet.
+func (t *Tx) networkOf(b *commandv1.PutNetwork) *Network {
+	return &Network{
 		Name: strings.Clone(b.GetName()), Namespace: strings.Clone(stored(b.GetNamespace())), MTU: cmp.Or(b.GetMtu(), DefaultMTU),
 		CreatedAt: t.r.info.Clock, CreatedBy: t.by, CreateIndex: t.meta.Index,
 	}
+}
+
+// fitsNetwork decides whether a new network is accepted, and gives it a part of the pool if it has no subnet.
+func (t *Tx) fitsNetwork(n *Network, b *commandv1.PutNetwork) (Result, bool) {
 	if res, ok := t.mayUse("network", n.Name, n.In()); !ok {
-		return res
+		return res, false
 	}
 	if !bounds.ValidID(n.Name) {
-		return refuse(Invalid, "name: %s does not match %s", quoted(n.Name), bounds.IDRule)
+		return refuse(Invalid, "name: %s does not match %s", quoted(n.Name), bounds.IDRule), false
 	}
 	if n.MTU < minMTU || n.MTU > maxMTU {
-		return refuse(Invalid, "mtu: %d is not in %d..%d", n.MTU, minMTU, maxMTU)
+		return refuse(Invalid, "mtu: %d is not in %d..%d", n.MTU, minMTU, maxMTU), false
 	}
 	switch _, known := t.r.networks.Get(n.key()); {
 	case !t.state().HasNamespace(n.In()):
-		return refuse(NotFound, "namespace %q does not exist: persysctl namespace list shows them", clip(n.In()))
+		return refuse(NotFound, "namespace %q does not exist: persysctl namespace list shows them", clip(n.In())), false
 	case known:
-		return refuse(Conflict, "network %q exists already in namespace %q; a network cannot be changed", n.Name, n.In())
+		return refuse(Conflict, "network %q exists already in namespace %q; a network cannot be changed", n.Name, n.In()), false
 	case t.r.networks.Len() >= MaxNetworks:
-		return refuse(Conflict, "there are %d networks, at most %d: remove some (persysctl network rm)", t.r.networks.Len(), MaxNetworks)
+		return refuse(Conflict, "there are %d networks, at most %d: remove some (persysctl network rm)", t.r.networks.Len(), MaxNetworks), false
 	}
 	if len(t.confined) > 0 {
 		if b.GetCidr() != "" {
-			return refuse(Denied, "cidr: %s: users who are confined to namespaces get a part of the pool; ask an admin for another subnet", quoted(b.GetCidr()))
+			return refuse(Denied, "cidr: %s: users who are confined to namespaces get a part of the pool; ask an admin for another subnet", quoted(b.GetCidr())), false
 		}
 		if count := countUnder(t.r.networks, n.In()+"/"); count >= maxConfined {
-			return refuse(Denied, "namespace %q has %d networks, and users who are confined to namespaces may make at most %d: remove some, or ask an admin", n.In(), count, maxConfined)
+			return refuse(Denied, "namespace %q has %d networks, and users who are confined to namespaces may make at most %d: remove some, or ask an admin", n.In(), count, maxConfined), false
 		}
 	}
 	if b.GetCidr() == "" {
 		pool, fault := ParsePool(b.GetPool())
 		if fault != "" {
-			return refuse(Invalid, "pool: %s", fault)
+			return refuse(Invalid, "pool: %s", fault), false
 		}
 		if n.CIDR = t.freeIn(pool); !n.CIDR.IsValid() {
-			return refuse(Conflict, "the pool %s has no free /%d left: choose a subnet outside of it (--subnet), remove networks, or enlarge SCHEDULER_NETWORK_POOL", pool, NetworkBits)
+			return refuse(Conflict, "the pool %s has no free /%d left: choose a subnet outside of it (--subnet), remove networks, or enlarge SCHEDULER_NETWORK_POOL", pool, NetworkBits), false
 		}
 	} else {
 		var fault string
 		if n.CIDR, fault = ParseSubnet(b.GetCidr()); fault != "" {
-			return refuse(Invalid, "cidr: %s", fault)
+			return refuse(Invalid, "cidr: %s", fault), false
 		}
 		if other := t.overlapping(n.CIDR); other != nil {
-			return refuse(Conflict, "cidr: %s overlaps %s of network %q in namespace %q: choose another subnet", n.CIDR, other.CIDR, other.Name, other.In())
+			return refuse(Conflict, "cidr: %s overlaps %s of network %q in namespace %q: choose another subnet", n.CIDR, other.CIDR, other.Name, other.In()), false
 		}
 	}
 	if node, address := t.nodeWithin(n.CIDR); node != "" {
-		return refuse(Conflict, "cidr: %s contains %s, the address of node %q, which would lose its connection: choose another subnet, or another SCHEDULER_NETWORK_POOL", n.CIDR, address, node)
+		return refuse(Conflict, "cidr: %s contains %s, the address of node %q, which would lose its connection: choose another subnet, or another SCHEDULER_NETWORK_POOL", n.CIDR, address, node), false
 	}
+	return Result{}, true
+}
+
+// addNetwork stores a new network.
+func (t *Tx) addNetwork(n *Network) {
 	t.r.info.NetworkID++
 	n.ID = t.r.info.NetworkID
 	t.storeNetwork(nil, n)
@@ -277,7 +296,6 @@ func (t *Tx) putNetwork(b *commandv1.PutNetwork) Result {
 		return true
 	})
 	t.event(Event{Type: EventNetworkCreated, Namespace: n.In(), Message: n.Name, Details: []Label{{"cidr", n.CIDR.String()}}})
-	return Result{}
 }
 
 // nodeWithin returns a node whose address is in prefix p, and that address; "" if there is no such
@@ -430,20 +448,6 @@ func (t *Tx) storeNetwork(old, n *Network) {
 // (parts of the addresses). No other part of a network that can change is sent to agents.
 func sameOwners(a, b *Network) bool {
 	return a.Ingress == b.Ingress && slices.EqualFunc(a.Slices, b.Slices, func(x, y Slice) bool { return x.Number == y.Number && x.Node == y.Node && x.Services == y.Services })
-}
-
-// networksMissing returns the refusal of a command if a workload in puts names a network which does not exist
-// in its namespace.
-func (t *Tx) networksMissing(puts []*commandv1.WorkloadPut, olds []*Workload) (Result, bool) {
-	for i, p := range puts {
-		in := namespaceOf(p, olds[i])
-		for j, name := range p.GetDemand().GetNetworks() {
-			if _, ok := t.state().Network(in, name); !ok {
-				return refuse(NotFound, "%s", UnknownNetwork(p.GetId(), j, name, in)), false
-			}
-		}
-	}
-	return Result{}, true
 }
 
 // UnknownNetwork is the text of the refusal of a workload whose i-th network does not exist.

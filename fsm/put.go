@@ -19,7 +19,7 @@ const DefaultMaxAttempts = 5
 // against which it was checked before.
 func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 	puts := b.GetWorkloads()
-	t.offered = b.GetBundles()
+	t.offered, t.pool = b.GetBundles(), b.GetNetworkPool()
 	switch {
 	case b.GetEach():
 		return t.putEach(b)
@@ -84,6 +84,7 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 	if res.Kind != OK {
 		return res
 	}
+	t.makeNetwork()
 	items := make([]Item, 0, len(puts))
 	for i, p := range puts {
 		item, waits := t.waits(roll, p.GetId())

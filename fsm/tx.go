@@ -40,9 +40,12 @@ type Tx struct {
 	olds    []*Workload            // present records of the workloads that the command puts; from the method replaced
 	alone   commandv1.PutWorkloads // the message that the method putAlone reuses
 	offered []*commandv1.Bundle    // bundles that the command carries
-	renews  bool                   // putWorkloads gives workloads another version of an object
-	unused  []string               // digests of bundles that lost their last reference
-	origin  []Label                // event details that have only the address of the caller; shared by events
+	pool    string                 // pool of the network that the command may create; "" = it creates none
+	// newNetwork is the network that the command creates if it is accepted; nil if it creates none.
+	newNetwork *Network
+	renews     bool     // putWorkloads gives workloads another version of an object
+	unused     []string // digests of bundles that lost their last reference
+	origin     []Label  // event details that have only the address of the caller; shared by events
 
 	changes  []Change // changes made by all commands since Begin or the last Commit
 	slabs    slabs
@@ -116,7 +119,7 @@ func (t *Tx) Apply(m Meta, c Command) (Result, []Change) {
 		t.via = strings.Clone(via)
 	}
 	t.confined = head.GetNamespaces()
-	t.sideFold, t.offered = t.sideFold[:0], nil
+	t.sideFold, t.offered, t.pool, t.newNetwork = t.sideFold[:0], nil, "", nil
 	info := &t.r.info
 	info.Index, info.Term = m.Index, m.Term
 	info.Clock = max(info.Clock, head.GetAt())

@@ -164,9 +164,7 @@ func (s *Server) applyCommands(ctx context.Context, req *controlv1.ApplyWorkload
 		return nil, err
 	}
 	c := prepared.Command
-	if err := s.ingressNetwork(ctx, c.GetPutWorkloads()); err != nil {
-		return nil, err
-	}
+	s.withIngressNetwork(c.GetPutWorkloads())
 	if c.Head, err = s.head(ctx, req.GetRequestId(), ""); err != nil {
 		return nil, err
 	}

@@ -70,9 +70,6 @@ func (b *batch) add(ctx context.Context, i int, joins func(int) bool) error {
 	}
 	b.ids[id] = struct{}{}
 	prepared, err := b.s.prepare(ctx, req, nil)
-	if err == nil {
-		err = b.s.ingressNetwork(ctx, prepared.Command.GetPutWorkloads())
-	}
 	if err != nil {
 		return err
 	}
@@ -87,6 +84,7 @@ func (b *batch) add(ctx context.Context, i int, joins func(int) bool) error {
 	}
 	b.note(i, prepared.Command.GetPutWorkloads())
 	b.open.puts.Workloads = append(b.open.puts.Workloads, prepared.Command.GetPutWorkloads().GetWorkloads()...)
+	b.s.withIngressNetwork(b.open.puts)
 	b.of[b.open.n] = append(b.of[b.open.n], i)
 	return nil
 }

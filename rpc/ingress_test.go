@@ -30,6 +30,16 @@ func TestIngress(t *testing.T) {
 		r.GetSpec().GetContainer().Ports = []*controlv1.Port{{HostPort: 8080, ContainerPort: 80, Mode: "ingress"}}
 		return r
 	}
+	// A refused container leaves no network behind, neither alone nor with others.
+	absent := publishing("absent")
+	absent.IfRevision = "1-1-1"
+	if resp, err := g.control(0).ApplyWorkload(ctxFor(t), absent); err == nil && resp.GetSuccess() {
+		t.Error("a container is applied, although its revision does not exist")
+	}
+	ok(t, second(g.cluster(0).ApplyWorkloads(ctxFor(t), &clusterv1.ApplyWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{absent, joining("plain")}})))
+	if _, found := g.view().Network("default", "ingress"); found {
+		t.Error("a container that was refused has left a network behind")
+	}
 	g.put(t, publishing("web"), "n1")
 	g.reports("web", "n1", "", "10.216.0.2")
 	names := namesOf(g.view()).forNode(g.view(), "n2")

@@ -142,36 +142,16 @@ func (s *Server) unknownNetworks(ctx context.Context, of *controlv1.WorkloadSpec
 	})
 }
 
-// ingressNetwork creates the network of containers that have ports in ingress mode and name no network. Each namespace
-// has one such network.
-func (s *Server) ingressNetwork(ctx context.Context, put *commandv1.PutWorkloads) error {
-	for _, p := range put.GetWorkloads() {
-		if d := p.GetDemand(); len(d.GetIngress()) == 0 || !slices.Equal(d.GetNetworks(), []string{spec.IngressNetwork}) {
-			continue
-		}
-		v := s.store.View()
-		in := fsm.NamespaceOf(v, p)
-		if _, ok := v.Network(in, spec.IngressNetwork); ok {
-			continue
-		}
-		head, err := s.head(ctx, "", "")
-		if err != nil {
-			return err
-		}
-		results, err := s.replica.Propose(ctx, &commandv1.Command{Head: head, Body: &commandv1.Command_PutNetwork{PutNetwork: &commandv1.PutNetwork{
-			Name: spec.IngressNetwork, Namespace: in, Pool: cmp.Or(s.cfg.NetworkPool, DefaultNetworkPool),
-		}}})
-		if err != nil {
-			return err
-		}
-		// A conflict may mean that another request created the network meanwhile. If the network is missing
-		// nevertheless, the apply is refused later.
-		if r := results[0]; r.Kind != fsm.OK && r.Kind != fsm.Conflict {
-			return r.Err()
-		}
+// withIngressNetwork gives a command that puts containers with ports in ingress mode and no network of their own the pool
+// from which the network of such containers is made, if the namespace has none.
+func (s *Server) withIngressNetwork(put *commandv1.PutWorkloads) {
+	if slices.ContainsFunc(put.GetWorkloads(), fsm.NeedsIngressNetwork) {
+		put.NetworkPool = s.networkPool()
 	}
-	return nil
 }
+
+// networkPool returns the prefix from which networks get their subnets.
+func (s *Server) networkPool() string { return cmp.Or(s.cfg.NetworkPool, DefaultNetworkPool) }
 
 // ListNetworks implements the call of cluster.v1: it lists the networks, each with the number of workloads in it.
 func (s *Server) ListNetworks(ctx context.Context, req *clusterv1.ListNetworksRequest) (*clusterv1.ListNetworksResponse, error) {
@@ -267,7 +247,7 @@ func networkView(v fsm.View, n *fsm.Network, users map[networkID]int32, withSlic
 // configured pool.
 func (s *Server) CreateNetwork(ctx context.Context, req *clusterv1.CreateNetworkRequest) (*clusterv1.CreateNetworkResponse, error) {
 	r, err := s.mutate(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_PutNetwork{PutNetwork: &commandv1.PutNetwork{
-		Name: req.GetName(), Namespace: strings.TrimSpace(req.GetNamespace()), Cidr: strings.TrimSpace(req.GetSubnet()), Pool: cmp.Or(s.cfg.NetworkPool, DefaultNetworkPool), Mtu: req.GetMtu(),
+		Name: req.GetName(), Namespace: strings.TrimSpace(req.GetNamespace()), Cidr: strings.TrimSpace(req.GetSubnet()), Pool: s.networkPool(), Mtu: req.GetMtu(),
 	}}})
 	if err != nil {
 		return nil, err

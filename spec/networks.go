@@ -10,6 +10,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/engine"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/bounds"
 )
 
@@ -128,7 +129,7 @@ func hasServiceAddress(s *controlv1.WorkloadSpec) bool {
 
 // IngressNetwork is the network of a container that has ports in mode ingress and names no network. Schedulers create it
 // in each namespace that needs it.
-const IngressNetwork = "ingress"
+const IngressNetwork = fsm.IngressNetwork
 
 // ingressPorts returns the ports of a container in mode ingress.
 func ingressPorts(c *controlv1.ContainerSpec) (out []*controlv1.Port) {

@@ -5071,7 +5071,11 @@ type PutWorkloads struct {
 	Surge []*WorkloadPut `protobuf:"bytes,361,rep,name=surge,proto3" json:"surge,omitempty"`
 	// Expected number of members of the group; only with group_of. The command is refused if the group has another
 	// number by now. Absent = any number.
-	IfMembers     *uint32 `protobuf:"varint,500,opt,name=if_members,json=ifMembers,proto3,oneof" json:"if_members,omitempty"`
+	IfMembers *uint32 `protobuf:"varint,500,opt,name=if_members,json=ifMembers,proto3,oneof" json:"if_members,omitempty"`
+	// Pool, as in PutNetwork, for the network named ingress. If the command is accepted and this network does not
+	// exist in the namespace of a workload that publishes ports in ingress mode through it alone, the command
+	// creates it. Empty = such a workload is refused.
+	NetworkPool   string `protobuf:"bytes,475,opt,name=network_pool,json=networkPool,proto3" json:"network_pool,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5174,6 +5178,13 @@ func (x *PutWorkloads) GetIfMembers() uint32 {
 		return *x.IfMembers
 	}
 	return 0
+}
+
+func (x *PutWorkloads) GetNetworkPool() string {
+	if x != nil {
+		return x.NetworkPool
+	}
+	return ""
 }
 
 // UpdatePolicy is the policy by which the members of a group are changed.
@@ -15438,7 +15449,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\fmodify_index\x18\x0e \x01(\x04R\vmodifyIndex\"4\n" +
 	"\x06Bundle\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data\"\xc8\x03\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"\xec\x03\n" +
 	"\fPutWorkloads\x12<\n" +
 	"\tworkloads\x18\x01 \x03(\v2\x1e.persys.command.v1.WorkloadPutR\tworkloads\x12\x19\n" +
 	"\bgroup_of\x18\x02 \x01(\tR\agroupOf\x128\n" +
@@ -15450,7 +15461,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\bif_count\x18\xe6\x02 \x01(\rH\x00R\aifCount\x88\x01\x01\x125\n" +
 	"\x05surge\x18\xe9\x02 \x03(\v2\x1e.persys.command.v1.WorkloadPutR\x05surge\x12#\n" +
 	"\n" +
-	"if_members\x18\xf4\x03 \x01(\rH\x01R\tifMembers\x88\x01\x01B\v\n" +
+	"if_members\x18\xf4\x03 \x01(\rH\x01R\tifMembers\x88\x01\x01\x12\"\n" +
+	"\fnetwork_pool\x18\xdb\x03 \x01(\tR\vnetworkPoolB\v\n" +
 	"\t_if_countB\r\n" +
 	"\v_if_members\"\xd9\x01\n" +
 	"\fUpdatePolicy\x12!\n" +

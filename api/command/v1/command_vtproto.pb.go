@@ -1860,6 +1860,7 @@ func (m *PutWorkloads) CloneVT() *PutWorkloads {
 	r.Namespace = m.Namespace
 	r.Each = m.Each
 	r.ListDeleted = m.ListDeleted
+	r.NetworkPool = m.NetworkPool
 	if rhs := m.Workloads; rhs != nil {
 		tmpContainer := make([]*WorkloadPut, len(rhs))
 		for k, v := range rhs {
@@ -10404,6 +10405,15 @@ func (m *PutWorkloads) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		dAtA[i] = 0x1f
 		i--
 		dAtA[i] = 0xa0
+	}
+	if len(m.NetworkPool) > 0 {
+		i -= len(m.NetworkPool)
+		copy(dAtA[i:], m.NetworkPool)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.NetworkPool)))
+		i--
+		dAtA[i] = 0x1d
+		i--
+		dAtA[i] = 0xda
 	}
 	if len(m.Surge) > 0 {
 		for iNdEx := len(m.Surge) - 1; iNdEx >= 0; iNdEx-- {
@@ -22210,6 +22220,10 @@ func (m *PutWorkloads) SizeVT() (n int) {
 			l = e.SizeVT()
 			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
+	}
+	l = len(m.NetworkPool)
+	if l > 0 {
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	if m.IfMembers != nil {
 		n += 2 + protohelpers.SizeOfVarint(uint64(*m.IfMembers))
@@ -38448,6 +38462,38 @@ func (m *PutWorkloads) UnmarshalVT(dAtA []byte) error {
 			if err := m.Surge[len(m.Surge)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
 				return err
 			}
+			iNdEx = postIndex
+		case 475:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field NetworkPool", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.NetworkPool = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
 		case 500:
 			if wireType != 0 {
@@ -74869,6 +74915,42 @@ func (m *PutWorkloads) UnmarshalVTUnsafe(dAtA []byte) error {
 			if err := m.Surge[len(m.Surge)-1].UnmarshalVTUnsafe(dAtA[iNdEx:postIndex]); err != nil {
 				return err
 			}
+			iNdEx = postIndex
+		case 475:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field NetworkPool", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			var stringValue string
+			if intStringLen > 0 {
+				stringValue = unsafe.String(&dAtA[iNdEx], intStringLen)
+			}
+			m.NetworkPool = stringValue
 			iNdEx = postIndex
 		case 500:
 			if wireType != 0 {
