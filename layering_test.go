@@ -69,6 +69,7 @@ var mayImport = []struct {
 	{"agent/workload", nil},
 	{"agent/fencer/lease", []string{"agent/workload"}},
 	{"agent/core", []string{"agent/workload", "agent/fencer/lease"}},
+	{"agent/session/heartbeat", []string{"agent/core"}},
 	// Test support that drivers share.
 	{"agent/driver/moby/mobytest", []string{"testbed"}},
 	{"agent/driver/libvirt/libvirttest", []string{"testbed"}},
@@ -127,7 +128,7 @@ var drivers = []string{"docker", "compose", "libvirt", "sim"}
 
 // pure lists packages whose own files use no clock, randomness, goroutine or map order.
 // fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
-var pure = []string{"access", "policy", "schedule", "fsm", "fsm/bounds", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/control", "agent/workload", "agent/fencer/lease", "agent/core", "agent/overlay/plan"}
+var pure = []string{"access", "policy", "schedule", "fsm", "fsm/bounds", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/control", "agent/workload", "agent/fencer/lease", "agent/core", "agent/session/heartbeat", "agent/overlay/plan"}
 
 var (
 	forbiddenNames = []string{"util", "utils", "common", "helper", "helpers", "model", "models"}

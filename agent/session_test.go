@@ -16,7 +16,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/session"
+	"github.com/persys/compute/agent/session/heartbeat"
 )
 
 func ids(h *controlv1.HeartbeatRequest) string {
@@ -117,7 +117,7 @@ func TestSessionIntervalIsTheServers(t *testing.T) {
 		}
 		n := len(s.beats)
 		s.mu.Unlock()
-		if want := n / (session.FullEvery + 1); full < want-1 || full > want+1 {
+		if want := n / (heartbeat.FullEvery + 1); full < want-1 || full > want+1 {
 			t.Errorf("%d of %d heartbeats are full, want about %d", full, n, want)
 		}
 		s.answer(func(*controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) {

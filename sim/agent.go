@@ -9,6 +9,7 @@ import (
 	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/fencer/lease"
+	"github.com/persys/compute/agent/session/heartbeat"
 	agentspec "github.com/persys/compute/agent/spec"
 	"github.com/persys/compute/agent/workload"
 	agentv1 "github.com/persys/compute/api/agent/v1"
@@ -147,7 +148,7 @@ func (m *machine) boot() {
 	w := m.w
 	m.alive, m.looking, m.telling = true, false, false
 	m.cancelled, m.unsaved = map[*core.Act]bool{}, map[string]bool{}
-	m.session = session{lease: 30 * sec, interval: 10 * sec}
+	m.session = session{State: heartbeat.New()}
 	for _, id := range keys(m.disk.acknowledged) {
 		if g := m.disk.acknowledged[id]; !m.disk.keeps(id, g) {
 			w.violate("durable", id, m.id, "the agent acknowledged an order of generation %s, but its disk does not have the order", g)
@@ -439,7 +440,7 @@ func (m *machine) hear(e fsm.Epoch) bool {
 }
 
 // leased tells the core when its lease ends.
-func (m *machine) leased() { m.do(core.Leased{Until: time.Duration(m.session.until)}) }
+func (m *machine) leased() { m.do(core.Leased{Until: time.Duration(m.session.until())}) }
 
 func (m *machine) drain(on bool) { m.do(core.Drain{On: on}) }
 

@@ -16,7 +16,8 @@
 //     planning and drift detection. Only time, the log and the network around it are modelled. In some
 //     runs the bounds of its queues are small.
 //   - An agent is the real core (agent/core): its checks of epochs and generations, its work, its reports and
-//     its side of the exchange with the fencer. Session, engine and disk are modelled. With the fault
+//     its side of the exchange with the fencer. So is the decision when it registers and sends heartbeats
+//     (agent/session/heartbeat). Engine, disk and the way of messages are modelled. With the fault
 //     AgentCrash the process may end between any two effects of a step, also after it has answered an order.
 //     So the simulator would find an agent that answers an order before it stores it.
 //   - Clocks: every replica has an offset, every machine an offset and a drift. The clock of a paused

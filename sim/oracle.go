@@ -341,7 +341,7 @@ func (w *world) nodeChanged(c fsm.Command, ch *fsm.Change) {
 	// A node must not be declared lost while its agent still holds the lease. The clock of the machine may be
 	// slower than that of the leader by the allowed drift, so allow that difference.
 	m := w.machine(n.ID)
-	if left := m.session.until - m.local(w.now); m.holds() && m.disk.instance == n.Facts.InstanceID && left > 50*ms {
+	if left := m.session.until() - m.local(w.now); m.holds() && m.disk.instance == n.Facts.InstanceID && left > 50*ms {
 		w.violate("early expiry", "", n.ID, "the node is declared lost (%s) while its agent holds a lease for %d ms", n.Reason, left/ms)
 	}
 }

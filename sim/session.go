@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/session/heartbeat"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
@@ -17,28 +19,28 @@ import (
 	speclib "github.com/persys/compute/spec"
 )
 
-// session is an agent's session with the schedulers.
+// session is an agent's session with the schedulers. Package heartbeat decides what the agent sends and when; the simulator
+// carries the messages.
 type session struct {
-	registered bool
-	until      int64 // end of the node's lease, on the machine's clock
-	lease      int64
-	interval   int64
-	sequence   uint64
-	acked      uint64
-	full       bool
-	sinceFull  int
-	answered   fsm.Epoch
-	failures   int
-	at         int // number of the replica to which the agent sends its calls
-	busy       bool
-	turn       int // number of the present heartbeat timer; a timer with a lower number is obsolete and does nothing
-	dirty      bool
-	heldSince  int64 // virtual time since which the agent has held the lease without a gap; 0 = the lease is not held
+	heartbeat.State
+	at        int // number of the replica to which the agent sends its calls
+	busy      bool
+	turn      int // number of the present heartbeat timer; a timer with a lower number is obsolete and does nothing
+	dirty     bool
+	heldSince int64 // virtual time since which the agent has held the lease without a gap; 0 = the lease is not held
+}
+
+// until returns the end of the node's lease, on the machine's clock.
+func (s *session) until() int64 {
+	if s.LeaseUntil.IsZero() {
+		return 0
+	}
+	return s.LeaseUntil.UnixNano()
 }
 
 // holds reports whether the agent considers its lease valid.
 func (m *machine) holds() bool {
-	return m.alive && m.session.registered && m.local(m.w.now) < m.session.until
+	return m.alive && m.session.Registered && m.local(m.w.now) < m.session.until()
 }
 
 // signal makes the agent send its next heartbeat soon, because a report has changed.
@@ -49,16 +51,17 @@ func (m *machine) signal() {
 	}
 	s.dirty = true
 	turn := s.turn
-	m.w.after(100*ms, &m.proc, func() {
+	m.w.after(int64(heartbeat.Coalesce), &m.proc, func() {
 		if m.session.turn == turn {
 			m.converse()
 		}
 	})
 }
 
-// later schedules the next heartbeat.
-func (m *machine) later(d int64) {
+// later schedules the next call.
+func (m *machine) later() {
 	s := &m.session
+	d := int64(s.Wait(func(most time.Duration) time.Duration { return time.Duration(m.w.between(0, int64(most))) }))
 	s.turn++
 	s.busy, s.dirty = false, false
 	turn := s.turn
@@ -67,7 +70,7 @@ func (m *machine) later(d int64) {
 			m.converse()
 		}
 	})
-	if m.core.Version > s.acked && s.failures == 0 {
+	if !s.Failing() && s.Due(m.core.Version) {
 		m.signal()
 	}
 }
@@ -77,22 +80,17 @@ func (m *machine) converse() {
 	s := &m.session
 	s.busy = true
 	s.turn++
-	if s.registered && m.local(m.w.now) >= s.until {
-		m.w.tracef("", m.id, "agent: the lease has lapsed")
-		s.registered = false
-		s.heldSince = 0
+	if was := s.Registered; was {
+		if s.State = s.Expire(m.clock()); !s.Registered {
+			m.w.tracef("", m.id, "agent: the lease has lapsed")
+			s.heldSince = 0
+		}
 	}
-	failed := func(why string) {
-		s.failures++
-		s.at = m.w.rng.IntN(len(m.w.replicas))
-		d := min(50*ms<<min(s.failures-1, 10), 2*sec)
-		m.later(d/2 + m.w.between(0, d/2))
-	}
-	if s.registered {
-		m.beat(failed)
+	if s.Registered {
+		m.beat()
 		return
 	}
-	sent := m.local(m.w.now)
+	sent := m.clock()
 	facts := m.facts()
 	m.call(func(l *leadership, reply func(any, error)) {
 		l.register(facts, reply)
@@ -101,75 +99,77 @@ func (m *machine) converse() {
 			if strings.Contains(err.Error(), "persysctl node fence "+m.id) {
 				m.w.obey(m)
 			}
-			failed(err.Error())
+			m.failed(false)
 			return
 		}
 		l := res.(sched.Lease)
 		if !m.hear(l.Epoch) {
-			failed("superseded")
+			m.failed(false)
 			return
 		}
-		s.registered, s.full, s.sequence, s.failures = true, true, 0, 0
-		s.answered = l.Epoch
-		m.extend(sent, l)
+		m.extend(l, func() { s.State = s.Accepted(answerOf(sent, l)) })
 		m.w.tracef("", m.id, "agent: registered in epoch %s", l.Epoch)
-		m.beat(failed)
+		m.beat()
 	})
 }
 
-func (m *machine) beat(failed func(string)) {
+// failed makes the agent call another replica after a wait.
+func (m *machine) failed(unknown bool) {
 	s := &m.session
-	full := s.full || s.sinceFull >= 20
-	sent := m.local(m.w.now)
-	reports, version := m.changes(full, s.acked)
-	s.sequence++
-	hb := sched.Heartbeat{Node: m.id, Full: full, Protocol: 1, Sequence: s.sequence, Reports: reports}
+	if s.State = s.Failed(unknown); !s.Registered {
+		s.heldSince = 0
+	}
+	s.at = m.w.rng.IntN(len(m.w.replicas))
+	m.later()
+}
+
+func (m *machine) beat() {
+	s := &m.session
+	var b heartbeat.Beat
+	s.State, b = s.Beat()
+	sent := m.clock()
+	reports, version := m.changes(b.Full, s.Acked)
+	hb := sched.Heartbeat{Node: m.id, Full: b.Full, Protocol: 1, Sequence: b.Sequence, Reports: reports}
 	m.call(func(l *leadership, reply func(any, error)) {
 		l.heartbeat(hb, reply)
 	}, func(res any, err error) {
-		if errors.Is(err, errNoNode) {
-			s.registered, s.heldSince = false, 0
-		}
 		if err != nil {
-			failed(err.Error())
+			m.failed(errors.Is(err, errNoNode))
 			return
 		}
 		l := res.(sched.Lease)
 		if !m.hear(l.Epoch) {
-			failed("superseded")
+			m.failed(false)
 			return
 		}
-		s.failures = 0
-		s.acked = version
-		s.sinceFull++
-		if full {
-			s.sinceFull = 0
-		}
-		s.full = l.SendFull || l.Epoch != s.answered
-		s.answered = l.Epoch
-		m.extend(sent, l)
+		m.extend(l, func() { s.State = s.Acknowledged(b, version, answerOf(sent, l)) })
 		m.drain(l.Drain)
-		if s.full {
-			m.later(100 * ms)
-			return
-		}
-		m.later(s.interval - m.w.between(0, s.interval/10))
+		m.later()
 	})
 }
 
-// extend stores a new lease. Its duration begins at the time when the heartbeat was sent.
-func (m *machine) extend(sent int64, l sched.Lease) {
-	s := &m.session
-	s.interval = l.Interval
-	if l.Duration == 0 {
-		return
+// clock returns the time on the machine's clock.
+func (m *machine) clock() time.Time { return time.Unix(0, m.local(m.w.now)) }
+
+// answerOf returns the answer of a leader to a call that was sent at the time sent.
+func answerOf(sent time.Time, l sched.Lease) heartbeat.Answer {
+	return heartbeat.Answer{
+		Sent: sent, Epoch: core.Epoch{ClusterID: clusterID, Incarnation: l.Epoch.Incarnation, Term: l.Epoch.Term},
+		Lease: time.Duration(l.Duration), Interval: time.Duration(l.Interval), SendFull: l.SendFull,
 	}
-	if now := m.local(m.w.now); s.heldSince == 0 || now >= s.until {
+}
+
+// extend stores the answer l by the function store. If the answer has a lease, extend notes since when the agent has held
+// its lease, and tells the agent's core.
+func (m *machine) extend(l sched.Lease, store func()) {
+	s := &m.session
+	if now := m.local(m.w.now); l.Duration > 0 && (s.heldSince == 0 || now >= s.until()) {
 		s.heldSince = m.w.now
 	}
-	s.lease = l.Duration
-	s.until = max(s.until, sent+l.Duration)
-	m.leased()
+	store()
+	if l.Duration > 0 {
+		m.leased()
+	}
 }
 
 // facts returns the facts with which the node registers.
@@ -202,7 +202,7 @@ func (m *machine) call(handle func(*leadership, func(any, error)), back func(any
 		over = true
 		back(res, err)
 	}
-	w.after(min(max(s.lease/3, sec), 5*sec), &m.proc, func() { done(nil, errUnknown) })
+	w.after(int64(s.Deadline()), &m.proc, func() { done(nil, errUnknown) })
 	w.send(&a.proc, func() bool { return !m.up[a.idx] }, func() {
 		w.route(a, handle, func(res any, err error) {
 			w.send(&m.proc, func() bool { return !m.down[a.idx] }, func() { done(res, err) })

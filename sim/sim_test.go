@@ -16,6 +16,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/session/heartbeat"
 )
 
 // seedsAsked returns the first seed and the number of seeds that a test runs, as SIM_FROM and
@@ -170,7 +171,7 @@ func TestOracleFindsWorkloadOnTwoNodes(t *testing.T) {
 			w.now = start + 1000*sec
 			for _, id := range []string{"n1", "n2"} {
 				m := &machine{w: w, id: id, proc: proc{alive: true}, power: proc{alive: true}}
-				m.session = session{registered: true, heldSince: start, until: m.local(w.now + sec)}
+				m.session = session{State: heartbeat.State{Registered: true, LeaseUntil: time.Unix(0, m.local(w.now+sec))}, heldSince: start}
 				m.engine = &engine{m: m, has: map[string]*instance{"w1": {id: "w1", state: driver.Running}}}
 				w.machines = append(w.machines, m)
 			}

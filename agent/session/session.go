@@ -1,10 +1,9 @@
 // Package session registers an agent with the schedulers of its cluster and sends heartbeats.
 //
 //   - The agent registers, then sends heartbeats: at the interval that the schedulers name, and soon after
-//     a report has changed. Every twentieth heartbeat has all reports, the others have only the changes.
+//     a report has changed. Package heartbeat decides when, and what they report.
 //   - Any replica may answer any call. An answer of another cluster, or of a replica that was
 //     leader in an earlier term, is ignored.
-//   - A lease counts from the time at which the request for it was sent.
 //   - If the schedulers are unreachable, this package stops no workload. The agent registers again.
 package session
 
@@ -32,6 +31,7 @@ import (
 	"github.com/persys/compute/agent/names"
 	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/runner"
+	"github.com/persys/compute/agent/session/heartbeat"
 	"github.com/persys/compute/agent/spec"
 	"github.com/persys/compute/agent/volume"
 	controlv1 "github.com/persys/compute/api/control/v1"
@@ -41,20 +41,8 @@ import (
 // generations and lease lengths.
 const protocol = 1
 
-const (
-	// coalesce is how long the agent waits, after a report changed, for further changes before it sends a
-	// heartbeat.
-	coalesce = 100 * time.Millisecond
-	// FullEvery is how many heartbeats in a row have only the changed reports. The next heartbeat then has the
-	// reports of all workloads.
-	FullEvery = 20
-
-	backoffMin = 50 * time.Millisecond
-	backoffMax = 2 * time.Second
-
-	callMin, callMax = time.Second, 5 * time.Second
-	defaultInterval  = 10 * time.Second // default heartbeat interval of the contract (docs/contract/wire-control.md)
-)
+// startWait is the longest wait for the engines and the fencer before the first registration.
+const startWait = 5 * time.Second
 
 // Control is the schedulers' API; controlv1.AgentControlClient satisfies it. Any replica may answer any
 // call.
@@ -114,26 +102,16 @@ type Session struct {
 	state atomic.Pointer[State]
 
 	// Only Run uses the fields below.
-	registered bool
-	held       string // what HeldPorts returned at the last registration
-	leaseUntil time.Time
-	lease      time.Duration
-	asked      time.Duration // time at which the last call was sent, on the clock fencer.Now
-	interval   time.Duration
-	sequence   uint64
-	acked      uint64 // newest version of workload reports that the schedulers have acknowledged
-	measured   uint64 // newest version of usage readings that the schedulers have acknowledged
-	full       bool
-	sinceFull  int
-	volumes    *controlv1.VolumeReport // newest report of volumes that the schedulers have acknowledged
-	answered   core.Epoch
-	failures   int
-	problem    string
+	link     heartbeat.State
+	held     string                  // what HeldPorts returned at the last registration
+	measured uint64                  // newest version of usage readings that the schedulers have acknowledged
+	volumes  *controlv1.VolumeReport // newest report of volumes that the schedulers have acknowledged
+	problem  string
 }
 
 // New makes a Session; nothing is sent before Run.
 func New(cfg Config) *Session {
-	c := &Session{cfg: cfg, r: cfg.Runner, interval: defaultInterval, lease: 3 * defaultInterval}
+	c := &Session{cfg: cfg, r: cfg.Runner, link: heartbeat.New()}
 	c.state.Store(&State{})
 	return c
 }
@@ -155,22 +133,21 @@ func (c *Session) Run(ctx context.Context) {
 	for _, ready := range []<-chan struct{}{c.r.FirstSweep(), c.r.FencerAnswered()} {
 		select {
 		case <-ready:
-		case <-time.After(callMax):
+		case <-time.After(startWait):
 		case <-ctx.Done():
 			return
 		}
 	}
 	for ctx.Err() == nil {
-		now := time.Now()
-		if c.registered && !now.Before(c.leaseUntil) {
-			c.cfg.Logger.Warn("the lease has ended; registering again", "since", c.leaseUntil)
-			c.registered = false
+		was := c.link.Registered
+		if c.link = c.link.Expire(time.Now()); was && !c.link.Registered {
+			c.cfg.Logger.Warn("the lease has ended; registering again", "since", c.link.LeaseUntil)
 		}
 		if c.r.Registers(true) || c.cfg.HeldPorts != nil && c.cfg.HeldPorts() != c.held {
-			c.registered = false
+			c.link.Registered = false
 		}
 		var err error
-		if !c.registered {
+		if !c.link.Registered {
 			err = c.register(ctx)
 		}
 		if err == nil {
@@ -180,10 +157,6 @@ func (c *Session) Run(ctx context.Context) {
 			return
 		}
 		c.note(err)
-		if err != nil {
-			c.pause(ctx)
-			continue
-		}
 		c.wait(ctx, time.Now())
 	}
 }
@@ -194,9 +167,7 @@ func (c *Session) note(err error) {
 	problem := ""
 	if err != nil {
 		problem = err.Error()
-		c.failures++
-	} else {
-		c.failures = 0
+		c.link = c.link.Failed(status.Code(err) == codes.NotFound)
 	}
 	if problem != c.problem {
 		if problem != "" {
@@ -206,59 +177,45 @@ func (c *Session) note(err error) {
 		}
 		c.problem = problem
 	}
-	c.set(func(s *State) { s.Problem, s.Registered, s.LeaseUntil = problem, c.registered, c.leaseUntil })
+	c.set(func(s *State) { s.Problem, s.Registered, s.LeaseUntil = problem, c.link.Registered, c.link.LeaseUntil })
 }
 
-func (c *Session) pause(ctx context.Context) {
-	d := backoffMin << min(c.failures-1, 10)
-	d = min(d, backoffMax)
-	d = d/2 + rand.N(d/2+1)
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
-}
-
-// wait blocks until the next heartbeat is due: soon after a report has changed, otherwise when the interval has
-// passed since the time from. A random time of up to a tenth is taken off the interval, so that agents do not
-// all send at the same time.
+// wait blocks until the next call is due: after a failure when its wait is over, otherwise soon after a report has changed,
+// or when the interval has passed since the time from.
 func (c *Session) wait(ctx context.Context, from time.Time) {
-	d := c.interval - rand.N(c.interval/10+1)
+	d := c.link.Wait(func(most time.Duration) time.Duration { return rand.N(most + 1) })
 	timer := time.NewTimer(time.Until(from.Add(d)))
 	defer timer.Stop()
+	changed := c.r.Changed()
+	if c.link.Failing() {
+		changed = nil
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
 			return
-		case <-c.r.Changed():
+		case <-changed:
 		}
 		select {
-		case <-time.After(coalesce):
+		case <-time.After(heartbeat.Coalesce):
 		case <-timer.C:
 			return
 		case <-ctx.Done():
 			return
 		}
-		if c.r.State().Version > c.acked || c.r.Registers(false) {
+		if c.link.Due(c.r.State().Version) || c.r.Registers(false) {
 			return
 		}
 	}
 }
 
-// deadline returns the time limit of one call to the schedulers. It is much shorter than the lease, so that
-// another call fits into the lease if this one fails.
-func (c *Session) deadline() time.Duration {
-	return min(max(c.lease/3, callMin), callMax)
-}
-
 func (c *Session) register(ctx context.Context) error {
 	request := c.Registration()
-	c.asked = fencer.Now()
-	sent := time.Now()
+	asked, sent := fencer.Now(), time.Now()
 	request.Timestamp = timestamppb.New(sent)
-	limited, cancel := context.WithTimeout(ctx, c.deadline())
+	limited, cancel := context.WithTimeout(ctx, c.link.Deadline())
 	defer cancel()
 	reply, err := c.cfg.Control.RegisterNode(limited, request)
 	c.cfg.Metrics.CountAnswer("register", status.Code(err).String())
@@ -271,40 +228,31 @@ func (c *Session) register(ctx context.Context) error {
 	if err := c.hear(reply.ClusterId, spec.Epoch(reply.Epoch)); err != nil {
 		return fmt.Errorf("register: %w", err)
 	}
-	c.registered, c.full, c.sequence = true, true, 0
 	c.held = request.GetCapabilities().GetNetworking().GetHeldPorts()
-	c.extend(sent, reply.LeaseSeconds, reply.LeaseExpiresAt, reply.Epoch != nil)
-	c.setInterval(reply.HeartbeatIntervalSeconds)
-	c.answered = epochOf(reply.Epoch)
+	a := answerOf(sent, reply)
+	c.link = c.link.Accepted(a)
+	c.leased(asked, a)
 	c.discovered(reply.SchedulerAddrs, reply.LeaderAddr)
-	c.cfg.Logger.Info("registered", "interval", c.interval, "lease", c.lease, "epoch", c.answered.String())
+	c.cfg.Logger.Info("registered", "interval", c.link.Interval, "lease", c.link.Lease, "epoch", a.Epoch.String())
 	return nil
 }
 
-func (c *Session) setInterval(seconds int32) {
-	if seconds > 0 {
-		c.interval = time.Duration(seconds) * time.Second
+// answerOf returns what a scheduler answered to a call that was sent at the time sent. Our schedulers send the length of a
+// lease; a legacy v1 scheduler sends its end.
+func answerOf(sent time.Time, m interface {
+	GetEpoch() *controlv1.Epoch
+	GetLeaseSeconds() int32
+	GetLeaseExpiresAt() *timestamppb.Timestamp
+	GetHeartbeatIntervalSeconds() int32
+}) heartbeat.Answer {
+	a := heartbeat.Answer{
+		Sent: sent, Epoch: epochOf(m.GetEpoch()), Lease: time.Duration(m.GetLeaseSeconds()) * time.Second,
+		Interval: time.Duration(m.GetHeartbeatIntervalSeconds()) * time.Second,
 	}
-}
-
-// extend records the end of a lease that the schedulers granted, from their answer to a request that was sent
-// at the time sent. Our schedulers send the length of the lease, which counts from when the request was sent. A
-// legacy v1 scheduler sends the end of the lease, by the scheduler's own clock.
-func (c *Session) extend(sent time.Time, seconds int32, end *timestamppb.Timestamp, ours bool) {
-	switch {
-	case seconds > 0:
-		c.lease = time.Duration(seconds) * time.Second
-		c.leaseUntil = sent.Add(c.lease)
-		c.leased(c.asked + c.lease)
-	case ours:
-		// The answer contains no lease, because the leader could not confirm that it still leads. So keep the end
-		// of the last lease.
-	case end.IsValid() && end.AsTime().After(sent):
-		c.leaseUntil = end.AsTime()
-		c.lease = c.leaseUntil.Sub(sent)
-	default:
-		c.leaseUntil = sent.Add(c.lease)
+	if end := m.GetLeaseExpiresAt(); end.IsValid() {
+		a.LeaseEnd = end.AsTime()
 	}
+	return a
 }
 
 func (c *Session) discovered(addresses []string, leader string) {
@@ -314,35 +262,31 @@ func (c *Session) discovered(addresses []string, leader string) {
 }
 
 func (c *Session) beat(ctx context.Context) error {
-	// Legacy v1 schedulers send no epoch, and expect the reports of all workloads in each heartbeat.
-	ours := c.answered != core.Epoch{}
-	full := c.full || c.sinceFull >= FullEvery || !ours
-	c.asked = fencer.Now()
-	sent := time.Now()
-	statuses, version := changes(c.r.State(), full, ours, c.acked, sent)
-	c.sequence++
+	var b heartbeat.Beat
+	c.link, b = c.link.Beat()
+	asked, sent := fencer.Now(), time.Now()
+	statuses, version := changes(c.r.State(), b.Full, !b.Legacy, c.link.Acked, sent)
 	request := &controlv1.HeartbeatRequest{
 		NodeId: c.cfg.NodeID, ClusterId: c.r.State().Meta.Epoch.ClusterID, Usage: c.Usage(), WorkloadStatuses: statuses,
-		Timestamp: timestamppb.New(sent), Sequence: c.sequence, Full: full,
+		Timestamp: timestamppb.New(sent), Sequence: b.Sequence, Full: b.Full,
 	}
 	since := c.measured
-	if full {
+	if b.Full {
 		since = 0
 	}
 	request.NetworkIndex, request.NetworkIncarnation = c.cfg.Networks.Have()
 	held := c.Volumes()
-	if full || !proto.Equal(held, c.volumes) {
+	if b.Full || !proto.Equal(held, c.volumes) {
 		request.Volumes = held
 	}
 	var measured uint64
 	request.WorkloadUsage, measured = c.WorkloadUsage(since)
-	limited, cancel := context.WithTimeout(ctx, c.deadline())
+	limited, cancel := context.WithTimeout(ctx, c.link.Deadline())
 	defer cancel()
 	reply, err := c.cfg.Control.Heartbeat(limited, request)
 	c.cfg.Metrics.CountAnswer("heartbeat", status.Code(err).String())
 	switch {
 	case status.Code(err) == codes.NotFound:
-		c.registered = false
 		return fmt.Errorf("heartbeat: the schedulers do not know this node; registering again: %w", err)
 	case err != nil:
 		return fmt.Errorf("heartbeat: %w", err)
@@ -354,18 +298,11 @@ func (c *Session) beat(ctx context.Context) error {
 		return fmt.Errorf("heartbeat: %w", err)
 	}
 	c.cfg.Networks.Heard(reply.Networks)
-	answered := epochOf(reply.Epoch)
-	c.acked, c.measured, c.volumes = version, measured, held
-	c.sinceFull++
-	if full {
-		c.sinceFull = 0
-	}
-	// If the leader has changed, send all reports: the new leader has none of those that the
-	// previous leader received.
-	c.full = reply.SendFull || answered != c.answered
-	c.answered = answered
-	c.extend(sent, reply.LeaseSeconds, reply.LeaseExpiresAt, reply.Epoch != nil)
-	c.setInterval(reply.HeartbeatIntervalSeconds)
+	c.measured, c.volumes = measured, held
+	a := answerOf(sent, reply)
+	a.SendFull = reply.SendFull
+	c.link = c.link.Acknowledged(b, version, a)
+	c.leased(asked, a)
 	c.discovered(reply.SchedulerAddrs, reply.LeaderAddr)
 	changed := c.State().Draining != reply.DrainNode
 	c.set(func(s *State) { s.Draining, s.LastHeartbeat = reply.DrainNode, time.Now() })
@@ -375,7 +312,7 @@ func (c *Session) beat(ctx context.Context) error {
 		}
 		c.cfg.Logger.Info("drain", "draining", reply.DrainNode)
 	}
-	if c.full {
+	if c.link.Full {
 		c.r.Signal()
 	}
 	return nil
@@ -394,10 +331,13 @@ func (c *Session) hear(cluster string, epoch *core.Epoch) error {
 	return nil
 }
 
-// leased tells the core that the schedulers granted this node a lease that ends at until, on the clock of
-// fencer.Now.
-func (c *Session) leased(until time.Duration) {
-	if _, err := c.r.Do(core.Leased{Until: until}); err != nil {
+// leased tells the core of a lease that the schedulers granted this node. It counts from the time asked, at which the
+// request was sent, on the clock of fencer.Now.
+func (c *Session) leased(asked time.Duration, a heartbeat.Answer) {
+	if a.Lease <= 0 {
+		return
+	}
+	if _, err := c.r.Do(core.Leased{Until: asked + a.Lease}); err != nil {
 		c.cfg.Logger.Error("state file", "error", err)
 	}
 }
