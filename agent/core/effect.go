@@ -124,10 +124,11 @@ type Act struct {
 	// then keep running.
 	Heals  bool
 	Orphan workload.Kind
-	// Ends: the action removes the instance of a job whose end the agent has not reported. The instance is then
-	// stopped and inspected before its removal, so that the job's record gets its exit code and output.
+	// Ends: the action removes the instance of a job that has not ended by itself. The instance is then stopped and
+	// inspected before its removal, so that the job's record gets its exit code and output.
 	Ends bool
 
+	exit  *Exit  // how the instance of a job ended by itself, before the action was decided
 	bound uint64 // number of the driver (Engine.Bound) when the action was decided
 }
 

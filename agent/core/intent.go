@@ -147,6 +147,11 @@ func (in *Intent) observed(o *workload.Observed) observation {
 	return observation{state: o.State, content: content, current: content == "" && o.Revision == in.RevisionID}
 }
 
+// fits reports whether o is an instance that was made for this intent.
+func (in *Intent) fits(o observation) bool {
+	return o.state != workload.Absent && (o.content == in.EngineContent || o.current)
+}
+
 // anyRevision is the LegacyRevision of a workload that was taken over from a legacy v1 agent whose record of
 // the workload is lost. An instance of the workload may then have any revision label.
 const anyRevision = "*"

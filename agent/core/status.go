@@ -181,7 +181,7 @@ func (x *step) judge(st *Status, w *Workload) {
 	in, f := w.Intent, w.Failure
 	e, engine := x.Engine(w.Kind)
 	match := in.observed(w.Observed)
-	fits := match.state != workload.Absent && (match.content == in.EngineContent || match.current)
+	fits := in.fits(match)
 	switch {
 	case fits:
 		st.Content = cmp.Or(in.Content, in.EngineContent)

@@ -100,11 +100,12 @@ func TestStepReportsHowAStoppedJobEnded(t *testing.T) {
 		name string
 		job  bool
 		end  workload.State // state of the instance before the delete
-		ends bool
+		ends bool           // the agent stops and inspects the instance
+		exit bool           // the report of the removal says how the job ended
 	}{
-		{"a job that runs", true, workload.Running, true},
-		{"a job that has ended", true, workload.Failed, false},
-		{"a service that runs", false, workload.Running, false},
+		{"a job that runs", true, workload.Running, true, true},
+		{"a job that has ended", true, workload.Failed, false, true},
+		{"a service that runs", false, workload.Running, false, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			now := time.Unix(1000, 0)
@@ -114,9 +115,9 @@ func TestStepReportsHowAStoppedJobEnded(t *testing.T) {
 			h.s = Restore(Settings{Node: "a", Policy: policy, Concurrency: 8}, Saved{Intents: []*Intent{in}, Meta: Meta{InstanceID: "i1"}}, h.now)
 			h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{workload.Container}})
 			e, _ := h.s.Engine(workload.Container)
-			o := workload.Observed{ID: "db", State: c.end, Content: "c1:a", Generation: in.Generation, RuntimeID: "r1", StartedAt: now}
+			o := workload.Observed{ID: "db", State: c.end, Content: in.EngineContent, Generation: in.Generation, RuntimeID: "r1", StartedAt: now}
 			if c.end != workload.Running {
-				o.FinishedAt = now.Add(time.Second)
+				o.FinishedAt, o.ExitCode, o.Output = now.Add(time.Second), 137, "row 7"
 			}
 			h.step(Listed{Kind: workload.Container, Bound: e.Bound, Began: h.now, Seen: []workload.Observed{o}})
 			h.step(Start{})
@@ -134,8 +135,8 @@ func TestStepReportsHowAStoppedJobEnded(t *testing.T) {
 			}
 			h.step(done)
 			_, gone := h.s.Changes(true, true, 0, h.now)
-			if len(gone) != 1 || (gone[0].Exit != nil) != c.ends || c.ends && (gone[0].Exit.Code != 137 || gone[0].Exit.Output != "row 7") {
-				t.Errorf("the agent reports %+v as deleted, want an exit: %t", gone[0], c.ends)
+			if len(gone) != 1 || (gone[0].Exit != nil) != c.exit || c.exit && (gone[0].Exit.Code != 137 || gone[0].Exit.Output != "row 7") {
+				t.Errorf("the agent reports %+v as deleted with the exit %+v, want an exit: %t", gone[0], gone[0].Exit, c.exit)
 			}
 		})
 	}

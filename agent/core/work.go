@@ -165,7 +165,11 @@ func (x *step) remove(id string, in *Intent, tomb *Tombstone) {
 		a.Fate = fateOf(in)
 		a.Kinds = append([]workload.Kind{in.Type}, in.PreviousTypes...)
 		w := x.Get(id)
-		a.Ends = in.Traits.Job && w.Observed != nil && !w.ended()
+		if o := w.Observed; in.Traits.Job && in.fits(in.observed(o)) {
+			if a.Ends = !w.ended(); !a.Ends {
+				a.exit = new(exitOf(o))
+			}
+		}
 	} else {
 		a.Fate = Fate{Keep: tomb.KeepVolumes, KeepShared: tomb.KeepShared, Retain: tomb.Retain}
 		for _, e := range x.engines {
@@ -329,12 +333,25 @@ func (x *step) failed(id string, in *Intent, class workload.Class, message strin
 	x.publish(w)
 }
 
+// exit returns how the instance of a job ended that the action removed; nil if that is not known.
+func (d Done) exit() *Exit {
+	if o := d.Observed; d.Act.Ends && o != nil && !o.FinishedAt.IsZero() {
+		return new(exitOf(o))
+	}
+	return d.Act.exit
+}
+
 // removeDone completes a delete: it sets Done in the tombstone (the record of the delete) and drops the
 // workload from the State.
 func (x *step) removeDone(d Done, w *Workload) {
 	id, in := d.Act.ID, d.Act.Intent
 	if d.Failed != nil {
 		if in != nil {
+			if t := x.Tombstone(id); t != nil && d.exit() != nil { // the instance may be gone at the next attempt
+				kept := *t
+				kept.Exit = d.exit()
+				x.setTombstone(kept)
+			}
 			x.failed(id, in, d.Failed.Class, d.Failed.Message)
 			return
 		}
@@ -352,8 +369,8 @@ func (x *step) removeDone(d Done, w *Workload) {
 		tomb = *t
 	}
 	tomb.Done, tomb.DeletedAt = true, x.now
-	if o := d.Observed; d.Act.Ends && o != nil && !o.FinishedAt.IsZero() {
-		tomb.Exit = new(exitOf(o))
+	if exit := d.exit(); exit != nil {
+		tomb.Exit = exit
 	}
 	var t *Task
 	if w != nil {
