@@ -20,6 +20,9 @@ import (
 // The allowed values of the Compose fields for the namespaces and the network of a container. A container
 // must not share the namespaces or the network of another container, so values that name another container
 // are not allowed.
+// minCPUQuota is the smallest quota of CPU time in a period that the kernel accepts, in microseconds.
+const minCPUQuota = 1000
+
 var (
 	networkModes = []string{"bridge", "host", "none"}
 	hostOnly     = []string{"host"}
@@ -63,8 +66,16 @@ func (e *Errors) options(s *controlv1.WorkloadSpec) {
 	if c.GetCpuPeriod() != 0 && s.GetResources().GetCpuMillicores() == 0 {
 		e.add(at+".cpu_period", "needs a CPU limit, whose period it is: cpu_quota, cpus or resources.cpu", "")
 	}
-	if c.GetMacAddress() != "" && (s.GetCount() > 1 || s.GetAutoscale() != nil) {
-		e.add(at+".mac_address", "is for one container, and this workload has several: leave it out", c.GetMacAddress())
+	if milli, period := s.GetResources().GetCpuMillicores(), c.GetCpuPeriod(); milli > 0 && period > 0 && milli*period/1000 < minCPUQuota {
+		e.addf(at+".cpu_period", strconv.FormatInt(period, 10), "must be at least %d with a limit of %d millicores, because the kernel accepts no quota below %d microseconds: a larger cpu_period, or none",
+			(minCPUQuota*1000+milli-1)/milli, milli, minCPUQuota)
+	}
+	if _, group := membersOf(s); c.GetMacAddress() != "" && (group || s.GetAutoscale() != nil || IsTemplate(s)) {
+		e.add(at+".mac_address", "is for one container, and this workload may have several: leave it out", c.GetMacAddress())
+	}
+	e.between(at+".blkio_config.weight", int64(c.GetBlkioConfig().GetWeight()), 0, 1000, "")
+	for i, d := range c.GetBlkioConfig().GetWeightDevice() {
+		e.between(fmt.Sprintf("%s.blkio_config.weight_device[%d].weight", at, i), int64(d.GetWeight()), 0, 1000, "")
 	}
 	e.between(at+".oom_score_adj", int64(c.GetOomScoreAdj()), -1000, 1000, "")
 	for _, t := range []struct{ field, value string }{

@@ -111,6 +111,8 @@ func TestConflictsOfAContainer(t *testing.T) {
 		{"cpu_quota: 500", "f:4:14: container.cpu_quota: must be at least 1000"},
 		{"cpu_period: 50000", "f:4:15: container.cpu_period: needs a CPU limit"},
 		{"cpus: 1\n  cpu_period: 5", "f:5:15: container.cpu_period: must be 1000 to 1000000"},
+		{"cpus: 0.01\n  cpu_period: 1000", "f:5:15: container.cpu_period: must be at least 100000 with a limit of 10 millicores"},
+		{"blkio_config: {weight: -5}", "container.blkio_config.weight: must be 0 to 1000"},
 		{"cpu_shares: -1", "f:4:15: container.cpu_shares: must not be negative"},
 		{"mem_swappiness: 101", "container.mem_swappiness: must be -1 to 100"},
 		{"mac_address: 02-42", "f:4:16: container.mac_address: must be"},

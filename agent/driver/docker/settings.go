@@ -276,7 +276,9 @@ func resources(body *agentv1.ContainerSpec) (container.Resources, error) {
 	case milli > 0:
 		milli = max(milli, minMillicores)
 		if period := body.GetCpuPeriod(); period != 0 {
-			out.CPUPeriod, out.CPUQuota = period, max(milli*period/milliPerCPU, minQuota)
+			// The quota must not become larger than the limit. So the period is raised where the quota is too small.
+			period = max(period, (minQuota*milliPerCPU+milli-1)/milli)
+			out.CPUPeriod, out.CPUQuota = period, milli*period/milliPerCPU
 		} else {
 			out.NanoCPUs = milli * nanoPerMilli
 		}
