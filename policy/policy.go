@@ -31,7 +31,7 @@ type Policy struct {
 	// workload.
 	HostNamespaces []string `yaml:"host_namespaces,omitempty"`
 	// SecurityOptions are options that a container may have, such as no-new-privileges=false,
-	// seccomp=unconfined, sysctl=net.*, runtime=*, log-driver=syslog.
+	// seccomp=unconfined, sysctl=net.*, runtime=*, platform=linux/amd64, log-driver=syslog.
 	SecurityOptions []string `yaml:"security_options,omitempty"`
 	// Users are the users that containers may run as: names, numbers, non-root, or "*", which includes the
 	// user that the image names.

@@ -191,6 +191,7 @@ func TestAsksOfAComposeProject(t *testing.T) {
 		{"AppArmor switched off", one("    security_opt: ['apparmor=unconfined']\n"), nil, "services.a.security_opt[0] security_options"},
 		{"a sysctl of the host", one("    sysctls: {kernel.core_pattern: x}\n"), nil, "services.a.sysctls.kernel.core_pattern security_options"},
 		{"a safe sysctl", one("    sysctls: {net.core.somaxconn: 1024}\n"), nil, ""},
+		{"a platform", one("    platform: linux/arm64\n"), nil, "services.a.platform security_options"},
 		{"another container runtime", one("    runtime: other\n"), nil, "services.a.runtime security_options"},
 		{"a cgroup of the host", one("    cgroup_parent: /\n"), nil, "services.a.cgroup_parent security_options"},
 		{"a log driver", one("    logging: {driver: syslog}\n"), nil, "services.a.logging.driver security_options"},

@@ -213,6 +213,9 @@ func (d *project) options(at string, s types.ServiceConfig) {
 	if s.Runtime != "" {
 		add("runtime", "runtime", s.Runtime)
 	}
+	if s.Platform != "" { // the engine then has the image's name for another platform, which breaks other containers of that image
+		add("platform", "platform", s.Platform)
+	}
 	if s.Isolation != "" {
 		add("isolation", "isolation", s.Isolation)
 	}

@@ -168,7 +168,9 @@ func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.D
 	// removes it.
 	mine := false
 	if e.opt.Pulled != nil {
-		here, err := e.Have(ctx, img)
+		any := img
+		any.Platform = nil // a copy for another platform is not this agent's either
+		here, err := e.Have(ctx, any)
 		mine = err == nil && !here
 	}
 	pullCtx, cancel := context.WithCancelCause(ctx)
