@@ -22,17 +22,19 @@ import (
 	"github.com/persys/compute/policy"
 	"github.com/persys/compute/policy/document"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/rpc/limits"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/spec"
 )
 
 // Agents is the client with which a scheduler calls agents. For each node and endpoint it keeps one connection for
-// calls and one for streams, so that many log streams and sessions cannot delay orders. Every call has a deadline.
+// orders and one for streams and reads, so that people who read cannot delay orders. Every call has a deadline.
 // With TLS, a connection is used only if the agent shows the certificate of the node.
 type Agents struct {
 	tls   *pki.Files
 	store *store.Store
 	keys  Keys
+	reads *limits.Peers // calls of each node that only read (reads.go)
 	again time.Duration // shortest time between two dials that are caused by calls of users
 	dial  []grpc.DialOption
 
@@ -48,7 +50,7 @@ type Agents struct {
 // nodes that registered the same endpoint do not share a connection.
 type agentAt struct {
 	node, addr string
-	streams    bool // true: the connection is for logs and sessions; false: for orders and other calls
+	streams    bool // true: the connection is for logs, sessions and reads; false: for orders
 }
 
 type agentConn struct {
@@ -59,7 +61,7 @@ type agentConn struct {
 // NewAgents returns a client of agents. If tls is nil, the connections are not encrypted. extra are
 // additional dial options, for instance for metrics and traces.
 func NewAgents(st *store.Store, tls *pki.Files, keys Keys, extra ...grpc.DialOption) *Agents {
-	return &Agents{tls: tls, store: st, keys: keys, again: 5 * time.Second, dial: extra, conns: map[agentAt]*agentConn{}, deletes: map[sched.Order]bool{}}
+	return &Agents{tls: tls, store: st, keys: keys, reads: limits.NewPeers(limits.Limits{Concurrent: readsOfNode, Calls: readsOfNodeRate}, nil), again: 5 * time.Second, dial: extra, conns: map[agentAt]*agentConn{}, deletes: map[sched.Order]bool{}}
 }
 
 // Close closes every connection to an agent.
@@ -413,10 +415,11 @@ func (a *Agents) exec(ctx context.Context, n *fsm.Node) (agentv1.AgentService_Ex
 // usage returns what a node measured during the last hour or day. It returns an empty answer for an agent that keeps no
 // measurements.
 func (a *Agents) usage(ctx context.Context, n *fsm.Node, req *agentv1.ListUsageRequest) (*agentv1.ListUsageResponse, error) {
-	c, err := a.fresh(n)
+	c, e, err := a.reader(n)
 	if err != nil {
 		return nil, err
 	}
+	defer e.Leave()
 	r, err := c.ListUsage(ctx, req)
 	if unimplemented(err) {
 		return &agentv1.ListUsageResponse{}, nil
@@ -427,10 +430,11 @@ func (a *Agents) usage(ctx context.Context, n *fsm.Node, req *agentv1.ListUsageR
 // probe asks the agent of a node to send test packets to the other nodes of a network, and returns which of them
 // answered.
 func (a *Agents) probe(ctx context.Context, n *fsm.Node, req *agentv1.ProbeNetworkRequest) ([]*agentv1.NetworkProbe, error) {
-	c, err := a.fresh(n)
+	c, e, err := a.reader(n)
 	if err != nil {
 		return nil, err
 	}
+	defer e.Leave()
 	r, err := c.ProbeNetwork(ctx, req)
 	if unimplemented(err) {
 		return nil, errors.New("its agent is too old to check networks: update it")
@@ -441,10 +445,11 @@ func (a *Agents) probe(ctx context.Context, n *fsm.Node, req *agentv1.ProbeNetwo
 // traceConnection asks the agent of a node to resolve a name and to open connections to it from a workload, and
 // returns the result of each step.
 func (a *Agents) traceConnection(ctx context.Context, n *fsm.Node, req *agentv1.TraceConnectionRequest) (*agentv1.TraceConnectionResponse, error) {
-	c, err := a.fresh(n)
+	c, e, err := a.reader(n)
 	if err != nil {
 		return nil, err
 	}
+	defer e.Leave()
 	r, err := c.TraceConnection(ctx, req)
 	if unimplemented(err) {
 		return nil, errors.New("its agent is too old to trace connections: update it")
@@ -454,10 +459,11 @@ func (a *Agents) traceConnection(ctx context.Context, n *fsm.Node, req *agentv1.
 
 // actions returns the agent's task history of a workload on a node, newest first.
 func (a *Agents) actions(ctx context.Context, n *fsm.Node, id string, limit int32) ([]*agentv1.AgentAction, error) {
-	c, err := a.fresh(n)
+	c, e, err := a.reader(n)
 	if err != nil {
 		return nil, err
 	}
+	defer e.Leave()
 	resp, err := c.ListActions(ctx, &agentv1.ListActionsRequest{WorkloadId: id, Limit: limit, NewestFirst: true})
 	if unimplemented(err) {
 		return nil, nil // not found: legacy v1 agents keep no task history

@@ -281,19 +281,9 @@ func (s *Server) enter(c caller) (*limits.Entry, error) {
 // Without that limit one person could use all the streams that agents allow to this replica. Streams of
 // schedulers are not limited.
 func (s *Server) enterStream(c caller) (*limits.Entry, error) {
-	if s.cfg.TLS == nil || c.relayed || c.id.Role == pki.RoleScheduler {
+	who, ok := s.person(c)
+	if !ok {
 		return nil, nil
-	}
-	person := c.id
-	if !c.behalf.IsZero() {
-		person = c.behalf
-	}
-	who := limits.Peer{Kind: string(person.Role), Name: person.ID}
-	switch {
-	case c.id.IsZero():
-		who = limits.Peer{Kind: "host", Name: c.from}
-	case c.behalf.IsZero() && c.user != "":
-		who = limits.Peer{Kind: "oidc", Name: c.user}
 	}
 	e, err := s.streams.Enter(who)
 	switch {

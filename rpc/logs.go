@@ -136,6 +136,11 @@ func (s *Server) ListActions(ctx context.Context, req *clusterv1.ListActionsRequ
 	if err != nil {
 		return nil, err
 	}
+	entry, err := s.enterRead(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer entry.Leave()
 	acts, err := s.agents.actions(ctx, n, req.GetWorkloadId(), req.GetLimit())
 	if err != nil {
 		return nil, agentError(n.ID, err)

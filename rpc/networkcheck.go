@@ -40,10 +40,16 @@ func (s *Server) CheckNetwork(ctx context.Context, req *clusterv1.CheckNetworkRe
 	if !ok {
 		return nil, errorf(KindNotFound, "network %q not found in namespace %s; `persysctl network list` shows them", clip(req.GetName(), 128), clip(namespace, 128))
 	}
-	if !s.checking.CompareAndSwap(false, true) {
-		return nil, errorf(KindUnavailable, "another check of a network runs: try again in a few seconds")
+	entry, err := s.enterCheck(ctx)
+	if err != nil {
+		return nil, err
 	}
-	defer s.checking.Store(false)
+	defer entry.Leave()
+	if s.checking.Add(1) > checksAtATime {
+		s.checking.Add(-1)
+		return nil, errorf(KindUnavailable, "%d other checks of networks run: try again in a few seconds", checksAtATime)
+	}
+	defer s.checking.Add(-1)
 	ctx, cancel := context.WithTimeout(ctx, checkTime)
 	defer cancel()
 	var nodes []string

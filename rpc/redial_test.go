@@ -162,11 +162,9 @@ func TestPeopleAreNotHeldUp(t *testing.T) {
 				g, r, a, _ := deadWorld(t, false)
 				a.again = c.again
 				g.do(&commandv1.Command{Body: &commandv1.Command_SetNodeStates{SetNodeStates: &commandv1.SetNodeStates{Nodes: []*commandv1.NodeState{{Id: "n", Up: c.up}}}}})
-				if what == "logs" { // logs use the connection for streams, which is dialled now for the first time
-					dials := r.dials.Load()
-					code(t, call(t, g), codes.Unavailable)
-					testbed.Until(t, "the second dial of the agent", func() bool { return r.dials.Load() >= dials+2 })
-				}
+				dials := r.dials.Load() // the call uses the connection for streams, which is dialled now for the first time
+				code(t, call(t, g), codes.Unavailable)
+				testbed.Until(t, "the second dial of the agent", func() bool { return r.dials.Load() >= dials+2 })
 				r.open.Store(c.opened)
 				code(t, promptly(t, func() error { return call(t, g) }), c.want)
 			})

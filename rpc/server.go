@@ -136,21 +136,20 @@ type Server struct {
 	clusterv1.UnimplementedClusterServer
 	clusterv1.UnimplementedTrustServer
 
-	cfg     Config
-	replica Replica
-	leader  Leader
-	agents  *Agents
-	store   *store.Store
-	log     *slog.Logger
-	now     func() time.Time
-	peers   *peers
-	health  *health.Server
-	grpc    *grpc.Server
-	started time.Time
-	bundle  atomic.Pointer[bundle]
-	names   nameCache
-	// checking is set while CheckNetwork runs.
-	checking atomic.Bool
+	cfg      Config
+	replica  Replica
+	leader   Leader
+	agents   *Agents
+	store    *store.Store
+	log      *slog.Logger
+	now      func() time.Time
+	peers    *peers
+	health   *health.Server
+	grpc     *grpc.Server
+	started  time.Time
+	bundle   atomic.Pointer[bundle]
+	names    nameCache
+	checking atomic.Int32 // number of calls of CheckNetwork
 	// joins counts the joins from each network, and refusals the refused calls. They limit how many log entries can be
 	// caused by callers without rights.
 	joins    *limits.Peers
@@ -164,6 +163,8 @@ type Server struct {
 	// Counters of the calls of each caller, of the streams of each person, and of the streams that are
 	// relayed from each node.
 	callers, streams, relays *limits.Peers
+	// Counters, of each person, of the calls that agents must answer, and of checks of networks and connections (reads.go).
+	reads, checks *limits.Peers
 	// parsing limits the total size of the large requests that are being parsed to parseRoom bytes.
 	parsing *semaphore.Weighted
 	// balancing allows one search at a time for moves that balance the load of the nodes, because a search needs much
@@ -200,6 +201,8 @@ func NewServer(cfg Config) (*Server, error) {
 		recency: recency{since: time.Now().Add(-time.Hour)}, unadmitted: rate.NewLimiter(unadmittedRate, unadmittedBurst),
 		unknownAccounts: rate.NewLimiter(unadmittedRate, unadmittedBurst),
 		callers:         limits.NewPeers(cfg.Limits, cfg.Limited), streams: limits.NewStreams(cfg.Limits, cfg.Limited),
+		reads:   limits.NewPeers(limits.Limits{Concurrent: readsOfPerson, Calls: readsOfPersonRate}, cfg.Limited),
+		checks:  limits.NewPeers(limits.Limits{Concurrent: 1}, cfg.Limited),
 		relays:  limits.NewStreams(limits.Limits{Streams: cfg.NodeStreams}, cfg.Limited),
 		parsing: semaphore.NewWeighted(parseRoom), balancing: semaphore.NewWeighted(1),
 	}

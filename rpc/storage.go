@@ -99,10 +99,11 @@ func (s *Server) CollectGarbage(ctx context.Context, req *clusterv1.CollectGarba
 
 // volumesOf asks the agent of a node for its volumes, and for the volume drivers that the node lacks.
 func (s *Server) volumesOf(ctx context.Context, n *fsm.Node) ([]*agentv1.VolumeInfo, []*clusterv1.StorageProblem, error) {
-	c, err := s.agents.fresh(n)
+	c, e, err := s.agents.reader(n)
 	if err != nil {
 		return nil, nil, err
 	}
+	defer e.Leave()
 	ctx, cancel := context.WithTimeout(ctx, volumesDeadline)
 	defer cancel()
 	// The request carries no epoch, because it only reads, so any replica may make it.

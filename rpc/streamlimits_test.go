@@ -1,7 +1,7 @@
 package rpc
 
 import (
-	"slices"
+	"context"
 	"strings"
 	"testing"
 
@@ -12,6 +12,7 @@ import (
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/rpc/limits"
@@ -109,7 +110,49 @@ func TestStreamsOfANodeAreBounded(t *testing.T) {
 	for at := range a.conns {
 		kinds = append(kinds, at.streams)
 	}
-	if len(kinds) != 2 || !slices.Contains(kinds, true) || !slices.Contains(kinds, false) {
-		t.Errorf("connections (for streams): %v", kinds)
+	if len(kinds) != 1 || !kinds[0] {
+		t.Errorf("reads and streams use the connections (true: for streams) %v, want one for streams", kinds)
+	}
+}
+
+// TestReadsOfAPersonAreBounded: one person, directly or through gateways, can have a few calls at a time that agents
+// must answer, and one check of a network or trace. This limits neither other persons nor orders.
+func TestReadsOfAPersonAreBounded(t *testing.T) {
+	w := newOwnCA(t)
+	s := w.replicas[0].server
+	as := func(c caller) context.Context { return withCall(ctxFor(t), &call{caller: c}) }
+	ada, bob := pki.Identity{Role: pki.RoleUser, ID: "ada"}, pki.Identity{Role: pki.RoleUser, ID: "bob"}
+	direct, through := as(caller{id: ada}), as(caller{id: pki.Identity{Role: pki.RoleGateway, ID: "g"}, behalf: ada})
+	for _, c := range []struct {
+		what  string
+		enter func(context.Context) (*limits.Entry, error)
+		most  int
+	}{{"reads", s.enterRead, readsOfPerson}, {"checks", s.enterCheck, 1}} {
+		t.Run(c.what, func(t *testing.T) {
+			var last *limits.Entry
+			for range c.most {
+				e, err := c.enter(direct)
+				ok(t, err)
+				last = e
+			}
+			for who, ctx := range map[string]context.Context{"ada": direct, "ada through a gateway": through} {
+				if _, err := c.enter(ctx); err == nil || !strings.Contains(err.Error(), "user ada") {
+					t.Errorf("one call more of %s returned %v, want a refusal that names the user", who, err)
+				}
+			}
+			_, err := c.enter(as(caller{id: bob}))
+			ok(t, err)
+			last.Leave()
+			_, err = c.enter(through)
+			ok(t, err)
+		})
+	}
+	n := &fsm.Node{ID: "n", Facts: fsm.NodeFacts{Endpoint: "127.0.0.1:1"}}
+	for range readsOfNode {
+		_, _, err := s.agents.reader(n)
+		ok(t, err)
+	}
+	if _, _, err := s.agents.reader(n); err == nil || !strings.Contains(err.Error(), "node n") {
+		t.Errorf("one read more of node n returned %v, want a refusal that names it", err)
 	}
 }

@@ -46,6 +46,11 @@ func (s *Server) Trace(ctx context.Context, req *clusterv1.TraceRequest) (*clust
 	case req.GetPort() < 1 || req.GetPort() > 65535:
 		return nil, errorf(KindInvalid, "port: %d is not between 1 and 65535", req.GetPort())
 	}
+	entry, err := s.enterCheck(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer entry.Leave()
 	ctx, cancel := context.WithTimeout(ctx, checkTime)
 	defer cancel()
 	t := &trace{s: s, ctx: ctx, v: v, names: s.names.at(v), port: uint16(req.GetPort()), namespace: cmp.Or(req.GetNamespace(), fsm.DefaultNamespace)}

@@ -21,6 +21,11 @@ func (s *Server) ListUsage(ctx context.Context, req *clusterv1.ListUsageRequest)
 	if err != nil {
 		return nil, err
 	}
+	entry, err := s.enterRead(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer entry.Leave()
 	ctx, cancel := withDeadline(ctx)
 	defer cancel()
 	r, err := s.agents.usage(ctx, n, &agentv1.ListUsageRequest{WorkloadId: id, Day: req.GetDay()})

@@ -77,6 +77,11 @@ func (s *Server) ListVolumes(ctx context.Context, req *clusterv1.ListVolumesRequ
 		return true
 	})
 	if req.GetAskNodes() {
+		entry, err := s.enterRead(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer entry.Leave()
 		return out, s.askForVolumes(ctx, r, req, out)
 	}
 	return out, nil

@@ -55,12 +55,23 @@ func (s *Server) Permit(ctx context.Context, method string, mapping pki.Mapping)
 	return status.Errorf(codes.PermissionDenied, "%s %q may not call %s", id.Role, id.ID, method)
 }
 
+// isOrder reports whether a method changes something on the node.
+func isOrder(method string) bool {
+	switch method {
+	case agentv1.AgentService_ApplyWorkload_FullMethodName, agentv1.AgentService_DeleteWorkload_FullMethodName,
+		agentv1.AgentService_DeleteVolume_FullMethodName, agentv1.AgentService_CollectGarbage_FullMethodName:
+		return true
+	}
+	return false
+}
+
 // Authorize returns the options of a gRPC server that checks every call with Permit and limits the calls
 // of each host.
 func (s *Server) Authorize(mapping pki.Mapping) []grpc.ServerOption {
-	// The schedulers that send orders also relay the log streams and sessions of users. Streams are counted
-	// separately from other calls, so that open streams cannot use up the limit and block orders.
-	calls := limits.NewPeers(s.cfg.Limits, s.cfg.Metrics.Limited)
+	// The schedulers that send orders also relay the reads, log streams and sessions of users. Orders, reads and streams
+	// are counted separately, so that reads and open streams cannot use up the limit and block orders.
+	orders := limits.NewPeers(s.cfg.Limits, s.cfg.Metrics.Limited)
+	reads := limits.NewPeers(s.cfg.Limits, s.cfg.Metrics.Limited)
 	streams := limits.NewStreams(s.cfg.Limits, s.cfg.Metrics.Limited)
 	enter := func(ctx context.Context, in *limits.Peers, most int, setting string) (*limits.Entry, error) {
 		p, ok := peer.FromContext(ctx)
@@ -79,6 +90,10 @@ func (s *Server) Authorize(mapping pki.Mapping) []grpc.ServerOption {
 	}
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+			calls := reads
+			if isOrder(info.FullMethod) {
+				calls = orders
+			}
 			e, err := enter(ctx, calls, s.cfg.Limits.Concurrent, "PERSYS_LIMIT_CONCURRENT")
 			if err != nil {
 				return nil, err

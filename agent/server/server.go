@@ -77,7 +77,7 @@ type Server struct {
 	r        *runner.Runner
 	log      *slog.Logger
 	sessions atomic.Int32 // number of open sessions
-	probing  atomic.Bool  // a call of ProbeNetwork sends packets
+	probing  atomic.Int32 // number of calls of ProbeNetwork
 	tracing  atomic.Int32 // number of calls of TraceConnection
 }
 
@@ -290,20 +290,22 @@ func (s *Server) ListUsage(_ context.Context, req *agentv1.ListUsageRequest) (*a
 }
 
 const (
-	// maxProbed is the maximum number of nodes of one ProbeNetwork, and probeTime its time limit.
-	maxProbed = 64
-	probeTime = 6 * time.Second
+	// maxProbed is the maximum number of nodes of one ProbeNetwork, maxProbes the number of calls at a time, and probeTime
+	// the time limit of a call.
+	maxProbed, maxProbes = 64, 8
+	probeTime            = 6 * time.Second
 )
 
-// ProbeNetwork sends packets to other nodes of a network. Only one such call runs at a time.
+// ProbeNetwork sends packets to other nodes of a network.
 func (s *Server) ProbeNetwork(ctx context.Context, req *agentv1.ProbeNetworkRequest) (*agentv1.ProbeNetworkResponse, error) {
 	if n := len(req.GetNodes()); n > maxProbed {
 		return nil, status.Errorf(codes.InvalidArgument, "nodes: has %d entries, at most %d", n, maxProbed)
 	}
-	if !s.probing.CompareAndSwap(false, true) {
-		return nil, status.Error(codes.ResourceExhausted, "another check of a network runs on this node: try again in a few seconds")
+	if s.probing.Add(1) > maxProbes {
+		s.probing.Add(-1)
+		return nil, status.Errorf(codes.ResourceExhausted, "%d other checks of networks run on this node: try again in a few seconds", maxProbes)
 	}
-	defer s.probing.Store(false)
+	defer s.probing.Add(-1)
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
 	list, err := s.cfg.Networks.Probe(ctx, req.GetNetwork(), req.GetNodes())

@@ -16,8 +16,9 @@ import (
 const (
 	// Limits of one TraceConnection.
 	maxTracedNetworks, maxTracedAddresses = 64, 16
-	// traceTime is the time limit of TraceConnection, and maxTraces the number of calls at a time.
-	traceTime, maxTraces = 3 * time.Second, 4
+	// traceTime is the time limit of TraceConnection, and maxTraces the number of calls at a time. Schedulers make one for
+	// each person at a time, so one person at three schedulers leaves room for others.
+	traceTime, maxTraces = 3 * time.Second, 8
 )
 
 // TraceConnection resolves a name and opens TCP connections.
