@@ -32,9 +32,8 @@ const (
 	kindRaft = 'R'
 	kindPeer = 'P'
 
-	greetTimeout  = 5 * time.Second
-	greetLimit    = 4 << 10
-	handshakesMax = 256
+	greetTimeout = 5 * time.Second
+	greetLimit   = 4 << 10
 )
 
 type greeting struct {
@@ -50,7 +49,7 @@ type port struct {
 	advertise string
 	dial      func(ctx context.Context, addr string) (net.Conn, error)
 	raftConns chan net.Conn
-	gate      chan struct{}
+	open      *handshakes // unfinished
 
 	mu     sync.Mutex
 	closed bool
@@ -83,7 +82,7 @@ func newPort(n *Node, hooks hooks) *port {
 	p := &port{
 		n:         n,
 		raftConns: make(chan net.Conn),
-		gate:      make(chan struct{}, handshakesMax),
+		open:      newHandshakes(),
 		conns:     map[net.Conn]struct{}{},
 		seen:      map[string]string{},
 		done:      make(chan struct{}),
@@ -118,37 +117,30 @@ func (p *port) serve() {
 			continue
 		}
 		pause = 0
-		select {
-		case p.gate <- struct{}{}:
-		default:
-			conn.Close() // more unfinished handshakes than a cluster has replicas: refuse this connection
+		from := addrOf(conn.RemoteAddr())
+		leave := p.open.enter(from, p.hasReplica(from))
+		if leave == nil {
+			conn.Close() // too many unfinished handshakes
 			continue
 		}
 		if !p.track(conn) {
 			conn.Close()
-			<-p.gate
+			leave()
 			return
 		}
 		p.wg.Add(1)
 		go func() {
 			defer p.wg.Done()
-			p.welcome(conn)
+			p.welcome(conn, leave)
 		}()
 	}
 }
 
 // welcome does the handshake of an incoming connection and passes the connection on to the library or to
-// servePeer.
-func (p *port) welcome(raw net.Conn) {
-	released := false
-	release := func() {
-		if !released {
-			released = true
-			<-p.gate
-		}
-	}
-	defer release()
+// servePeer. It calls leave when the handshake has ended.
+func (p *port) welcome(raw net.Conn, leave func()) {
 	conn, kind, g, err := p.handshake(raw)
+	leave()
 	if err != nil {
 		p.drop(raw)
 		if !errors.Is(err, io.EOF) && !p.isClosed() {
@@ -159,7 +151,7 @@ func (p *port) welcome(raw net.Conn) {
 		}
 		return
 	}
-	release()
+	p.open.succeeded(addrOf(raw.RemoteAddr()))
 	conn = p.guard(conn, raw)
 	switch kind {
 	case kindRaft:

@@ -21,6 +21,8 @@ type Limits struct {
 	Streams int
 	// Connections is the maximum number of connections in total, and PerHost the maximum from one host.
 	Connections, PerHost int
+	// PerNetwork is the maximum number of connections from one network (NetworkOf).
+	PerNetwork int
 	// Strangers is the maximum number of connections whose clients have not shown a certificate
 	// (Identifying). StrangersPerNetwork is the maximum number of such connections from one network (NetworkOf). If a
 	// new connection exceeds one of these limits, the oldest such connection is closed. A connection without a
@@ -170,13 +172,13 @@ func (p *Peers) entry(who Peer) *Entry {
 
 // Listen limits the connections that l accepts. A connection over a limit is closed before the handshake.
 func Listen(l net.Listener, limits Limits, refused func(reason string)) net.Listener {
-	if limits.Connections <= 0 && limits.PerHost <= 0 && limits.Strangers <= 0 {
+	if limits.Connections <= 0 && limits.PerHost <= 0 && limits.PerNetwork <= 0 && limits.Strangers <= 0 {
 		return l
 	}
 	if refused == nil {
 		refused = func(string) {}
 	}
-	return &listener{Listener: l, limits: limits, refused: refused, hosts: map[string]int{}, strangers: newStrangers(limits)}
+	return &listener{Listener: l, limits: limits, refused: refused, hosts: map[string]int{}, networks: map[string]int{}, strangers: newStrangers(limits)}
 }
 
 type listener struct {
@@ -187,6 +189,7 @@ type listener struct {
 	mu        sync.Mutex // guards the fields below
 	all       int
 	hosts     map[string]int
+	networks  map[string]int
 	strangers *strangers
 }
 
@@ -235,6 +238,10 @@ func (l *listener) enter(c *conn) (oldest *conn, reason string) {
 	if l.limits.PerHost > 0 && l.hosts[c.host] >= l.limits.PerHost {
 		return nil, ReasonHost
 	}
+	network := NetworkOf(c.host)
+	if l.limits.PerNetwork > 0 && l.networks[network] >= l.limits.PerNetwork {
+		return nil, ReasonHost
+	}
 	if l.limits.Connections > 0 && l.all >= l.limits.Connections {
 		return nil, ReasonConnections
 	}
@@ -244,6 +251,7 @@ func (l *listener) enter(c *conn) (oldest *conn, reason string) {
 	oldest = l.strangers.add(c)
 	l.all++
 	l.hosts[c.host]++
+	l.networks[network]++
 	return oldest, ""
 }
 
@@ -254,6 +262,10 @@ func (l *listener) leave(c *conn) {
 	l.all--
 	if l.hosts[c.host]--; l.hosts[c.host] == 0 {
 		delete(l.hosts, c.host)
+	}
+	network := NetworkOf(c.host)
+	if l.networks[network]--; l.networks[network] == 0 {
+		delete(l.networks, network)
 	}
 }
 

@@ -296,3 +296,19 @@ func TestSlowCallsAreLogged(t *testing.T) {
 		}
 	})
 }
+
+// TestANetworkDoesNotTakeAllConnections: many hosts of one /24 network leave room for hosts of other networks.
+func TestANetworkDoesNotTakeAllConnections(t *testing.T) {
+	addr, refused := serve(t, Limits{Connections: 100, PerHost: 2, PerNetwork: 5})
+	for i := range 5 {
+		if closedWithin(t, dialFrom(t, fmt.Sprintf("127.0.0.%d", i+2), addr), 50*time.Millisecond) {
+			t.Fatalf("connection %d below the limit must stay open, but was closed", i)
+		}
+	}
+	if !closedWithin(t, dialFrom(t, "127.0.0.9", addr), 5*time.Second) || refused(ReasonHost) != 1 {
+		t.Errorf("the sixth connection of the network must be closed and counted; %d refusals were counted", refused(ReasonHost))
+	}
+	if closedWithin(t, dialFrom(t, "127.0.1.9", addr), 50*time.Millisecond) {
+		t.Error("a connection of another network was closed")
+	}
+}

@@ -120,7 +120,7 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		Labels:            cfg.labels(),
 		Taints:            taints,
 		Devices:           devices,
-		Limits:            limits.Limits{Calls: cfg.LimitCalls, Concurrent: cfg.LimitConcurrent, Streams: cfg.LimitStreams, Connections: cfg.LimitConnections, PerHost: cfg.LimitPerHost},
+		Limits:            cfg.limits(),
 		ReconcileInterval: cfg.ReconcileInterval,
 		Storage:           cfg.storage(),
 		NoSessions:        !cfg.Exec,
@@ -246,6 +246,20 @@ func (c *Config) mapping() (pki.Mapping, error) {
 	return pki.PeerMapping(c.TLSLegacyNames, c.TLSPeers)
 }
 
+// strangerLife is how long a connection to the agent may live whose client has shown no certificate.
+const strangerLife = 10 * time.Second
+
+// limits returns the limits of the agent's API. Clients that have shown no certificate have a quarter of all
+// connections, and an eighth of this quarter from one /24 or /64 network, so that strangers cannot keep schedulers out.
+func (c *Config) limits() limits.Limits {
+	out := limits.Limits{Calls: c.LimitCalls, Concurrent: c.LimitConcurrent, Streams: c.LimitStreams, Connections: c.LimitConnections, PerHost: c.LimitPerHost}
+	if c.TLSEnabled && c.LimitConnections > 0 {
+		out.Strangers = max(1, c.LimitConnections/4)
+		out.StrangersPerNetwork, out.StrangerLife = max(1, out.Strangers/8), strangerLife
+	}
+	return out
+}
+
 // secure configures in acfg that the agent API is served with mutual TLS, with the certificate in files.
 func secure(acfg *agent.Config, cfg *Config, files *pki.Files) error {
 	if !cfg.TLSEnabled {
@@ -257,7 +271,7 @@ func secure(acfg *agent.Config, cfg *Config, files *pki.Files) error {
 	}
 	acfg.Authorize, acfg.Identify, acfg.Self = &mapping, files.Identify, files.Identity
 	tls := files.ServerConfig(pki.ServerOptions{NextProtos: []string{"h2"}})
-	acfg.ServerOptions = append(acfg.ServerOptions, grpc.Creds(dial.Credentials(files, tls)),
+	acfg.ServerOptions = append(acfg.ServerOptions, grpc.Creds(limits.Identifying(dial.Credentials(files, tls))),
 		// Connections are closed regularly, so that both sides soon use renewed certificates.
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: dial.ConnectionAge(pki.Life(files.Leaf()))}))
 	return nil

@@ -155,8 +155,10 @@ func (c *Config) complete() error {
 	return nil
 }
 
+// limits returns the limits of each listener. A quarter of the connections may come from one /24 or /64 network, so that
+// nobody with many addresses in one network takes all.
 func (c *Config) limits() limits.Limits {
-	return limits.Limits{Calls: c.LimitCalls, Concurrent: c.LimitConcurrent, Connections: c.LimitConnections, PerHost: c.LimitPerHost}
+	return limits.Limits{Calls: c.LimitCalls, Concurrent: c.LimitConcurrent, Connections: c.LimitConnections, PerHost: c.LimitPerHost, PerNetwork: c.LimitConnections / 4}
 }
 
 // clusters returns the clusters that this gateway serves and the id of the default cluster. They come from the first of

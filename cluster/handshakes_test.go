@@ -1,0 +1,54 @@
+package cluster
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+)
+
+// TestUnfinishedHandshakesOfStrangers: strangers cannot take the room of replicas on the Raft port, and no network can
+// take that of all strangers.
+func TestUnfinishedHandshakesOfStrangers(t *testing.T) {
+	h, now := newHandshakes(), time.Unix(0, 0)
+	h.now = func() time.Time { return now }
+	enter := func(from string, replica bool) func() { return h.enter(netip.MustParseAddr(from), replica) }
+	var leave []func()
+	for i := range 200 {
+		if l := enter(fmt.Sprintf("10.0.0.%d", i), false); l != nil {
+			leave = append(leave, l)
+		}
+	}
+	if len(leave) != handshakesPerNetwork {
+		t.Errorf("%d connections of one /24 network are in a handshake, want %d", len(leave), handshakesPerNetwork)
+	}
+	for i := range 1000 {
+		if l := enter(fmt.Sprintf("2001:db8:0:%x::%x", i, i), false); l != nil {
+			leave = append(leave, l)
+		}
+	}
+	if len(leave) != handshakesStrangers {
+		t.Errorf("%d connections of strangers are in a handshake, want %d", len(leave), handshakesStrangers)
+	}
+	if enter("192.0.2.1", false) != nil {
+		t.Error("another stranger got a place")
+	}
+	h.succeeded(netip.MustParseAddr("192.0.2.1"))
+	for _, from := range []string{"192.0.2.1", "192.0.2.2"} {
+		if l := enter(from, from == "192.0.2.2"); l == nil {
+			t.Errorf("the replica at %s got no place", from)
+		} else {
+			l()
+		}
+	}
+	now = now.Add(knownFor)
+	if enter("192.0.2.1", false) != nil {
+		t.Error("an address is known an hour after its last handshake")
+	}
+	for _, l := range leave {
+		l()
+	}
+	if h.all != 0 || h.strangers != 0 || len(h.networks) != 0 {
+		t.Errorf("%d handshakes, %d of strangers, in %d networks are counted after all have ended", h.all, h.strangers, len(h.networks))
+	}
+}
