@@ -101,8 +101,9 @@ func (c caller) certifiedUser() (string, bool) {
 	return "", false
 }
 
-// LinkConsole implements cluster.v1. The code is derived from the request id, so a repeated request returns the same
-// code.
+// LinkConsole implements cluster.v1. The code is derived from the request id and the user, so a repeated request of this
+// user returns the same code. Gateways may not call it: a gateway can name any user, and the session would outlive the
+// revocation of the gateway.
 func (s *Server) LinkConsole(ctx context.Context, req *clusterv1.LinkConsoleRequest) (*clusterv1.LinkConsoleResponse, error) {
 	c := callOf(ctx).caller
 	user, ok := c.certifiedUser()
@@ -119,7 +120,7 @@ func (s *Server) LinkConsole(ctx context.Context, req *clusterv1.LinkConsoleRequ
 	}
 	life := time.Duration(req.GetTtlSeconds()) * time.Second
 	life = max(cmp.Or(life, defaultConsoleLife), time.Minute)
-	code, id, err := s.consoleSecret("console-link/"+req.GetRequestId(), "")
+	code, id, err := s.consoleSecret("console-link/"+user+"/"+req.GetRequestId(), "")
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +132,7 @@ func (s *Server) LinkConsole(ctx context.Context, req *clusterv1.LinkConsoleRequ
 	if err != nil {
 		return nil, err
 	}
-	got, err := s.storedConsole(ctx, id, r.Index)
+	got, err := s.storedConsole(ctx, id, r.Index) // not found if another user has used the request id
 	if err != nil {
 		return nil, err
 	}

@@ -141,7 +141,7 @@ var methods = map[string]method{
 	clusterv1.Cluster_CreateAccount_FullMethodName:     {leader, access.Trust, gateways, receipted, clusterWide, "create account"},
 	clusterv1.Cluster_RotateAccount_FullMethodName:     {leader, access.Trust, gateways, receipted, clusterWide, "rotate account"},
 	clusterv1.Cluster_DeleteAccount_FullMethodName:     {leader, access.Trust, gateways, receipted, clusterWide, "delete account"},
-	clusterv1.Cluster_LinkConsole_FullMethodName:       {leader, access.Always, gateways, receipted, general, "link console"},
+	clusterv1.Cluster_LinkConsole_FullMethodName:       {leader, access.Always, nobody, receipted, general, "link console"},
 	clusterv1.Cluster_OpenConsole_FullMethodName:       {leader, access.Never, gateways, receipted, general, "open console"},
 	clusterv1.Cluster_ListConsoles_FullMethodName:      {read, access.Always, gateways, repeatable, general, "list consoles"},
 	clusterv1.Cluster_EndConsole_FullMethodName:        {leader, access.Always, gateways, receipted, general, "end console"},

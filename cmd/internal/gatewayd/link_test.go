@@ -1,29 +1,45 @@
 package gatewayd
 
 import (
-	"encoding/json"
+	"context"
+	"crypto/tls"
 	"fmt"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/google/uuid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/testbed"
 )
 
-// link makes a link to the console with the certificate of who. It returns the link's one-time code and the id of its
-// session.
+// link makes a link to the console at a scheduler, with the certificate of who. It returns the link's one-time code and
+// the id of its session.
 func (w *world) link(who string) (code, id string) {
 	w.t.Helper()
-	status, answer, _ := w.do(w.as(who), "POST", w.api+"/v1/sessions", `{}`)
-	var a struct {
-		Code    string
-		Session struct{ ID string }
+	leaf := w.certs.Leaf[who]
+	pair, err := tls.LoadX509KeyPair(leaf.Cert, leaf.Key)
+	if err != nil {
+		w.t.Fatal(err)
 	}
-	if err := json.Unmarshal([]byte(answer), &a); status != 200 || err != nil || a.Code == "" || a.Session.ID == "" {
-		w.t.Fatalf("a link for %s: %d %s", who, status, answer)
+	cc, err := grpc.NewClient(w.scheduler, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
+		MinVersion: tls.VersionTLS13, RootCAs: w.roots, Certificates: []tls.Certificate{pair},
+	})))
+	if err != nil {
+		w.t.Fatal(err)
 	}
-	return a.Code, a.Session.ID
+	defer func() { _ = cc.Close() }()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	r, err := clusterv1.NewClusterClient(cc).LinkConsole(ctx, &clusterv1.LinkConsoleRequest{RequestId: uuid.Must(uuid.NewV7()).String()})
+	if err != nil {
+		w.t.Fatalf("a link for %s: %v", who, err)
+	}
+	return r.GetCode(), r.GetSession().GetId()
 }
 
 // open opens the session of a one-time code and returns the status and the body of the answer.
@@ -73,12 +89,11 @@ func TestLinksToTheConsole(t *testing.T) {
 	if status, body := w.visitor("").open(code); status != 403 || !strings.Contains(body, "used already") {
 		t.Errorf("the link once more: %d %s", status, body)
 	}
-	// GET /v1/access shows the person, the gateway and the end of the session. A caller with a session
-	// cannot make another session.
+	// GET /v1/access shows the person, the gateway and the end of the session. A gateway cannot make another session.
 	if status, body, _ := v.at(v.api + "/v1/access"); status != 200 || !strings.Contains(body, "/user/olga") || !strings.Contains(body, "/gateway/gateway") || !strings.Contains(body, "session_expires_at") {
 		t.Errorf("access: %d %s", status, body)
 	}
-	if status, body, _ := v.do(v.c, "POST", v.api+"/v1/sessions", `{}`); status != 403 || !strings.Contains(body, "persysctl console") {
+	if status, body, _ := v.do(v.c, "POST", v.api+"/v1/sessions", `{}`); status != 403 || !strings.Contains(body, "may not link console") {
 		t.Errorf("a session from a session: %d %s", status, body)
 	}
 

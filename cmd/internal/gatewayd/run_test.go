@@ -89,12 +89,13 @@ func (fakeScheduler) SetMode(ctx context.Context, _ *clusterv1.SetModeRequest) (
 
 // world is a test fixture: a gateway and a scheduler, both with certificates.
 type world struct {
-	t       *testing.T
-	api     string
-	public  string
-	certs   pki.DevSet
-	roots   *x509.CertPool
-	forward *hooks
+	scheduler string // address of the scheduler
+	t         *testing.T
+	api       string
+	public    string
+	certs     pki.DevSet
+	roots     *x509.CertPool
+	forward   *hooks
 }
 
 func startWorld(t *testing.T, set map[string]string, yaml string) *world {
@@ -144,6 +145,7 @@ func startWorldOf(t *testing.T, set map[string]string, yaml string, schedulers f
 	}
 	w.roots.AppendCertsFromPEM(ca)
 	addr := schedulers(t, certs)
+	w.scheduler = addr
 
 	own := certs.Leaf["gateway/gateway"]
 	env := map[string]string{

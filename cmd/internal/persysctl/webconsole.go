@@ -45,10 +45,10 @@ func (c *cli) webConsole(ctx context.Context, o webConsole) error {
 	if o.ttl < time.Minute || o.ttl > 24*time.Hour {
 		return usagef("--ttl %s must be 1m to 24h", o.ttl)
 	}
-	base := o.gateway
-	if base == "" && contexts.Gateway(c.settings.Server) {
-		base = c.settings.Server
+	if contexts.Gateway(c.settings.Server) {
+		return usagef("--server %s is a gateway, and only a scheduler makes a session of the console, with your own certificate: persysctl console --server HOST:8085 --gateway %s", c.settings.Server, c.settings.Server)
 	}
+	base := o.gateway
 	if base != "" {
 		u, err := url.Parse(base)
 		if err != nil || u.Hostname() == "" || u.Scheme != "https" {
