@@ -137,6 +137,59 @@ type reportView interface {
 	UsersOfVolume(v *Volume) []string
 	Volumes(fn func(*Volume) bool)
 	UseOf(namespace string) Use
+	WorkloadsOn(node string, fn func(*Workload) bool)
+	Residuals(node string, fn func(*Residual) bool)
+}
+
+// MaxStrayVolumes is the maximum number of strays of one node: records, made from its reports, of volumes of namespaces
+// that have no workload there. Such volumes are honest after a node was removed and registered again. But a node could
+// invent them, and so fill the namespaces of others: strays are local volumes, and take at most half of a quota.
+const MaxStrayVolumes = 64
+
+// strays decides which new records of volumes a report of a node may make.
+type strays struct {
+	s     reportView
+	node  string
+	here  *set // namespaces with a workload on the node; nil until it is needed
+	count int
+	added quota.Amounts // of strays that this report adds, in whatever namespace
+}
+
+func (x *strays) admit(v *Volume) bool {
+	if x.here == nil {
+		x.look()
+	}
+	if _, ok := x.here.Get(v.In()); ok {
+		return true
+	}
+	n, _ := x.s.Namespace(v.In())
+	half := quota.Amounts{Volumes: (n.Quota.Volumes + 1) / 2, VolumeGB: (n.Quota.VolumeGB + 1) / 2}
+	by := x.added.Plus(v.amounts())
+	if !v.Local() || x.count >= MaxStrayVolumes || quota.Excess(x.s.UseOf(v.In()).Amounts, by, half) != "" {
+		return false
+	}
+	x.count, x.added = x.count+1, by
+	return true
+}
+
+func (x *strays) look() {
+	x.here = tree[string, struct{}]()
+	x.s.WorkloadsOn(x.node, func(w *Workload) bool {
+		x.here.Set(w.In(), struct{}{})
+		return true
+	})
+	x.s.Residuals(x.node, func(r *Residual) bool {
+		if w, ok := x.s.Workload(r.Workload); ok {
+			x.here.Set(w.In(), struct{}{})
+		}
+		return true
+	})
+	x.s.Volumes(func(v *Volume) bool {
+		if _, ok := x.here.Get(v.In()); v.Node == x.node && !ok {
+			x.count++
+		}
+		return true
+	})
 }
 
 // ReportsNews reports whether a report of a node would change a record of a volume. The leader proposes only such
@@ -159,6 +212,7 @@ func volumeNews(s reportView, b *commandv1.ReportVolumes, at int64, change func(
 		return
 	}
 	added := tree[string, int64]() // new records of each namespace
+	stray := strays{s: s, node: b.GetNode()}
 	listed := tree[string, struct{}]()
 	for _, h := range b.GetVolumes() {
 		v := &Volume{
@@ -193,7 +247,7 @@ func volumeNews(s reportView, b *commandv1.ReportVolumes, at int64, change func(
 			}
 		} else {
 			n, _ := added.Get(v.In())
-			if s.UseOf(v.In()).Volumes+n >= MaxVolumes {
+			if s.UseOf(v.In()).Volumes+n >= MaxVolumes || !stray.admit(v) {
 				continue
 			}
 			added.Set(v.In(), n+1)

@@ -267,6 +267,27 @@ func TestVolumes(t *testing.T) {
 			is(t, "volumes", w.volumes(), "default/data/local/a held of db")
 			is(t, "event", w.eventOf(EventVolumeDeleted).Message, "local volume old: its node does not have it any more")
 		}},
+		{"a node fills no namespace whose workloads it does not run", func(t *testing.T, w *world) {
+			w.ok(putNamespace("shop", func(n *commandv1.PutNamespace) { n.Quota = &commandv1.Quota{Volumes: 10} }))
+			invented := func(namespace, driver string) Command {
+				c := reportVolumes("a", false)
+				for i := range 200 {
+					c.GetReportVolumes().Volumes = append(c.GetReportVolumes().Volumes, &commandv1.HeldVolume{Name: "v" + decimal(i), Namespace: namespace, Driver: driver})
+				}
+				return c
+			}
+			w.ok(invented("shop", "local"))
+			is(t, "half of the quota", w.s.UseOf("shop").Volumes, int64(5))
+			w.ok(invented("shop", "nfs"))
+			is(t, "volumes that other nodes reach, too", w.s.UseOf("shop").Volumes, int64(5))
+			w.ok(invented("", "local"))
+			w.ok(invented("", "local"))
+			is(t, "strays of the node", w.s.UseOf(DefaultNamespace).Volumes+w.s.UseOf("shop").Volumes, int64(MaxStrayVolumes))
+			w.ok(put("db"))
+			w.bind("db", "a")
+			w.ok(invented("", "local"))
+			is(t, "in a namespace with a workload there", w.s.UseOf(DefaultNamespace).Volumes, int64(200))
+		}},
 		{"a report that has nothing new is none to propose", func(t *testing.T, w *world) {
 			news := func(c Command) bool { return ReportsNews(w.s, c.GetReportVolumes()) }
 			w.ok(putVolume("made", "a"))
@@ -313,6 +334,7 @@ func TestVolumes(t *testing.T) {
 			refused(t, w.do(c), Invalid, `pool: no node has a storage pool "fast"`)
 		}},
 		{"reports add volumes only up to a number for each namespace", func(t *testing.T, w *world) {
+			running(w, "db")
 			c := reportVolumes("a", true)
 			for i := range MaxVolumes + 2 {
 				c.GetReportVolumes().Volumes = append(c.GetReportVolumes().Volumes, &commandv1.HeldVolume{Name: fmt.Sprintf("v-%d", i), Driver: DriverLocal})
