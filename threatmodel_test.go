@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -17,7 +18,10 @@ var attackers = []string{
 	"malicious git repository", "malicious registry", "etcd", "page of another site", "reader of logs",
 }
 
-// TestEachAttackHasATest: each row of the table of attacks names tests in the package that it gives, or says that the
+// assets are the words in the second column.
+var assets = []string{"workloads and data", "secrets", "keys", "identities and rights", "machines", "availability", "audit log", "all"}
+
+// TestEachAttackHasATest: each row of the table of attacks names an asset, and tests in the package that it gives, or says that the
 // attack is not stopped. No kind of attacker is missing.
 func TestEachAttackHasATest(t *testing.T) {
 	_, table, _ := strings.Cut(read(t, threatModel), "## Attackers, attacks and protections")
@@ -26,7 +30,7 @@ func TestEachAttackHasATest(t *testing.T) {
 	names, rows := "", 0
 	for line := range strings.Lines(table) {
 		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
-		if len(cells) != 4 || strings.HasPrefix(line, "| Attacker") || strings.HasPrefix(line, "|---") {
+		if len(cells) != 5 || strings.HasPrefix(line, "| Attacker") || strings.HasPrefix(line, "|---") {
 			if strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "|---") && !strings.HasPrefix(line, "| Attacker") {
 				t.Errorf("a row with %d cells: %s", len(cells), line)
 			}
@@ -34,9 +38,12 @@ func TestEachAttackHasATest(t *testing.T) {
 		}
 		rows++
 		names += strings.ToLower(cells[0]) + "\n"
-		attack, shown := strings.TrimSpace(cells[1]), strings.TrimSpace(cells[3])
+		attack, shown := strings.TrimSpace(cells[2]), strings.TrimSpace(cells[4])
+		if !slices.Contains(assets, cells[1]) {
+			t.Errorf("%q endangers %q, which is none of %v", attack, cells[1], assets)
+		}
 		if shown == "–" {
-			if !strings.Contains(cells[2], "not stopped") {
+			if !strings.Contains(cells[3], "not stopped") {
 				t.Errorf("%q has no test", attack)
 			}
 			continue
