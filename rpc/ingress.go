@@ -9,6 +9,8 @@ import (
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/policy"
+	"github.com/persys/compute/policy/asks"
 )
 
 // ingressPorts holds, by port and protocol, the services that publish this port in ingress mode (on every node).
@@ -64,6 +66,19 @@ func ingressOrder(a, b *agentv1.NetworkIngress) int {
 	return cmp.Or(cmp.Compare(a.GetPort(), b.GetPort()), strings.Compare(a.GetProtocol(), b.GetProtocol()))
 }
 
+// forbidsPort returns why the policies of a node forbid a port in ingress mode; "" if they allow it. Every node answers at
+// such a port, so a policy of a node decides about it wherever the instances run.
+func forbidsPort(v fsm.View, n *fsm.Node, port uint32, protocol string) string {
+	for _, p := range v.NodePolicies(n) {
+		for _, bad := range policy.Judge(p, policy.Workload{Asks: asks.IngressPort(int32(port), protocol, "ports")}) {
+			if bad.Rule == policy.RulePort {
+				return bad.String()
+			}
+		}
+	}
+	return ""
+}
+
 // ingressText says where the ports in ingress mode of a workload do not answer; "" if they answer on all nodes or there
 // are none.
 func ingressText(v fsm.View, w *fsm.Workload) string {
@@ -81,6 +96,8 @@ func ingressText(v fsm.View, w *fsm.Workload) string {
 		for _, p := range w.Demand.Ingress {
 			if node.Facts.Networking.Holds(p.Key()) {
 				texts = append(texts, fmt.Sprintf("port %s does not answer on node %s: a program of the machine uses it (ss -lnp sport = :%d shows it)", p.Key(), node.ID, p.Port))
+			} else if why := forbidsPort(v, node, uint32(p.Port), p.Protocol); why != "" {
+				texts = append(texts, fmt.Sprintf("port %s does not answer on node %s: %s", p.Key(), node.ID, why))
 			}
 		}
 		return true

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -77,6 +78,35 @@ func TestIngress(t *testing.T) {
 	}())))
 	if list := namesOf(g.view()).forNode(g.view(), "n2").GetIngress(); len(list) != 1 || len(list[0].GetEndpoints()) != 0 {
 		t.Errorf("the port of a service that is to stop is %v, want it without instances", list)
+	}
+}
+
+// TestPoliciesOfNodesForbidIngressPorts: a node whose policy forbids a port does not answer there, although the instances
+// run on other nodes. `why` names the node and the policy.
+func TestPoliciesOfNodesForbidIngressPorts(t *testing.T) {
+	g := newGroup(t, 1)
+	for i, id := range []string{"n1", "n2"} {
+		address := fmt.Sprintf("10.0.0.%d", i+1)
+		g.do(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: &commandv1.RegisterNode{
+			Id: id, Endpoint: address + ":50051", CpuMillicores: 8000, MemoryMib: 8192, Types: []string{"container"}, Protocol: 1,
+			Labels: []*commandv1.Label{{Key: "node", Value: id}}, Networking: &commandv1.NodeNetworking{Address: address, Mtu: 1450, Ingress: true},
+		}}})
+	}
+	r := joining("web")
+	r.GetSpec().GetContainer().Ports = []*controlv1.Port{{HostPort: 8080, ContainerPort: 80, Mode: "ingress"}}
+	g.put(t, r, "n1")
+	ports := func(node string) int { return len(namesOf(g.view()).forNode(g.view(), node).GetIngress()) }
+	is(t, "ports of the node before it has a policy", ports("n2"), 1)
+	before := namesOf(g.view()).forNode(g.view(), "n2").GetDigest()
+	g.do(&commandv1.Command{Body: &commandv1.Command_PutPolicy{PutPolicy: &commandv1.PutPolicy{Policy: &commandv1.Policy{Name: "dmz", Ports: []string{"443"}}}}})
+	g.do(&commandv1.Command{Body: &commandv1.Command_BindPolicy{BindPolicy: &commandv1.BindPolicy{Policy: "dmz", NodeLabel: &commandv1.Label{Key: "node", Value: "n2"}}}})
+	is(t, "ports of the node whose policy forbids the port", ports("n2"), 0)
+	is(t, "ports of the other node", ports("n1"), 1)
+	is(t, "the agent gets the change", namesOf(g.view()).forNode(g.view(), "n2").GetDigest() != before, true)
+	why, err := g.cluster(0).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web"})
+	ok(t, err)
+	if text := why.GetReasonMessage(); !strings.Contains(text, "port 8080/tcp does not answer on node n2") || !strings.Contains(text, "dmz") {
+		t.Errorf("why says %q", text)
 	}
 }
 

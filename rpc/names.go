@@ -136,11 +136,16 @@ func (all *networkNames) forNode(v fsm.View, node string) *agentv1.NetworkNames 
 		return true
 	})
 	slices.Sort(ids)
+	on, _ := v.Node(node)
 	for _, id := range ids {
 		out.Members = append(out.Members, all.members[id]...)
 		out.Services = append(out.Services, all.services[id]...)
 		out.Lost = append(out.Lost, all.lost[id]...)
-		out.Ingress = append(out.Ingress, all.ingress[id]...)
+		for _, p := range all.ingress[id] {
+			if on == nil || forbidsPort(v, on, p.GetPort(), p.GetProtocol()) == "" {
+				out.Ingress = append(out.Ingress, p)
+			}
+		}
 	}
 	slices.SortFunc(out.Ingress, ingressOrder)
 	h := fnv.New64a()
@@ -192,7 +197,9 @@ func namesMayDiffer(c *fsm.Change) bool {
 		return joins(c.OldWorkload()) || joins(c.NewWorkload())
 	case fsm.TableNode:
 		old, now := c.OldNode(), c.NewNode()
-		return old != nil && now != nil && old.Up != now.Up
+		return old != nil && now != nil && (old.Up != now.Up || !slices.Equal(old.Labels(), now.Labels())) // policies are bound to labels
+	case fsm.TablePolicy:
+		return true
 	}
 	return false
 }
