@@ -121,7 +121,7 @@ func (t *Tx) endJob(old *Workload, r *JobResult) *Workload {
 	return &w
 }
 
-// exited completes the result of a finished job by how its last instance ended.
+// exited adds to the result of a finished job how its last instance ended: exit code, times and output.
 func (t *Tx) exited(old *Workload, x *Exit) {
 	w, r := *old, *old.Result
 	r.Exit = x

@@ -106,8 +106,8 @@ func (s State) Admitted(w *Workload) *policy.Policy {
 }
 
 // AdminsOnly reports whether only callers who may act in all namespaces can have created or changed a workload: its
-// namespace lists no users, no role is bound in that namespace alone, and the workload was admitted without a policy.
-// Agents allow such a workload more (field admins_only in agent.proto).
+// namespace lists no users, no role is bound to that namespace, and the workload was admitted without a policy. For such
+// a workload the ceiling of an agent does not apply (field admins_only in agent.proto).
 func AdminsOnly(v interface {
 	Namespace(name string) (*Namespace, bool)
 	Bindings(fn func(*Binding) bool)

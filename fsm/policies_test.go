@@ -243,8 +243,8 @@ func TestPoliciesAreRestored(t *testing.T) {
 	is(t, "nodes", len(p.Nodes), 1)
 }
 
-// TestAdminsOnly: agents allow a workload more only if no user of one namespace can have changed it. Such users are listed
-// in the record of the namespace, or have a role in it.
+// TestAdminsOnly: agents give a workload the rights of admins' workloads only if no user whose rights are limited to
+// some namespaces can have changed it. Such users are listed in the record of the namespace, or have a role in it.
 func TestAdminsOnly(t *testing.T) {
 	w := formed(t, "n")
 	for _, name := range []string{"admins", "listed", "bound"} {

@@ -81,8 +81,9 @@ func (w *Workload) revisions() (out []Revision) {
 	return append(out, w.present())
 }
 
-// revise adds the specification of old to the history of w, the changed copy of old. Earlier revisions are dropped,
-// oldest first, beyond the limits of one workload, and where the state or the namespace is short of room.
+// revise adds the specification of old to the history of w. old is the stored record and w the changed copy that
+// replaces it. revise then drops the oldest revisions until the history fits into the limits of one workload and into
+// the room that the state and the namespace have left.
 func (t *Tx) revise(old, w *Workload) {
 	if old.Content == w.Content {
 		return

@@ -18,10 +18,10 @@ const (
 	volumeBytes = 512 // one record of a volume, with names of the largest size
 )
 
-// countedBytes returns the sizes in bytes of what the state stores for w: its specifications with their demand, and
-// their files. Both include the former revisions, and both stay while w is being deleted. Workloads may share
-// files. The size of shared files is added to the use of each workload's namespace, but only once to the size
-// of the whole state (bundles.go).
+// countedBytes returns the sizes in bytes of what the state stores for w: specs for its specifications and their
+// demands, files for their files. Both include the former revisions, and both count until w is removed from the state.
+// If workloads share files, the size of these files is added to the use of each workload's namespace, but only once to
+// the size of the whole state (bundles.go).
 func (w *Workload) countedBytes(v bundleView) (specs, files int64) {
 	specs, files = w.formerBytes(v)
 	return specs + int64(len(w.Spec)) + w.Demand.bytes(), files + filesBytes(v, nil, w.Bundle)
@@ -74,7 +74,7 @@ func textBytes(list []string) (n int64) {
 	return n
 }
 
-// putBytes returns the bytes that a workload put p takes before it has former revisions.
+// putBytes returns the bytes that the workload of the put p takes in the state, without former revisions.
 func putBytes(v bundleView, offered []*commandv1.Bundle, p *commandv1.WorkloadPut) (specs, files int64) {
 	d := demandValue(p.GetDemand())
 	return int64(len(p.GetSpec())) + d.bytes(), filesBytes(v, offered, p.GetBundle())
@@ -91,8 +91,9 @@ func (w *Workload) replacedBytes(v bundleView, content string) (specs, files int
 	return specs, files
 }
 
-// spare returns how many bytes of a namespace former specifications may take. They fill the state, and the share of
-// the namespace, only up to warnAt percent, so that they never take the room of specifications.
+// spare returns how many more bytes the former specifications of a namespace may take. They are kept only while the
+// state is at most warnAt percent full and the namespace uses at most warnAt percent of its max_spec_bytes, so that
+// present specifications always find room.
 func (t *Tx) spare(namespace string) int64 {
 	s, spare := t.state(), int64(math.MaxInt64/2)
 	if room := s.Room(); room.Memory > 0 {

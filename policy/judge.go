@@ -241,7 +241,8 @@ func (j *judge) listed(a Ask, list []string) {
 // SubnetValue is the prefix of the value of an Ask for a network with an explicit subnet: subnet=172.30.0.0/24.
 const SubnetValue = "subnet="
 
-// allowsSubnet reports whether value is a subnet, and an entry of list contains it. Both start with SubnetValue.
+// allowsSubnet reports whether value is a subnet within a subnet of list. The value and the entries of list that are
+// subnets start with SubnetValue; other entries allow no subnet.
 func allowsSubnet(list []string, value string) bool {
 	subnet := func(s string) (p netip.Prefix, ok bool) {
 		text, is := strings.CutPrefix(s, SubnetValue)

@@ -98,10 +98,9 @@ type (
 	Done struct {
 		Act    *Act
 		Failed *Failed
-		// Observed is the result of a Look (the inspection of one instance), or of the inspection after Act.Ends
-		// stopped the instance. Whole: the driver cannot inspect
-		// one instance, so it listed all instances of its engine. The input Listed with that list was sent
-		// before this input.
+		// Observed is the result of a Look, the inspection of one instance, or, after an action with Act.Ends, of the
+		// inspection of the instance that the action stopped. Whole is set if the driver cannot inspect one instance and
+		// listed all instances of its engine instead. The input Listed with that list was sent before this input.
 		Observed *workload.Observed
 		Began    time.Time
 		Whole    bool

@@ -350,8 +350,8 @@ func TestImagesArePulledWhenNeeded(t *testing.T) {
 	}
 }
 
-// TestImagesThatAreNotPulled: an image with pull_policy never, and one that was loaded here for another platform, are
-// looked up in no registry. The error says so.
+// TestImagesThatAreNotPulled: the driver asks no registry for an image with pull_policy never, nor for an image that was
+// loaded on this node for another platform. The error for a missing image says why it was not pulled.
 func TestImagesThatAreNotPulled(t *testing.T) {
 	for _, c := range []struct {
 		name  string
