@@ -124,11 +124,15 @@ secrets: {token: {file: ./token.txt}}
 	ctl(t, c, "rollback", "filed", "--wait")
 	reads("the former file", "main canary-one")
 
-	shown := filepath.Join(t.TempDir(), "shown.yaml")
-	must(t, os.WriteFile(shown, []byte(ctl(t, c, "get", "filed", "-o", "yaml")), 0o600))
-	if text := string(got[[]byte](t)(os.ReadFile(shown))); !strings.Contains(text, "conf/main.conf") || strings.Contains(text, "canary-") {
-		t.Errorf("get -o yaml shows\n%s", text)
+	if text := ctl(t, c, "get", "filed", "-o", "json"); !strings.Contains(text, "conf/main.conf") || strings.Contains(text, "canary-") {
+		t.Errorf("get -o json shows\n%s", text)
 	}
+	text, shown := ctl(t, c, "get", "filed", "-o", "yaml"), filepath.Join(t.TempDir(), "shown.yaml")
+	must(t, os.WriteFile(shown, []byte(text), 0o600))
+	if out := ctl(t, c, "apply", "-f", shown); !strings.Contains(out, "unchanged") || strings.Contains(text, "canary-") {
+		t.Errorf("get -o yaml shows\n%s\nand when it is applied again:\n%s", text, out)
+	}
+	reads("the file after the apply of get -o yaml", "main canary-one")
 	plain()
 
 	ctl(t, c, "delete", "filed", "--wait")

@@ -449,7 +449,7 @@ type Workload struct {
 	Template  *TemplateState // nil for a workload that is not a template
 	// Objects lists the secrets and configs that the workload uses, sorted by kind and name. If there are any, SpecContent
 	// is the content hash of the specification alone, and Content also depends on their versions.
-	// Update is how the members of the group of w get a new version of an object; zero = all at once.
+	// Update is how the members of the group of w, or of the system workload w, are changed; zero = all at once.
 	Objects     []ObjectUse
 	SpecContent string
 	Update      rollout.Policy

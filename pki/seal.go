@@ -17,8 +17,8 @@ import (
 	"golang.org/x/crypto/chacha20poly1305"
 )
 
-// Redacted replaces secrets in specifications that are shown to users. An apply with this text as a value is
-// refused, because it would replace the secret by the text.
+// Redacted replaces secrets in specifications that are shown to users. An apply with this text as a value
+// keeps the stored value.
 const Redacted = "***"
 
 // IsRedacted reports whether a value is the text Redacted.

@@ -200,6 +200,9 @@ func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadReques
 		return spec.Prepared{}, err
 	}
 	defer leave()
+	if req, err = s.kept(ctx, req); err != nil {
+		return spec.Prepared{}, err
+	}
 	if by == nil {
 		by = s.policyOf(ctx, req)
 	}

@@ -109,8 +109,8 @@
 //
 // Environment values, options of a log driver, the text of a Compose file, credentials in a Git URL,
 // cloud-init, and a VM under the reserved key are sealed before they go to the log. Each sealed value
-// is bound to its workload and field. Views show "***" instead. Validate refuses that marker, because
-// applying a view would replace every secret by it.
+// is bound to its workload and field. Views show "***" instead. In an apply, that marker keeps the stored
+// value of the field (Keep); Prepare refuses a marker for which there is no stored value.
 //
 // # Virtual machines in two forms
 //

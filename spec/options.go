@@ -14,6 +14,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/engine"
+	"github.com/persys/compute/pki"
 	"github.com/persys/compute/stack/service"
 )
 
@@ -127,6 +128,11 @@ func (e *Errors) asService(s *controlv1.WorkloadSpec) {
 	of.OomScoreAdj = 0 // the other checks of this package cover this field and the next ones
 	if of.MemLimit < engine.MinMemory {
 		of.MemLimit = 0
+	}
+	for _, v := range s.GetContainer().GetLogging().GetOptions() {
+		if pki.IsRedacted(v) {
+			of.Logging = nil // it is checked with the stored values
+		}
 	}
 	for _, mode := range []*string{&of.Pid, &of.Uts, &of.UserNSMode} {
 		*mode = ""

@@ -139,6 +139,12 @@ func PrepareWith(req *controlv1.ApplyWorkloadRequest, key Sealer, defaults Defau
 	}
 
 	s := req.Spec.CloneVT()
+	for _, at := range markers(s) {
+		faults.noStored("spec." + at)
+	}
+	if err := faults.asError(); err != nil {
+		return Prepared{}, err
+	}
 	Normalise(s)
 	loaded, err := defaults.stack(s)
 	if err != nil {
@@ -227,9 +233,7 @@ func PrepareWith(req *controlv1.ApplyWorkloadRequest, key Sealer, defaults Defau
 			MaxAttempts: maxAttempts(plain),
 			Bundle:      files.GetDigest(),
 			Objects:     objectUses(s),
-		}
-		if len(p.Objects) > 0 {
-			p.Update = put.GetUpdate()
+			Update:      put.GetUpdate(),
 		}
 		if i < len(own) {
 			put.Workloads = append(put.Workloads, p)

@@ -367,11 +367,9 @@ func fromView(value string) bool {
 	return sealed || pki.IsRedacted(value)
 }
 
-// secret refuses a secret that is the redaction marker or a sealed value.
+// secret refuses a sealed value. The redaction marker is accepted: it keeps the stored value (see Keep).
 func (e *Errors) secret(at, value string) {
-	if pki.IsRedacted(value) {
-		e.add(at, "is the marker "+pki.Redacted+" that stands for a secret in every view: applying it would replace the secret by the marker; give the real value", "")
-	} else if _, sealed := pki.SealedUnder(value); sealed {
+	if _, sealed := pki.SealedUnder(value); sealed {
 		e.add(at, "is a sealed value from the store or a backup: give the real value", "")
 	}
 }
@@ -487,7 +485,7 @@ func (e *Errors) compose(c *controlv1.ComposeSpec) {
 	}
 	before := len(*e)
 	e.secret(at+".inline_yaml", text)
-	if len(*e) > before {
+	if len(*e) > before || pki.IsRedacted(text) {
 		return
 	}
 	if _, err := composeServices(plainCompose(c.GetInlineYaml())); err != nil {

@@ -19,6 +19,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/engine"
 	"github.com/persys/compute/fsm/bounds"
+	"github.com/persys/compute/pki"
 )
 
 // MetadataVMSpec is the reserved metadata key that holds a whole VM in the agent API's field names, as base64
@@ -223,7 +224,7 @@ func (e *Errors) vmSpec(s *controlv1.WorkloadSpec) {
 	if present {
 		before := len(*e)
 		e.secret(key, b64)
-		if len(*e) > before {
+		if len(*e) > before || pki.IsRedacted(b64) {
 			return
 		}
 	}
@@ -344,7 +345,7 @@ func (e *Errors) vm(v *agentv1.VMSpec, n vmNames, members int) {
 			e.add(at, "cloud-init-invalid: must hold no NUL byte", "")
 		}
 		before := len(*e)
-		if e.secret(at, *part.text); len(*e) > before {
+		if e.secret(at, *part.text); len(*e) > before || pki.IsRedacted(*part.text) {
 			continue
 		}
 		if rule := cloudInitRule(part.name, *part.text); rule != "" && len(*part.text) <= maxCloudInit {

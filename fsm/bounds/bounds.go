@@ -643,8 +643,8 @@ func objectsFault(p *commandv1.WorkloadPut) string {
 			return fmt.Sprintf("objects[%d]: the list must be sorted by kind and name, without duplicates", i)
 		}
 	}
-	if len(list) == 0 && (p.GetSpecContent() != "" || p.GetUpdate() != nil) {
-		return "spec_content, update: are only for a workload with objects"
+	if len(list) == 0 && p.GetSpecContent() != "" {
+		return "spec_content: is only for a workload with objects"
 	}
 	if len(p.GetSpecContent()) > maxContent {
 		return fmt.Sprintf("spec_content: has %d bytes, at most %d", len(p.GetSpecContent()), maxContent)

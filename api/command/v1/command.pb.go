@@ -3923,7 +3923,7 @@ type WorkloadPut struct {
 	// With objects: the content hash of the specification alone. The state machine sets it, and derives content
 	// from it and from the versions of the objects.
 	SpecContent string `protobuf:"bytes,401,opt,name=spec_content,json=specContent,proto3" json:"spec_content,omitempty"`
-	// With objects: how the members of the group get a new version of an object; absent = all at once.
+	// How the members of the group, or of the system workload, are changed; absent = all at once.
 	Update        *UpdatePolicy `protobuf:"bytes,402,opt,name=update,proto3" json:"update,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

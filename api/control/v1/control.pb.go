@@ -7532,7 +7532,9 @@ type GetWorkloadRequest struct {
 	// How fresh the answer must be.
 	Level ReadLevel `protobuf:"varint,1000,opt,name=level,proto3,enum=persys.control.v1.ReadLevel" json:"level,omitempty"`
 	// For SESSION reads: wait until this log index, from an earlier answer, is applied.
-	MinIndex      uint64 `protobuf:"varint,1001,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`
+	MinIndex uint64 `protobuf:"varint,1001,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`
+	// Answer with the list applies, in place of the workload. workload_id may then also be the name of a group.
+	AsApplied     bool `protobuf:"varint,1722,opt,name=as_applied,json=asApplied,proto3" json:"as_applied,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7586,6 +7588,13 @@ func (x *GetWorkloadRequest) GetMinIndex() uint64 {
 		return x.MinIndex
 	}
 	return 0
+}
+
+func (x *GetWorkloadRequest) GetAsApplied() bool {
+	if x != nil {
+		return x.AsApplied
+	}
+	return false
 }
 
 type ListWorkloadsResponse struct {
@@ -7678,7 +7687,11 @@ type GetWorkloadResponse struct {
 	// may be old.
 	Stale bool `protobuf:"varint,1002,opt,name=stale,proto3" json:"stale,omitempty"`
 	// Only if stale is set: milliseconds since this replica last heard from a leader.
-	AgeMs         int64 `protobuf:"varint,1003,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
+	AgeMs int64 `protobuf:"varint,1003,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
+	// Only with as_applied: the requests that apply the workload, or the workloads of the group, again. Secrets are ***,
+	// which keeps the stored value when the request is applied. A member made by count, a member of a system workload
+	// and a run are part of what made them, which is listed in their place.
+	Applies       []*ApplyWorkloadRequest `protobuf:"bytes,1723,rep,name=applies,proto3" json:"applies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7739,6 +7752,13 @@ func (x *GetWorkloadResponse) GetAgeMs() int64 {
 		return x.AgeMs
 	}
 	return 0
+}
+
+func (x *GetWorkloadResponse) GetApplies() []*ApplyWorkloadRequest {
+	if x != nil {
+		return x.Applies
+	}
+	return nil
 }
 
 // WorkloadView is a workload as callers see it.
@@ -10304,23 +10324,26 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x06search\x18\xed\a \x01(\tR\x06search\x12\x1d\n" +
 	"\tnamespace\x18\x86\b \x01(\tR\tnamespace\x12\x13\n" +
 	"\x04kind\x18\xb7\n" +
-	" \x01(\tR\x04kind\"\x88\x01\n" +
+	" \x01(\tR\x04kind\"\xa8\x01\n" +
 	"\x12GetWorkloadRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x123\n" +
 	"\x05level\x18\xe8\a \x01(\x0e2\x1c.persys.control.v1.ReadLevelR\x05level\x12\x1c\n" +
-	"\tmin_index\x18\xe9\a \x01(\x04R\bminIndex\"\xc5\x01\n" +
+	"\tmin_index\x18\xe9\a \x01(\x04R\bminIndex\x12\x1e\n" +
+	"\n" +
+	"as_applied\x18\xba\r \x01(\bR\tasApplied\"\xc5\x01\n" +
 	"\x15ListWorkloadsResponse\x12=\n" +
 	"\tworkloads\x18\x01 \x03(\v2\x1f.persys.control.v1.WorkloadViewR\tworkloads\x12\x15\n" +
 	"\x05index\x18\xe8\a \x01(\x04R\x05index\x12'\n" +
 	"\x0fnext_page_token\x18\xe9\a \x01(\tR\rnextPageToken\x12\x15\n" +
 	"\x05stale\x18\xea\a \x01(\bR\x05stale\x12\x16\n" +
-	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\x98\x01\n" +
+	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xdc\x01\n" +
 	"\x13GetWorkloadResponse\x12;\n" +
 	"\bworkload\x18\x01 \x01(\v2\x1f.persys.control.v1.WorkloadViewR\bworkload\x12\x15\n" +
 	"\x05index\x18\xe8\a \x01(\x04R\x05index\x12\x15\n" +
 	"\x05stale\x18\xea\a \x01(\bR\x05stale\x12\x16\n" +
-	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xea\x0e\n" +
+	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\x12B\n" +
+	"\aapplies\x18\xbb\r \x03(\v2'.persys.control.v1.ApplyWorkloadRequestR\aapplies\"\xea\x0e\n" +
 	"\fWorkloadView\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x12\n" +
@@ -10791,71 +10814,72 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	2,   // 127: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
 	77,  // 128: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
 	77,  // 129: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	110, // 130: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	110, // 131: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	63,  // 132: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	62,  // 133: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	85,  // 134: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	110, // 135: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	109, // 136: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	52,  // 137: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	24,  // 138: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	81,  // 139: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	36,  // 140: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
-	34,  // 141: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
-	110, // 142: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
-	26,  // 143: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	79,  // 144: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
-	78,  // 145: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
-	110, // 146: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
-	80,  // 147: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
-	110, // 148: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	110, // 149: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	110, // 150: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 151: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	110, // 152: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 153: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	13,  // 154: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	19,  // 155: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	22,  // 156: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	10,  // 157: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	18,  // 158: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	20,  // 159: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	23,  // 160: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	91,  // 161: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	110, // 162: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
-	46,  // 163: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
-	6,   // 164: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	13,  // 165: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	11,  // 166: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
-	19,  // 167: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	22,  // 168: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	65,  // 169: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 170: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	67,  // 171: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	68,  // 172: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	73,  // 173: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	74,  // 174: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	82,  // 175: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	84,  // 176: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	10,  // 177: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	18,  // 178: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	12,  // 179: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
-	20,  // 180: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	23,  // 181: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	66,  // 182: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 183: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	69,  // 184: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	70,  // 185: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	75,  // 186: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	76,  // 187: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	83,  // 188: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	84,  // 189: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	177, // [177:190] is the sub-list for method output_type
-	164, // [164:177] is the sub-list for method input_type
-	164, // [164:164] is the sub-list for extension type_name
-	164, // [164:164] is the sub-list for extension extendee
-	0,   // [0:164] is the sub-list for field type_name
+	19,  // 130: persys.control.v1.GetWorkloadResponse.applies:type_name -> persys.control.v1.ApplyWorkloadRequest
+	110, // 131: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	110, // 132: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	63,  // 133: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	62,  // 134: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	85,  // 135: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	110, // 136: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	109, // 137: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	52,  // 138: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	24,  // 139: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	81,  // 140: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	36,  // 141: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
+	34,  // 142: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
+	110, // 143: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	26,  // 144: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	79,  // 145: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
+	78,  // 146: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
+	110, // 147: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
+	80,  // 148: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
+	110, // 149: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	110, // 150: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	110, // 151: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 152: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	110, // 153: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 154: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	13,  // 155: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	19,  // 156: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	22,  // 157: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	10,  // 158: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	18,  // 159: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	20,  // 160: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	23,  // 161: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	91,  // 162: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	110, // 163: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	46,  // 164: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 165: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	13,  // 166: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	11,  // 167: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
+	19,  // 168: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	22,  // 169: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	65,  // 170: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 171: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	67,  // 172: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	68,  // 173: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	73,  // 174: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	74,  // 175: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	82,  // 176: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	84,  // 177: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	10,  // 178: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	18,  // 179: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	12,  // 180: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
+	20,  // 181: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	23,  // 182: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	66,  // 183: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 184: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	69,  // 185: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	70,  // 186: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	75,  // 187: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	76,  // 188: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	83,  // 189: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	84,  // 190: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	178, // [178:191] is the sub-list for method output_type
+	165, // [165:178] is the sub-list for method input_type
+	165, // [165:165] is the sub-list for extension type_name
+	165, // [165:165] is the sub-list for extension extendee
+	0,   // [0:165] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }

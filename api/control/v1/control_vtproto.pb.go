@@ -2203,6 +2203,7 @@ func (m *GetWorkloadRequest) CloneVT() *GetWorkloadRequest {
 	r.WorkloadId = m.WorkloadId
 	r.Level = m.Level
 	r.MinIndex = m.MinIndex
+	r.AsApplied = m.AsApplied
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -2250,6 +2251,13 @@ func (m *GetWorkloadResponse) CloneVT() *GetWorkloadResponse {
 	r.Index = m.Index
 	r.Stale = m.Stale
 	r.AgeMs = m.AgeMs
+	if rhs := m.Applies; rhs != nil {
+		tmpContainer := make([]*ApplyWorkloadRequest, len(rhs))
+		for k, v := range rhs {
+			tmpContainer[k] = v.CloneVT()
+		}
+		r.Applies = tmpContainer
+	}
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -9803,6 +9811,18 @@ func (m *GetWorkloadRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.AsApplied {
+		i--
+		if m.AsApplied {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x6b
+		i--
+		dAtA[i] = 0xd0
+	}
 	if m.MinIndex != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.MinIndex))
 		i--
@@ -9936,6 +9956,20 @@ func (m *GetWorkloadResponse) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if len(m.Applies) > 0 {
+		for iNdEx := len(m.Applies) - 1; iNdEx >= 0; iNdEx-- {
+			size, err := m.Applies[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+			i--
+			dAtA[i] = 0x6b
+			i--
+			dAtA[i] = 0xda
+		}
 	}
 	if m.AgeMs != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.AgeMs))
@@ -14512,6 +14546,9 @@ func (m *GetWorkloadRequest) SizeVT() (n int) {
 	if m.MinIndex != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.MinIndex))
 	}
+	if m.AsApplied {
+		n += 3
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -14563,6 +14600,12 @@ func (m *GetWorkloadResponse) SizeVT() (n int) {
 	}
 	if m.AgeMs != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.AgeMs))
+	}
+	if len(m.Applies) > 0 {
+		for _, e := range m.Applies {
+			l = e.SizeVT()
+			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+		}
 	}
 	n += len(m.unknownFields)
 	return n
@@ -35336,6 +35379,26 @@ func (m *GetWorkloadRequest) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 1722:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field AsApplied", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.AsApplied = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -35656,6 +35719,40 @@ func (m *GetWorkloadResponse) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 1723:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Applies", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Applies = append(m.Applies, &ApplyWorkloadRequest{})
+			if err := m.Applies[len(m.Applies)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

@@ -222,7 +222,7 @@ func (f *fake) GetWorkload(_ context.Context, req *controlv1.GetWorkloadRequest)
 		return &controlv1.GetWorkloadResponse{Workload: w, Index: 42}, nil
 	}
 	if w := f.find(req.GetWorkloadId()); w != nil {
-		return &controlv1.GetWorkloadResponse{Workload: w, Index: 42, Stale: f.stale, AgeMs: f.age()}, nil
+		return f.got(req, w), nil
 	}
 	return nil, status.Errorf(codes.NotFound, "get workload: workload %q not found; `persysctl list` shows all", req.GetWorkloadId())
 }

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 )
 
@@ -19,4 +20,15 @@ func (f *fake) ScaleGroup(_ context.Context, req *clusterv1.ScaleGroupRequest) (
 		out.RemovedWorkloadIds = []string{req.GetGroup() + "-2"}
 	}
 	return out, nil
+}
+
+// got returns the answer of GetWorkload about w. As files, the fake gives two workloads, as if w were a group.
+func (f *fake) got(req *controlv1.GetWorkloadRequest, w *controlv1.WorkloadView) *controlv1.GetWorkloadResponse {
+	if !req.GetAsApplied() {
+		return &controlv1.GetWorkloadResponse{Workload: w, Index: 42, Stale: f.stale, AgeMs: f.age()}
+	}
+	return &controlv1.GetWorkloadResponse{Index: 42, Applies: []*controlv1.ApplyWorkloadRequest{
+		{WorkloadId: w.GetWorkloadId(), RevisionId: w.GetCallerRevisionId(), Spec: w.GetSpec()},
+		{WorkloadId: "other", DesiredState: "stopped", Spec: w.GetSpec()},
+	}}
 }

@@ -26,12 +26,21 @@ import (
 func (c *cli) getCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "get WORKLOAD", Aliases: []string{"describe"}, Short: "Show one workload in detail, with its latest events",
-		Args: args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
+		Long: `Show one workload in detail, with its latest events.
+
+With -o yaml it prints a workload file for "persysctl apply", also of a whole group. Secrets
+are ***: apply keeps the stored value of each field that is ***. With -o json it prints the
+workload as the schedulers see it.`,
+		Example: "  persysctl get web\n  persysctl get web -o yaml > web.yaml\n  persysctl get web -o json",
+		Args:    args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
 		RunE: c.online(func(ctx context.Context, args []string) error { return c.get(ctx, args[0]) }),
 	}
 }
 
 func (c *cli) get(ctx context.Context, id string) error {
+	if c.output == outYAML {
+		return c.getFile(ctx, id)
+	}
 	r, err := read(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id, Level: c.level()})
 	if err != nil {
 		return c.orGroup(ctx, id, err)
@@ -40,6 +49,27 @@ func (c *cli) get(ctx context.Context, id string) error {
 		c.showWorkload(r.GetWorkload())
 		c.showRecent(ctx, &clusterv1.EventsRequest{WorkloadId: id, Tail: 8})
 	})
+}
+
+// getFile prints a workload, or the workloads of a group, as a file that can be applied.
+func (c *cli) getFile(ctx context.Context, id string) error {
+	r, err := read(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id, Level: c.level(), AsApplied: true})
+	if err != nil {
+		return err
+	}
+	for i, req := range r.GetApplies() {
+		text, err := encode.File(req)
+		if err != nil {
+			return err
+		}
+		if i > 0 {
+			text = append([]byte("---\n"), text...)
+		}
+		if _, err := c.out.Write(text); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // orGroup adds to the "not found" error for the workload id that a group has that name, if one exists.

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
 // JSON returns a message in protobuf's JSON mapping, with the field names of the proto files. It also writes
@@ -42,7 +44,28 @@ func JSON(m proto.Message, indent bool) ([]byte, error) {
 // YAML returns the fields of a message that are set as YAML, in the order of the proto file. Unlike protobuf's JSON, it
 // writes 64-bit integers as numbers, not as strings. If lists is true, it also writes empty lists of messages.
 func YAML(m proto.Message, lists bool) ([]byte, error) {
-	n := messageNode(m.ProtoReflect(), lists)
+	return encodeNode(messageNode(m.ProtoReflect(), lists))
+}
+
+// File returns a workload file that applies a request: YAML that package spec reads.
+func File(req *controlv1.ApplyWorkloadRequest) ([]byte, error) {
+	head := messageNode((&controlv1.ApplyWorkloadRequest{WorkloadId: req.GetWorkloadId(), RevisionId: req.GetRevisionId(), DesiredState: req.GetDesiredState()}).ProtoReflect(), false)
+	for i := 0; i < len(head.Content); i += 2 {
+		switch key := head.Content[i]; key.Value {
+		case "workload_id":
+			key.Value = "id"
+		case "revision_id":
+			key.Value = "revision"
+		case "desired_state":
+			key.Value = "desired"
+		}
+	}
+	body := messageNode(req.GetSpec().ProtoReflect(), false)
+	head.Content = append(head.Content, body.Content...)
+	return encodeNode(head)
+}
+
+func encodeNode(n *yaml.Node) ([]byte, error) {
 	var out bytes.Buffer
 	e := yaml.NewEncoder(&out)
 	e.SetIndent(2)

@@ -2,14 +2,18 @@ package encode
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"go.yaml.in/yaml/v3"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/spec"
 )
 
 // TestYAMLKeepsStringsAndNumbersApart: a YAML parser, even of YAML 1.1, reads a string that looks like another type
@@ -66,5 +70,47 @@ func TestTimesAreEncodedInRFC3339(t *testing.T) {
 	w := &controlv1.WorkloadView{CreatedAt: timestamppb.New(time.Date(2026, 11, 20, 12, 0, 0, 5000, time.UTC))}
 	if data, err := YAML(w, false); err != nil || string(data) != "created_at: 2026-11-20T12:00:00.000005Z\n" {
 		t.Errorf("the encoded time is %q, error %v", data, err)
+	}
+}
+
+// TestFilesAreReadBack: the decoder of workload files reads each file of File back as the same request.
+func TestFilesAreReadBack(t *testing.T) {
+	names, err := filepath.Glob("../../../examples/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := 0
+	for _, name := range names {
+		if ext := filepath.Ext(name); ext != ".yaml" && ext != ".json" {
+			continue
+		}
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		reqs, err := spec.Parse(name, data, spec.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range reqs {
+			want.RevisionId, want.DesiredState = "r: 1", "stopped"
+			for _, normal := range []bool{false, true} {
+				if normal {
+					spec.Normalise(want.Spec)
+				}
+				text, err := File(want)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got, err := spec.Parse(name, text, spec.Options{})
+				if err != nil || len(got) != 1 || !proto.Equal(got[0], want) {
+					t.Errorf("%s: File writes\n%s\nwhich is read as %v, %v", name, text, got, err)
+				}
+				read++
+			}
+		}
+	}
+	if read < 20 {
+		t.Errorf("only %d files were written", read)
 	}
 }

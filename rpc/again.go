@@ -1,0 +1,129 @@
+package rpc
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/rollout"
+	"github.com/persys/compute/spec"
+)
+
+// maxApplies is the maximum number of requests in one answer: the number that an apply plans together.
+const maxApplies = 256
+
+// applies returns the requests that apply a workload, or the workloads of a group, again.
+func (s *Server) applies(ctx context.Context, v fsm.View, id string) (out []*controlv1.ApplyWorkloadRequest, err error) {
+	group := id
+	if w, ok := v.Workload(id); ok {
+		if err := s.within(ctx, w); err != nil {
+			return nil, err
+		}
+		if of, ok := v.Workload(w.Owner); ok {
+			w = of
+		}
+		if w.Demand.Group == "" || !fsm.MadeByCount(w.Demand.Group, w.ID) {
+			r, err := applyOf(v, w)
+			return []*controlv1.ApplyWorkloadRequest{r}, err
+		}
+		group = w.Demand.Group
+	}
+	in := s.scopeOf(ctx)
+	add := func(r *controlv1.ApplyWorkloadRequest, fault error) {
+		out, err = append(out, r), cmp.Or(err, fault)
+	}
+	members := fsm.Members(v, group)
+	if len(members) > 0 && in.Has(members[0].In()) {
+		first := members[0]
+		update := first.Update
+		if r, ok := v.Rollout(group); ok {
+			update = r.Policy
+		}
+		add(spec.AgainWithCount(group, members, putOf(v, first).spec, update))
+	}
+	if group != id {
+		return out, err
+	}
+	v.Group(group, func(w *fsm.Workload) bool {
+		if w.Owner == "" && in.Has(w.In()) && w.Desired != fsm.DesiredDeleted && !w.Demand.Surge && !fsm.MadeByCount(group, w.ID) {
+			add(applyOf(v, w))
+		}
+		return len(out) <= maxApplies
+	})
+	switch {
+	case err != nil:
+	case len(out) == 0:
+		err = errorf(KindNotFound, "workload %q not found, and no group has that name; `persysctl list` shows all", clip(id, 128))
+	case len(out) > maxApplies:
+		err = errorf(KindPrecondition, "group %q has more than %d workloads: get them one by one", group, maxApplies)
+	}
+	slices.SortFunc(out, func(a, b *controlv1.ApplyWorkloadRequest) int {
+		return strings.Compare(a.GetWorkloadId(), b.GetWorkloadId())
+	})
+	return out, err
+}
+
+func applyOf(v fsm.View, w *fsm.Workload) (*controlv1.ApplyWorkloadRequest, error) {
+	if w.Desired == fsm.DesiredDeleted {
+		return nil, errorf(KindPrecondition, "workload %q is being deleted, so there is nothing to apply again", w.ID)
+	}
+	update := w.Update
+	if r, ok := v.Rollout(w.ID); ok && w.IsSystem() {
+		update = r.Policy
+	}
+	return spec.Again(w, putOf(v, w).spec, update)
+}
+
+// storedSpec is a stored specification with sealed secrets.
+type storedSpec struct {
+	spec      []byte
+	sealedFor string
+	bundle    string // digest of the files beside a Compose file
+}
+
+// putOf returns the newest specification of a workload: that which an update will give it, or that which it has.
+func putOf(v fsm.View, w *fsm.Workload) storedSpec {
+	if r, ok := v.Rollout(w.Demand.Group); ok && r.Active() {
+		i := slices.IndexFunc(r.Members, func(m rollout.Member) bool { return m.ID == w.ID && m.Put != nil })
+		if i >= 0 {
+			return storedSpec{r.Members[i].Put.GetSpec(), w.ID, r.Members[i].Put.GetBundle()}
+		}
+	}
+	return storedSpec{w.Spec, w.SpecID(), w.Bundle}
+}
+
+// kept returns a request in which the marker *** is replaced by the secrets that are stored for the same fields of the
+// workload, or of the first member of the group, and with the files of a stack whose Compose file is kept.
+func (s *Server) kept(ctx context.Context, req *controlv1.ApplyWorkloadRequest) (*controlv1.ApplyWorkloadRequest, error) {
+	if !spec.KeepsSecrets(req.GetSpec()) {
+		return req, nil
+	}
+	v, err := s.latest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	id := strings.TrimSpace(req.GetWorkloadId())
+	w, ok := v.Workload(id)
+	if members := fsm.Members(v, id); !ok && len(members) > 0 {
+		w, ok = members[0], true
+	}
+	if !ok || !s.scopeOf(ctx).Has(w.In()) {
+		return spec.Keep(req, nil)
+	}
+	stored := putOf(v, w)
+	plain, err := withKey(ctx, s, func() (*controlv1.WorkloadSpec, error) {
+		return spec.Unseal(stored.sealedFor, stored.spec, sealer(s.cfg.Keys))
+	})
+	if err != nil {
+		return nil, err
+	}
+	out, err := spec.Keep(req, plain)
+	keepsFile := spec.KeepsComposeFile(req.GetSpec()) && len(req.GetFiles()) == 0
+	if b, has := v.Bundle(stored.bundle); has && err == nil && keepsFile {
+		out.Files, err = spec.OpenFiles(b, sealer(s.cfg.Keys))
+	}
+	return out, err
+}

@@ -1,0 +1,306 @@
+package rpc
+
+import (
+	"encoding/base64"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/spec"
+	stackfiles "github.com/persys/compute/stack/bundle"
+)
+
+// moreSpecs are workloads of kinds and with fields that no example has.
+var moreSpecs = `
+id: single
+revision: mine
+desired: stopped
+resources: {cpu: 250m, memory: 64Mi}
+container:
+  image: nginx
+  env: {A: one, TOKEN: hunter2}
+  ports: ['80:8080', '53:53/udp']
+  volumes: ['/h:/c:ro']
+  logging: {driver: local, options: {max-size: 10m}}
+metadata: {app: web}
+---
+id: rolled
+count: 4
+resources: {cpu: 100m}
+update: {max_parallel: 2, min_healthy_time: 3s, healthy_deadline: 60s, auto_revert: true, canary: 1}
+container: {image: nginx, env: {TOKEN: hunter2}}
+---
+id: none
+count: 0
+resources: {cpu: 100m}
+container: {image: nginx, env: {TOKEN: hunter2}}
+---
+id: halted
+count: 2
+desired: stopped
+resources: {cpu: 100m}
+container: {image: nginx}
+---
+id: scaled
+autoscale: {min: 2, max: 4, cpu: 50}
+resources: {cpu: 100m}
+container: {image: nginx}
+---
+id: work
+kind: job
+resources: {cpu: 100m}
+job: {completions: 3, parallelism: 2}
+container: {image: nginx, env: {TOKEN: hunter2}}
+---
+id: once
+kind: job
+resources: {cpu: 100m}
+container: {image: nginx}
+---
+id: nightly
+kind: cron
+resources: {cpu: 100m}
+cron: {schedule: '30 2 * * *', time_zone: Europe/Berlin, suspend: true}
+job: {retries: 2}
+container: {image: nginx, env: {TOKEN: hunter2}}
+---
+id: hourly
+kind: cron
+resources: {cpu: 100m}
+cron: {schedule: '@hourly'}
+container: {image: nginx}
+---
+id: everywhere
+kind: system
+resources: {cpu: 100m}
+update: {max_parallel: 3}
+container: {image: nginx, env: {TOKEN: hunter2}}
+---
+id: plainly
+kind: system
+resources: {cpu: 100m}
+container: {image: nginx}
+---
+id: onall
+kind: job
+job: {every_node: true}
+resources: {cpu: 100m}
+container: {image: nginx}
+---
+id: stacked
+resources: {cpu: 100m}
+compose:
+  inline: 'services: {a: {image: x, ports: ["127.0.0.1:8080:80"]}}'
+  env: {T: hunter2}
+---
+id: repo
+resources: {cpu: 100m}
+compose: {git: 'https://user:hunter2@example.com/a.git#main'}
+---
+id: machine
+vm:
+  cpus: 2
+  memory: 1Gi
+  disks: [{}, {size: 5Gi}]
+  networks: [default]
+  cloud_init: {user_data: '#cloud-config'}
+  login: {user: me, password: hunter2}
+  managed_volumes: [{name: d, size: 3Gi, path: /d}]
+---
+id: published
+resources: {cpu: 100m}
+container: {image: nginx, ports: [{published: 8099, target: 80, mode: ingress}]}
+`
+
+// documentsOf reads workload files.
+func documentsOf(t *testing.T, name, text string) (out []*controlv1.ApplyWorkloadRequest) {
+	t.Helper()
+	docs, err := spec.Documents(name, []byte(text), spec.Options{ReadFile: func(p string) ([]byte, error) { return os.ReadFile(filepath.Join(filepath.Dir(name), p)) }})
+	ok(t, err)
+	for _, d := range docs {
+		out = append(out, d.Request)
+	}
+	return out
+}
+
+// applied returns the requests that apply a workload or a group again, as they are read back from a file.
+func (g *group) applied(t *testing.T, id string) (out []*controlv1.ApplyWorkloadRequest) {
+	t.Helper()
+	r, err := g.control(0).GetWorkload(ctxFor(t), &controlv1.GetWorkloadRequest{WorkloadId: id, AsApplied: true})
+	if err != nil {
+		t.Fatalf("%s: %v", id, err)
+	}
+	for _, a := range r.GetApplies() {
+		text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(a)
+		ok(t, err)
+		if strings.Contains(string(text), "hunter2") {
+			t.Errorf("%s: the answer shows a secret: %s", id, text)
+		}
+		out = append(out, documentsOf(t, id, string(text))...)
+	}
+	return out
+}
+
+// TestAppliedAgain: the file that a scheduler gives of a workload can be applied again, and changes nothing.
+func TestAppliedAgain(t *testing.T) {
+	files, err := filepath.Glob("../examples/*")
+	ok(t, err)
+	texts := map[string]string{"more.yaml": moreSpecs}
+	for _, f := range files {
+		if ext := filepath.Ext(f); ext == ".yaml" || ext == ".json" {
+			raw, err := os.ReadFile(f)
+			ok(t, err)
+			texts[f] = string(raw)
+		}
+	}
+	if len(texts) < 15 {
+		t.Fatalf("there are %d files", len(texts))
+	}
+	for name, text := range texts {
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			g := newGroup(t, 1)
+			reqs := documentsOf(t, name, text)
+			if name == "more.yaml" {
+				b64 := base64.StdEncoding.EncodeToString([]byte(`{"vcpus":2,"memory_mb":1024,"disks":[{"device":"vda","size_gb":20}],"networks":[{"network":"default"}],"cloud_init":"#cloud-config","unheard_of":1}`))
+				reqs = append(reqs, &controlv1.ApplyWorkloadRequest{WorkloadId: "older", Spec: &controlv1.WorkloadSpec{Type: "vm", Metadata: map[string]string{spec.MetadataVMSpec: b64}}})
+			}
+			for _, req := range reqs {
+				resp, err := g.control(0).ApplyWorkload(ctxFor(t), req)
+				ok(t, err)
+				if !resp.GetSuccess() {
+					t.Fatalf("%s is refused: %s", req.GetWorkloadId(), resp.GetErrorMessage())
+				}
+				id := req.GetWorkloadId()
+				again := g.applied(t, id)
+				if len(again) != 1 || again[0].GetWorkloadId() != id {
+					t.Fatalf("%s is given as %v", id, again)
+				}
+				resp, err = g.control(0).ApplyWorkload(ctxFor(t), again[0])
+				ok(t, err)
+				if !resp.GetSuccess() || !resp.GetUnchanged() {
+					t.Errorf("%s is not unchanged when it is applied again: %t, %s\n%v\nwas %v", id, resp.GetSuccess(), resp.GetErrorMessage(), again[0], req)
+				}
+				if a, b := req.GetSpec().GetUpdate(), again[0].GetSpec().GetUpdate(); (a == nil) != (b == nil) || a.GetMaxParallel() != b.GetMaxParallel() || a.GetCanary() != b.GetCanary() || a.GetAutoRevert() != b.GetAutoRevert() {
+					t.Errorf("%s: the update strategy was %v and is %v", id, a, b)
+				}
+			}
+		})
+	}
+}
+
+// TestKeptSecrets: an apply keeps the stored value of each secret that is the marker, and needs a stored value for it.
+func TestKeptSecrets(t *testing.T) {
+	var key spec.Sealer
+	g := newGroup(t, 1, func(_ int, c *Config) { key = c.Keys.(keys).key })
+	c := g.control(0)
+	apply := func(id, text string) (*controlv1.ApplyWorkloadResponse, error) {
+		req := documentsOf(t, "f.yaml", text)[0]
+		req.WorkloadId = id
+		return c.ApplyWorkload(ctxFor(t), req)
+	}
+	accepted := func(id, text string) {
+		t.Helper()
+		resp, err := apply(id, text)
+		ok(t, err)
+		if !resp.GetSuccess() {
+			t.Fatalf("apply of %s is refused: %s", id, resp.GetErrorMessage())
+		}
+	}
+	refusedWith := func(id, text, want string) {
+		t.Helper()
+		resp, err := apply(id, text)
+		if err == nil && resp.GetSuccess() || !strings.Contains(resp.GetErrorMessage()+errText(err), want) {
+			t.Errorf("apply of %s ends with %v, %v, want %q", id, resp, err, want)
+		}
+	}
+	stored := func(id string) *controlv1.WorkloadSpec {
+		t.Helper()
+		w, found := g.view().Workload(id)
+		if !found {
+			t.Fatalf("there is no workload %s", id)
+		}
+		s, err := spec.Unseal(w.SpecID(), w.Spec, key)
+		ok(t, err)
+		return s
+	}
+	const container = "id: x\nresources: {cpu: 100m}\ncontainer: {image: nginx, env: {A: '%A', B: '%B'}}\n"
+	with := func(a, b string) string { return strings.NewReplacer("%A", a, "%B", b).Replace(container) }
+	refusedWith("web", with("***", "b"), "spec.container.env.A: is the marker ***, which keeps the stored value, and this workload has none there")
+	accepted("web", with("one", "two"))
+	accepted("web", with("***", "three"))
+	is(t, "the kept value", stored("web").GetContainer().GetEnv()["A"], "one")
+	is(t, "the new value", stored("web").GetContainer().GetEnv()["B"], "three")
+	accepted("web", "id: web\nresources: {cpu: 100m}\ncontainer: {image: nginx, env: {A: one}}\n")
+	refusedWith("web", with("***", "***"), "spec.container.env.B")
+
+	// A group keeps the values of its first member, also when it grows and while it is updated.
+	accepted("many", with("one", "two")+"count: 2\n")
+	accepted("many", with("***", "***")+"count: 3\nupdate: {max_parallel: 1}\n")
+	is(t, "the value of a new member", stored("many-2").GetContainer().GetEnv()["B"], "two")
+	accepted("many", with("***", "newer")+"count: 3\nupdate: {max_parallel: 1}\n")
+	for _, again := range [][]*controlv1.ApplyWorkloadRequest{g.applied(t, "many"), g.applied(t, "many-2")} {
+		is(t, "the group of a member", again[0].GetWorkloadId(), "many")
+		is(t, "the count", again[0].GetSpec().GetCount(), 3)
+		resp, err := c.ApplyWorkload(ctxFor(t), again[0])
+		ok(t, err)
+		is(t, "the update goes on", resp.GetSuccess(), true)
+	}
+	r, _ := g.view().Rollout("many")
+	waiting := 0
+	for _, m := range r.Members {
+		if m.Put != nil {
+			s, err := spec.Unseal(m.ID, m.Put.GetSpec(), key)
+			ok(t, err)
+			is(t, "the value that the update will give", s.GetContainer().GetEnv()["B"], "newer")
+			waiting++
+		}
+	}
+	if waiting == 0 {
+		t.Error("no member waits for the update, so the test shows nothing")
+	}
+
+	// Credentials of a Git URL are kept for the same URL only.
+	const git = "id: x\nresources: {cpu: 100m}\ncompose: {git: 'https://%A@%B/a.git'}\n"
+	repo := func(secret, host string) string { return strings.NewReplacer("%A", secret, "%B", host).Replace(git) }
+	accepted("repo", repo("me:hunter2", "example.com"))
+	accepted("repo", repo("***", "example.com"))
+	is(t, "the kept URL", stored("repo").GetCompose().GetGitRepo(), "https://me:hunter2@example.com/a.git")
+	refusedWith("repo", repo("***", "evil.example"), "spec.compose.git_repo: has the marker *** in place of credentials, which are stored for another URL")
+
+	// The files beside a Compose file are kept with it.
+	archive, err := stackfiles.Pack([]stackfiles.File{{Path: "app.env", Data: []byte("A=1\n")}})
+	ok(t, err)
+	req := documentsOf(t, "f.yaml", "id: shop\nresources: {cpu: 100m}\ncompose: {inline: 'services: {a: {image: x, env_file: app.env}}'}\n")[0]
+	req.Files = archive
+	resp, err := c.ApplyWorkload(ctxFor(t), req)
+	ok(t, err)
+	is(t, "the stack", resp.GetErrorMessage(), "")
+	resp, err = c.ApplyWorkload(ctxFor(t), g.applied(t, "shop")[0])
+	ok(t, err)
+	is(t, "the stack is unchanged", resp.GetUnchanged(), true)
+
+	// A plan keeps the values, too.
+	plan, err := g.cluster(0).PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: g.applied(t, "many")})
+	ok(t, err)
+	is(t, "the plan", len(plan.GetWorkloads()), 3)
+
+	// Workloads of a group that was not made with count are given one by one, and what does not exist is not found.
+	accepted("a", "id: a\ngroup: pair\nresources: {cpu: 100m}\ncontainer: {image: nginx}\n")
+	accepted("b", "id: b\ngroup: pair\nresources: {cpu: 100m}\ncontainer: {image: nginx}\n")
+	is(t, "the workloads of a group", len(g.applied(t, "pair")), 2)
+	_, err = c.GetWorkload(ctxFor(t), &controlv1.GetWorkloadRequest{WorkloadId: "nobody", AsApplied: true})
+	says(t, err, codes.NotFound, "nobody")
+}
+
+func errText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
