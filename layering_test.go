@@ -53,7 +53,7 @@ var mayImport = []struct {
 	{"sched/...", []string{"sched", "fsm"}},
 	{"pki/...", nil},
 	// The meaning of a specification: parse, validate, hash, seal, translate, show.
-	{"spec/...", []string{"api/control/...", "api/agent/...", "api/command/...", "engine", "fsm", "fsm/bounds", "pki/...", "policy/...", "schedule", "stack/bundle", "stack/service"}},
+	{"spec/...", []string{"api/control/...", "api/agent/...", "api/command/...", "engine", "fsm", "fsm/bounds", "fsm/rollout", "pki/...", "policy/...", "schedule", "stack/bundle", "stack/service"}},
 	// Loads Compose stacks, for schedulers, agents and persysctl alike.
 	{"stack/service", []string{"engine", "policy", "api/agent/..."}},
 	{"stack/...", []string{"child", "engine", "policy"}},
