@@ -72,8 +72,10 @@ func TestFullHeartbeats(t *testing.T) {
 		t.Error("the heartbeat after a change of the leader must have all reports")
 	}
 	full(Answer{Sent: sent})
-	if !full(Answer{Sent: sent}) || !full(Answer{Sent: sent}) {
-		t.Error("each heartbeat to a legacy v1 scheduler must have all reports")
+	for i := range 2 {
+		if !full(Answer{Sent: sent}) {
+			t.Errorf("heartbeat %d to a legacy v1 scheduler must have all reports", i+1)
+		}
 	}
 }
 
