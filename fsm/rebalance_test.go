@@ -254,8 +254,8 @@ func rebalanceScenario(w *world) {
 }
 
 // TestAMoveAfterADroppedOne: after a dropped move, later moves from or to the same nodes are
-// dropped too, because their gain was computed as if the dropped move were made. Moves between
-// other nodes are made.
+// dropped too, because their gains were computed for the case that the dropped move is carried out. Moves between
+// other nodes are carried out.
 func TestAMoveAfterADroppedOne(t *testing.T) {
 	w := formed(t, "a", "b", "c", "d")
 	for _, p := range [][2]string{{"one", "a"}, {"two", "a"}, {"three", "c"}} {

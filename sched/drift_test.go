@@ -162,7 +162,7 @@ func TestStatusWithoutInstanceIsNoOrphan(t *testing.T) {
 }
 
 // TestDriftsFitIntoTheLog: if a node has very many orphans (instances without a record), their
-// drifts are recorded in several comparisons, so that each command fits into the log.
+// drifts are recorded by several commands, one for each comparison, so that each command fits into the log.
 func TestDriftsFitIntoTheLog(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")

@@ -25,8 +25,8 @@ type Options struct {
 	// is relative to the specification. If ReadFile is nil, such fields are refused: a server must not read
 	// files for a caller.
 	ReadFile func(path string) ([]byte, error)
-	// Name is the name of the stack if the document is a plain Compose file. It takes precedence over the
-	// name that Stack returns and over `name` in the file.
+	// Name is the name of the stack if the document is a plain Compose file. If it is set, the name that the
+	// function Stack returns and the key `name` of the file are ignored.
 	Name string
 	// Stack loads a Compose file on the machine of its author. If it is nil, variables in a Compose file are
 	// not resolved, and files to which it refers are not read.

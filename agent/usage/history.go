@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Counters are one measurement of a machine or a workload, from which its history is computed: the present
-// use of processors and memory, and the bytes counted since the machine or the instance started.
+// Counters are one measurement of a machine or a workload. Millicores and memory are the present use; the other
+// fields count bytes since the machine or the instance started. Histories are computed from these measurements.
 type Counters struct {
 	Millicores           float64 // negative = unknown
 	Memory               int64   // bytes

@@ -143,7 +143,7 @@ func (g *group) lead(ctx context.Context, s *harness.Scheduler) error {
 		if _, err := admin.TransferLeadership(ctx, &clusterv1.TransferLeadershipRequest{Replica: s.Name}); err != nil {
 			return err
 		}
-		return errors.New("the scheduler whose disk can be frozen does not lead yet")
+		return fmt.Errorf("%s does not lead: this benchmark freezes the disk of that scheduler", s.Name)
 	})
 	if err != nil {
 		return err

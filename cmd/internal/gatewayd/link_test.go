@@ -87,7 +87,7 @@ func TestLinksToTheConsole(t *testing.T) {
 		t.Errorf("an operator may %v", got)
 	}
 	if status, body := w.visitor("").open(code); status != 403 || !strings.Contains(body, "used already") {
-		t.Errorf("the link once more: %d %s", status, body)
+		t.Errorf("a link that was used already, opened again: status %d, body %s; want status 403", status, body)
 	}
 	// GET /v1/access shows the person, the gateway and the end of the session. A gateway cannot make another session.
 	if status, body, _ := v.at(v.api + "/v1/access"); status != 200 || !strings.Contains(body, "/user/olga") || !strings.Contains(body, "/gateway/gateway") || !strings.Contains(body, "session_expires_at") {
