@@ -409,7 +409,7 @@ func TestConsole(t *testing.T) {
 	// only.
 	p.do(emulation.SetDeviceMetricsOverride(390, 844, 2, true))
 	for path, want := range map[string]string{"/": "Needs attention", "/workloads": "web-0", "/nodes": "dev-1", "/workloads/web-0": "Identity",
-		"/workloads/nightly": "Next run", "/workloads/encode": "Start a run", "/workloads/shipper": "1 of 1 run", "/workloads/load": "Group load", "/groups/web": "Members", "/nodes/dev-1": "Received",
+		"/workloads/nightly": "Next run", "/workloads/encode": "Start a run", "/workloads/shipper": "1 of 1 run", "/groups/load": "Group load", "/groups/web": "Members", "/nodes/dev-1": "Received",
 		"/namespaces": "default", "/networks": "New network …", "/secrets": "New secret …", "/volumes": "There is no volume.", "/policies": "baseline"} {
 		open(path, want)
 		var wide bool

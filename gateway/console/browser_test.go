@@ -425,6 +425,16 @@ func browserCases() map[string]func(*tab) {
 			p.sees("all attempts failed", "9.0 s", "no such table", "<b>x</b>", "1 of 2 have succeeded", "Run again", "not Retry")
 			p.is(`[...document.querySelectorAll("tbody tr")].map((r) => [...r.cells].slice(0, 3).map((c) => c.textContent).join(" "))`, []string{"load-0 Failed 7", "load-1 Succeeded 0"})
 		},
+		// A job with completions makes a group of jobs, and no workload with its own id.
+		"the id of a job with completions leads to the page of its group": func(p *tab) {
+			p.set(map[string]any{
+				"GET /workloads/load": 404,
+				"GET /workloads":      `{"workloads": [{"workload_id": "load-0", "kind": "job", "group": "load", "status": "Running", "desired_state": "Running"}]}`,
+			})
+			p.open("/workloads/load")
+			p.sees("Group load", "load-0")
+			p.is(`location.hash`, "#/groups/load")
+		},
 		"a cron's page shows its times and its runs, and starts, suspends and resumes": func(p *tab) {
 			cron := `{"workload": {"workload_id": "nightly", "kind": "cron", "status": "Running", "desired_state": %q, "template": {"cron": {"schedule": "30 2 * * *", "time_zone": "Asia/Tokyo",
 				"concurrency": "forbid", "keep_succeeded": 3, "keep_failed": 1}, "next_run": "2100-01-01T17:30:00Z", "last_failure": "2026-11-27T02:30:09Z"}}}`
