@@ -22,6 +22,10 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
+// patience is the time limit of a fetch in the tests that reach another limit. With the race detector on a busy machine
+// the child is slow.
+const patience = 10 * time.Minute
+
 func TestMain(m *testing.M) {
 	child.Serve(Task)
 	goleak.VerifyTestMain(m)
@@ -64,7 +68,7 @@ func served(t *testing.T, name string, size int64) (url, commit string) {
 func TestFetchWritesTheFilesOfACommit(t *testing.T) {
 	url, want := served(t, "small", 10)
 	into := filepath.Join(t.TempDir(), "files")
-	commit, err := New(time.Minute).Fetch(t.Context(), Source{URL: url}, t.TempDir(), into)
+	commit, err := New(patience).Fetch(t.Context(), Source{URL: url}, t.TempDir(), into)
 	if err != nil || commit != want {
 		t.Fatalf("Fetch returned the commit %q, error %v; want %q", commit, err, want)
 	}
@@ -77,7 +81,7 @@ func TestFetchWritesTheFilesOfACommit(t *testing.T) {
 // error that names the memory limit as the reason.
 func TestAPackThatUnpacksToTooMuch(t *testing.T) {
 	url, _ := served(t, "zeros", 32<<20)
-	f := New(10 * time.Minute) // with the race detector on a busy machine the child is slow
+	f := New(patience)
 	f.child.Limits.Memory = 2 << 20
 	_, err := f.Fetch(t.Context(), Source{URL: url}, t.TempDir(), filepath.Join(t.TempDir(), "files"))
 	if driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "MiB of memory to unpack") {
@@ -102,7 +106,7 @@ func endless(w http.ResponseWriter, _ *http.Request) {
 func TestAServerThatSendsTooMuch(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(endless))
 	defer srv.Close()
-	_, err := New(time.Minute).Fetch(t.Context(), Source{URL: srv.URL}, t.TempDir(), filepath.Join(t.TempDir(), "files"))
+	_, err := New(patience).Fetch(t.Context(), Source{URL: srv.URL}, t.TempDir(), filepath.Join(t.TempDir(), "files"))
 	if driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "sends more than 16 MiB") {
 		t.Errorf("a fetch from a server that sends too much returned %v, want an error about the size of the answer", err)
 	}

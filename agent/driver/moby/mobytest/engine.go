@@ -29,7 +29,7 @@ type Engine struct {
 // openFor is the time limit of the set-up before the first test, and closeFor that of the clean-up after the
 // last test.
 const (
-	openFor  = 2 * time.Minute
+	openFor  = 10 * time.Minute
 	closeFor = time.Minute
 )
 
