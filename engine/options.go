@@ -124,8 +124,11 @@ func CPUSet(s string) string {
 	return ""
 }
 
-// CPUPeriod is the default of cpu_period, in microseconds.
-const CPUPeriod = 100_000
+// CPUPeriod is the default of cpu_period, and MinCPUQuota the smallest cpu_quota that the kernel accepts, in microseconds.
+const (
+	CPUPeriod   = 100_000
+	MinCPUQuota = 1000
+)
 
 // CPUTime checks the period and the quota of a container's CPU time, in microseconds; 0 selects the default.
 // It returns the field that is wrong and the rule that it breaks.
@@ -133,7 +136,7 @@ func CPUTime(period, quota int64) (field, rule string) {
 	switch {
 	case period != 0 && (period < 1000 || period > 1_000_000):
 		return "cpu_period", "must be 1000 to 1000000 microseconds"
-	case quota > 0 && quota < 1000:
+	case quota > 0 && quota < MinCPUQuota:
 		return "cpu_quota", "must be at least 1000 microseconds"
 	}
 	return "", ""

@@ -21,9 +21,6 @@ import (
 // The allowed values of the Compose fields for the namespaces and the network of a container. A container
 // must not share the namespaces or the network of another container, so values that name another container
 // are not allowed.
-// minCPUQuota is the smallest quota of CPU time in a period that the kernel accepts, in microseconds.
-const minCPUQuota = 1000
-
 var (
 	networkModes = []string{"bridge", "host", "none"}
 	hostOnly     = []string{"host"}
@@ -67,9 +64,9 @@ func (e *Errors) options(s *controlv1.WorkloadSpec) {
 	if c.GetCpuPeriod() != 0 && s.GetResources().GetCpuMillicores() == 0 {
 		e.add(at+".cpu_period", "needs a CPU limit, whose period it is: cpu_quota, cpus or resources.cpu", "")
 	}
-	if milli, period := s.GetResources().GetCpuMillicores(), c.GetCpuPeriod(); milli > 0 && period > 0 && milli*period/1000 < minCPUQuota {
+	if milli, period := s.GetResources().GetCpuMillicores(), c.GetCpuPeriod(); milli > 0 && period > 0 && milli*period/1000 < engine.MinCPUQuota {
 		e.addf(at+".cpu_period", strconv.FormatInt(period, 10), "must be at least %d with a limit of %d millicores, because the kernel accepts no quota below %d microseconds: a larger cpu_period, or none",
-			(minCPUQuota*1000+milli-1)/milli, milli, minCPUQuota)
+			(engine.MinCPUQuota*1000+milli-1)/milli, milli, engine.MinCPUQuota)
 	}
 	if _, group := membersOf(s); c.GetMacAddress() != "" && (group || s.GetAutoscale() != nil || IsTemplate(s)) {
 		e.add(at+".mac_address", "is for one container, and this workload may have several: leave it out", c.GetMacAddress())

@@ -13,6 +13,7 @@ import (
 	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/api/types/network"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/engine"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/moby"
@@ -22,9 +23,8 @@ import (
 
 // Lower limits of CPU quotas and shares.
 const (
-	minMillicores  = 10   // the engine refuses a quota of less than 0.01 CPU
-	minQuota       = 1000 // microseconds; the kernel refuses a smaller quota
-	minShares      = 2    // the smallest CPU weight that the kernel accepts
+	minMillicores  = 10 // the engine refuses a quota of less than 0.01 CPU
+	minShares      = 2  // the smallest CPU weight that the kernel accepts
 	sharesPerCPU   = 1024
 	nanoPerMilli   = 1_000_000
 	milliPerCPU    = 1000
@@ -277,7 +277,7 @@ func resources(body *agentv1.ContainerSpec) (container.Resources, error) {
 		milli = max(milli, minMillicores)
 		if period := body.GetCpuPeriod(); period != 0 {
 			// The quota must not become larger than the limit. So the period is raised where the quota is too small.
-			period = max(period, (minQuota*milliPerCPU+milli-1)/milli)
+			period = max(period, (engine.MinCPUQuota*milliPerCPU+milli-1)/milli)
 			out.CPUPeriod, out.CPUQuota = period, milli*period/milliPerCPU
 		} else {
 			out.NanoCPUs = milli * nanoPerMilli
