@@ -219,7 +219,7 @@ func (x *step) prune() {
 	var tombs []string
 	var told []*Tombstone
 	for t := range x.State.Tombstones() {
-		if t.Exit != nil && x.now.Sub(t.DeletedAt) > repeated {
+		if t.Done && t.Exit != nil && x.now.Sub(t.DeletedAt) > repeated {
 			told = append(told, t)
 		}
 	}

@@ -344,12 +344,12 @@ func (d Done) exit() *Exit {
 // removeDone completes a delete: it sets Done in the tombstone (the record of the delete) and drops the
 // workload from the State.
 func (x *step) removeDone(d Done, w *Workload) {
-	id, in := d.Act.ID, d.Act.Intent
+	id, in, exit := d.Act.ID, d.Act.Intent, d.exit()
 	if d.Failed != nil {
 		if in != nil {
-			if t := x.Tombstone(id); t != nil && d.exit() != nil { // the instance may be gone at the next attempt
+			if t := x.Tombstone(id); t != nil && exit != nil { // the instance may be gone at the next attempt
 				kept := *t
-				kept.Exit = d.exit()
+				kept.Exit = exit
 				x.setTombstone(kept)
 			}
 			x.failed(id, in, d.Failed.Class, d.Failed.Message)
@@ -369,7 +369,7 @@ func (x *step) removeDone(d Done, w *Workload) {
 		tomb = *t
 	}
 	tomb.Done, tomb.DeletedAt = true, x.now
-	if exit := d.exit(); exit != nil {
+	if exit != nil {
 		tomb.Exit = exit
 	}
 	var t *Task
