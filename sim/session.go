@@ -107,7 +107,7 @@ func (m *machine) converse() {
 			m.failed(false)
 			return
 		}
-		m.extend(l, func() { s.State = s.Accepted(answerOf(sent, l)) })
+		m.extend(l, s.Accepted(answerOf(sent, l)))
 		m.w.tracef("", m.id, "agent: registered in epoch %s", l.Epoch)
 		m.beat()
 	})
@@ -142,7 +142,7 @@ func (m *machine) beat() {
 			m.failed(false)
 			return
 		}
-		m.extend(l, func() { s.State = s.Acknowledged(b, version, answerOf(sent, l)) })
+		m.extend(l, s.Acknowledged(b, version, answerOf(sent, l)))
 		m.drain(l.Drain)
 		m.later()
 	})
@@ -159,14 +159,14 @@ func answerOf(sent time.Time, l sched.Lease) heartbeat.Answer {
 	}
 }
 
-// extend stores the answer l by the function store. If the answer has a lease, extend notes since when the agent has held
-// its lease, and tells the agent's core.
-func (m *machine) extend(l sched.Lease, store func()) {
+// extend makes next, the state after the answer l, the state of the session. If the answer has a lease, extend notes since
+// when the agent has held its lease, and tells the agent's core.
+func (m *machine) extend(l sched.Lease, next heartbeat.State) {
 	s := &m.session
 	if now := m.local(m.w.now); l.Duration > 0 && (s.heldSince == 0 || now >= s.until()) {
 		s.heldSince = m.w.now
 	}
-	store()
+	s.State = next
 	if l.Duration > 0 {
 		m.leased()
 	}
