@@ -66,10 +66,10 @@ func ingressOrder(a, b *agentv1.NetworkIngress) int {
 	return cmp.Or(cmp.Compare(a.GetPort(), b.GetPort()), strings.Compare(a.GetProtocol(), b.GetProtocol()))
 }
 
-// forbidsPort returns why the policies of a node forbid a port in ingress mode; "" if they allow it. Every node answers at
+// forbidsPort returns why policies, those of a node, forbid a port in ingress mode; "" if they allow it. Every node answers at
 // such a port, so a policy of a node decides about it wherever the instances run.
-func forbidsPort(v fsm.View, n *fsm.Node, port uint32, protocol string) string {
-	for _, p := range v.NodePolicies(n) {
+func forbidsPort(policies []*policy.Policy, port uint32, protocol string) string {
+	for _, p := range policies {
 		for _, bad := range policy.Judge(p, policy.Workload{Asks: asks.IngressPort(int32(port), protocol, "ports")}) {
 			if bad.Rule == policy.RulePort {
 				return bad.String()
@@ -93,10 +93,11 @@ func ingressText(v fsm.View, w *fsm.Workload) string {
 			unable++
 			return true
 		}
+		policies := v.NodePolicies(node)
 		for _, p := range w.Demand.Ingress {
 			if node.Facts.Networking.Holds(p.Key()) {
 				texts = append(texts, fmt.Sprintf("port %s does not answer on node %s: a program of the machine uses it (ss -lnp sport = :%d shows it)", p.Key(), node.ID, p.Port))
-			} else if why := forbidsPort(v, node, uint32(p.Port), p.Protocol); why != "" {
+			} else if why := forbidsPort(policies, uint32(p.Port), p.Protocol); why != "" {
 				texts = append(texts, fmt.Sprintf("port %s does not answer on node %s: %s", p.Key(), node.ID, why))
 			}
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/fsm/store"
+	"github.com/persys/compute/policy"
 )
 
 // namesWait is how long WatchNetworkNames waits for a change of the names. It is shorter than the time after which
@@ -136,13 +137,16 @@ func (all *networkNames) forNode(v fsm.View, node string) *agentv1.NetworkNames 
 		return true
 	})
 	slices.Sort(ids)
-	on, _ := v.Node(node)
+	var policies []*policy.Policy
+	if on, ok := v.Node(node); ok {
+		policies = v.NodePolicies(on)
+	}
 	for _, id := range ids {
 		out.Members = append(out.Members, all.members[id]...)
 		out.Services = append(out.Services, all.services[id]...)
 		out.Lost = append(out.Lost, all.lost[id]...)
 		for _, p := range all.ingress[id] {
-			if on == nil || forbidsPort(v, on, p.GetPort(), p.GetProtocol()) == "" {
+			if forbidsPort(policies, p.GetPort(), p.GetProtocol()) == "" {
 				out.Ingress = append(out.Ingress, p)
 			}
 		}
