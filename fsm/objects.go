@@ -530,11 +530,9 @@ func (t *Tx) renewGroup(o *Object, group string, surge []*commandv1.WorkloadPut)
 	updating = updating && was.Phase != rollout.Completed
 	for _, w := range Members(t.state(), group) {
 		p := w.AsPut()
-		if updating {
-			if i := slices.IndexFunc(was.Members, func(m rollout.Member) bool { return m.ID == w.ID && m.Put != nil }); i >= 0 {
-				p = was.Members[i].Put.CloneVT()
-				p.Desired = string(w.Desired)
-			}
+		if put := was.Waiting(w.ID); put != nil {
+			p = put.CloneVT()
+			p.Desired = string(w.Desired)
 		}
 		if p.GetUpdate() != nil {
 			b.Update = p.GetUpdate()
@@ -656,14 +654,13 @@ func (e *encoder) object(o *Object) {
 	}
 }
 
-// objects encodes the references of a workload to objects, if it has any.
+// objects encodes the references of a workload to objects, and its update strategy, if it has any.
 func (e *encoder) objects(w *Workload) {
-	if len(w.Objects) == 0 {
-		return
+	if len(w.Objects) > 0 {
+		e.str("objects")
+		e.str(w.SpecContent)
+		e.u64(uint64(len(w.Objects)))
 	}
-	e.str("objects")
-	e.str(w.SpecContent)
-	e.u64(uint64(len(w.Objects)))
 	for _, u := range w.Objects {
 		e.str(u.Kind)
 		e.str(u.Name)

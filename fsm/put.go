@@ -234,7 +234,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item 
 	if old.Content == p.GetContent() && old.Desired == desired && old.Policy == under && !p.GetDiscardData() && demandEqualBut(old.Demand, demand) {
 		w := *old // only the rules of the autoscaler have changed, of which the node knows nothing
 		w.Spec, w.Demand = nonEmpty(p.GetSpec()), demand
-		w.CallerRevision, w.Retry.MaxAttempts = p.GetCallerRevision(), limit
+		w.CallerRevision, w.Retry.MaxAttempts, w.Update = p.GetCallerRevision(), limit, updateOf(p)
 		t.putWorkload(old, &w)
 		t.eventOf(&w, Event{Type: EventWorkloadUpdated, Node: w.Node, Message: "autoscale " + demand.Autoscale.String()})
 		return itemOf(&w)

@@ -15,6 +15,7 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm/receipts"
+	"github.com/persys/compute/fsm/rollout"
 )
 
 // fill sets every field of the value v, at any depth, to a random value. Lists get 0 to 3 elements.
@@ -228,6 +229,22 @@ func TestDigestCoversEveryField(t *testing.T) {
 		})
 		if fields < reflect.TypeOf(c.record).Elem().NumField() {
 			t.Errorf("record %s: only %d fields were tested, want all", name, fields)
+		}
+	}
+}
+
+// TestDigestCoversTheUpdateStrategy: a workload has a strategy with and without secrets and configs.
+func TestDigestCoversTheUpdateStrategy(t *testing.T) {
+	for _, objects := range [][]ObjectUse{nil, {{Kind: "secret", Name: "db"}}} {
+		var w Workload
+		deepSet(reflect.ValueOf(&w).Elem())
+		w.Objects = objects
+		var without, with encoder
+		without.workload(&w)
+		w.Update = rollout.Policy{MaxParallel: 2}
+		with.workload(&w)
+		if bytes.Equal(without, with) {
+			t.Errorf("the digest of a workload with %d objects does not cover its update strategy", len(objects))
 		}
 	}
 }

@@ -169,15 +169,12 @@ func (t *Tx) remember(r *rollout.Rollout, puts []*commandv1.WorkloadPut) {
 // waits returns the result for a group member whose change waits for its turn. The second value is
 // false if the member changes at once.
 func (t *Tx) waits(r *rollout.Rollout, id string) (Item, bool) {
-	if r == nil {
-		return Item{}, false
-	}
-	i := slices.IndexFunc(r.Members, func(m rollout.Member) bool { return m.ID == id && m.Put != nil })
-	if i < 0 {
+	put := r.Waiting(id)
+	if put == nil {
 		return Item{}, false
 	}
 	w, _ := t.r.workloads.Get(id)
-	to := &Workload{Content: r.Members[i].Put.GetContent(), Restarts: w.Restarts}
+	to := &Workload{Content: put.GetContent(), Restarts: w.Restarts}
 	return Item{ID: w.ID, Generation: w.Generation, Revision: to.Revision(), Unchanged: r.Sequence != 0}, true
 }
 

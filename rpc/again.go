@@ -38,11 +38,7 @@ func (s *Server) applies(ctx context.Context, v fsm.View, id string) (out []*con
 	members := fsm.Members(v, group)
 	if len(members) > 0 && in.Has(members[0].In()) {
 		first := members[0]
-		update := first.Update
-		if r, ok := v.Rollout(group); ok {
-			update = r.Policy
-		}
-		add(spec.AgainWithCount(group, members, putOf(v, first).spec, update))
+		add(spec.AgainWithCount(group, members, putOf(v, first).spec, strategyOf(v, group, first.Update)))
 	}
 	if group != id {
 		return out, err
@@ -71,10 +67,19 @@ func applyOf(v fsm.View, w *fsm.Workload) (*controlv1.ApplyWorkloadRequest, erro
 		return nil, errorf(KindPrecondition, "workload %q is being deleted, so there is nothing to apply again", w.ID)
 	}
 	update := w.Update
-	if r, ok := v.Rollout(w.ID); ok && w.IsSystem() {
-		update = r.Policy
+	if w.IsSystem() {
+		update = strategyOf(v, w.ID, update)
 	}
 	return spec.Again(w, putOf(v, w).spec, update)
+}
+
+// strategyOf returns the update strategy of a group or system workload: that of its unfinished rollout, otherwise stored,
+// which its record has. Records of former versions have none; the last rollout has it.
+func strategyOf(v fsm.View, group string, stored rollout.Policy) rollout.Policy {
+	if r, ok := v.Rollout(group); ok && (r.Phase != rollout.Completed || stored == (rollout.Policy{})) {
+		return r.Policy
+	}
+	return stored
 }
 
 // storedSpec is a stored specification with sealed secrets.
@@ -86,10 +91,9 @@ type storedSpec struct {
 
 // putOf returns the newest specification of a workload: that which an update will give it, or that which it has.
 func putOf(v fsm.View, w *fsm.Workload) storedSpec {
-	if r, ok := v.Rollout(w.Demand.Group); ok && r.Active() {
-		i := slices.IndexFunc(r.Members, func(m rollout.Member) bool { return m.ID == w.ID && m.Put != nil })
-		if i >= 0 {
-			return storedSpec{r.Members[i].Put.GetSpec(), w.ID, r.Members[i].Put.GetBundle()}
+	if r, ok := v.Rollout(w.Demand.Group); ok {
+		if put := r.Waiting(w.ID); put != nil {
+			return storedSpec{put.GetSpec(), w.ID, put.GetBundle()}
 		}
 	}
 	return storedSpec{w.Spec, w.SpecID(), w.Bundle}

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"encoding/base64"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -303,4 +304,25 @@ func errText(err error) string {
 		return ""
 	}
 	return err.Error()
+}
+
+// TestAppliedAgainAfterAChangeOfTheStrategy: an apply that changes only how updates are carried out starts no update, and
+// the file of the group has the new strategy. So it is if the rules of the autoscaler change in the same apply.
+func TestAppliedAgainAfterAChangeOfTheStrategy(t *testing.T) {
+	for name, text := range map[string]string{
+		"a group":                           "id: web\ncount: 3\nupdate: {max_parallel: %d}\ncontainer: {image: nginx}\n",
+		"a group with an autoscaler":        "id: web\nautoscale: {min: 2, max: 1%d, cpu: 70}\nupdate: {max_parallel: %[1]d}\nresources: {cpu: 0.1, memory: 64Mi}\ncontainer: {image: nginx}\n",
+		"one workload on each of the nodes": "id: web\nkind: system\nupdate: {max_parallel: %d}\ncontainer: {image: nginx}\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newGroup(t, 1)
+			for _, most := range []int{2, 3} { // 1 is the default of a system workload, whose file leaves it out
+				ok(t, inBand(g.control(0).ApplyWorkload(ctxFor(t), documentsOf(t, "f.yaml", fmt.Sprintf(text, most))[0])))
+				again := g.applied(t, "web")
+				if got := again[0].GetSpec().GetUpdate().GetMaxParallel(); got != int32(most) {
+					t.Errorf("after an apply with max_parallel %d the file of the workload has %d", most, got)
+				}
+			}
+		})
+	}
 }

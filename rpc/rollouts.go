@@ -42,11 +42,7 @@ func (s *Server) GetRollout(ctx context.Context, req *clusterv1.GetRolloutReques
 	}
 	out := &clusterv1.GetRolloutResponse{
 		Group: group, Id: spec.ControlGeneration(fsm.RolloutID(r)), Phase: string(r.Phase), Reason: r.Reason,
-		Update: &controlv1.UpdateStrategy{
-			MaxParallel: int32(r.Policy.MaxParallel), AutoRevert: r.Policy.AutoRevert,
-			MinHealthyTimeSeconds: int32(r.Policy.MinHealthy / 1e9), HealthyDeadlineSeconds: int32(r.Policy.Deadline / 1e9),
-			Order: spec.UpdateOrder(r.Policy.StartFirst), Canary: int32(r.Policy.Canary),
-		},
+		Update:    spec.UpdateStrategy(r.Policy),
 		Reverting: r.Reverting, CanUndo: fsm.UndoFault(v, r) == "", By: r.By, Index: v.index, StartedAt: timestamppb.New(time.Unix(0, r.StartedAt)),
 	}
 	if r.EndedAt != 0 {

@@ -33,7 +33,7 @@ func Again(w *fsm.Workload, stored []byte, update rollout.Policy) (*controlv1.Ap
 		s.Cron.Suspend, desired = true, fsm.DesiredRunning
 	}
 	if OnEveryNode(s) && !proto.Equal(update.PB(), systemUpdate(&controlv1.WorkloadSpec{Kind: KindSystem})) {
-		s.Update = updateStrategy(update)
+		s.Update = UpdateStrategy(update)
 	}
 	out := &controlv1.ApplyWorkloadRequest{WorkloadId: w.ID, Spec: s, RevisionId: w.CallerRevision}
 	if desired != fsm.DesiredRunning {
@@ -50,7 +50,7 @@ func AgainWithCount(group string, members []*fsm.Workload, stored []byte, update
 		return nil, err
 	}
 	s := out.Spec
-	out.WorkloadId, s.Group, s.Update = group, "", updateStrategy(update)
+	out.WorkloadId, s.Group, s.Update = group, "", UpdateStrategy(update)
 	n := int32(fsm.Count(members))
 	switch {
 	case IsJob(s):
@@ -76,14 +76,14 @@ func allStopped(members []*fsm.Workload) bool {
 	return true
 }
 
-// updateStrategy is the inverse of updatePolicy.
-func updateStrategy(p rollout.Policy) *controlv1.UpdateStrategy {
+// UpdateStrategy returns the update strategy of a rollout as a specification has it; nil for none.
+func UpdateStrategy(p rollout.Policy) *controlv1.UpdateStrategy {
 	if p == (rollout.Policy{}) {
 		return nil
 	}
 	b := p.PB()
 	return &controlv1.UpdateStrategy{
-		MaxParallel: b.GetMaxParallel(), AutoRevert: b.GetAutoRevert(), Order: UpdateOrder(b.GetStartFirst()), Canary: b.GetCanary(),
+		MaxParallel: b.GetMaxParallel(), AutoRevert: b.GetAutoRevert(), Order: updateOrder(b.GetStartFirst()), Canary: b.GetCanary(),
 		MinHealthyTimeSeconds: int32(b.GetMinHealthy() / int64(time.Second)), HealthyDeadlineSeconds: int32(b.GetHealthyDeadline() / int64(time.Second)),
 	}
 }
@@ -113,12 +113,11 @@ func markers(s *controlv1.WorkloadSpec) (paths []string) {
 // field without a stored value.
 func Keep(req *controlv1.ApplyWorkloadRequest, stored *controlv1.WorkloadSpec) (*controlv1.ApplyWorkloadRequest, error) {
 	have := map[string]string{}
-	if stored != nil {
-		_ = secrets(stored.CloneVT(), func(path, value string) (string, error) {
-			have[path] = value
-			return value, nil
-		})
-	}
+	// secrets writes back each value that the function returns, here the same value.
+	_ = secrets(stored, func(path, value string) (string, error) {
+		have[path] = value
+		return value, nil
+	})
 	was, _, at := splitGit(stored.GetCompose().GetGitRepo())
 	now, _, to := splitGit(strings.TrimSpace(req.GetSpec().GetCompose().GetGitRepo()))
 	var e Errors

@@ -127,7 +127,6 @@ func Unseal(id string, stored []byte, key Sealer) (*controlv1.WorkloadSpec, erro
 }
 
 // Redact returns a specification, sealed or plain, with every secret replaced by pki.Redacted.
-// Validate refuses that marker.
 func Redact(s *controlv1.WorkloadSpec) *controlv1.WorkloadSpec {
 	out := s.CloneVT()
 	// no error is possible: this function never returns an error

@@ -106,8 +106,8 @@ func startsFirst(u *controlv1.UpdateStrategy) bool {
 	return strings.EqualFold(strings.TrimSpace(u.GetOrder()), startFirst)
 }
 
-// UpdateOrder returns the order of an update as a word; empty for the default.
-func UpdateOrder(first bool) string {
+// updateOrder returns the order of an update as a word; empty for the default.
+func updateOrder(first bool) string {
 	if first {
 		return startFirst
 	}

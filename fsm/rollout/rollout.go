@@ -91,6 +91,20 @@ type Member struct {
 	Canary bool // the member is changed before the promotion
 }
 
+// Waiting returns the specification that the update will give the member id; nil if r is nil or has ended, or the member
+// has its specification.
+func (r *Rollout) Waiting(id string) *commandv1.WorkloadPut {
+	if r == nil || r.Phase == Completed {
+		return nil
+	}
+	for i := range r.Members {
+		if r.Members[i].ID == id {
+			return r.Members[i].Put
+		}
+	}
+	return nil
+}
+
 // Seen is what an update needs to know about the present state of a member.
 type Seen struct {
 	There     bool // the workload exists and is not being deleted
