@@ -152,8 +152,8 @@ background() { # niceness function
 }
 background 19 checks
 background 15 simulator
-background 10 unit_tests
-background 5 documents
+background 5 unit_tests
+background 3 documents
 part "end-to-end tests" end_to_end_tests || status=1
 for t in "${tracks[@]}"; do wait "$t" || status=1; done
 tracks=()

@@ -103,7 +103,7 @@ type bench struct {
 func newBench(t *testing.T, change ...func(*docker.Options)) *bench {
 	t.Helper()
 	e := theEngine(t)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute) // beside other tests the engine may be slow
 	t.Cleanup(cancel)
 	return &bench{T: t, engine: e, d: e.driver(t, "node-a", change...), ctx: ctx}
 }
@@ -112,7 +112,7 @@ func (b *bench) spec(id string, body *agentv1.ContainerSpec) driver.Spec {
 	b.Helper()
 	workload := driver.ID("t" + b.run + "-" + id)
 	b.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer cancel()
 		if err := b.d.Remove(ctx, workload); err != nil {
 			b.Errorf("cleaning up %s: %v", workload, err)

@@ -190,7 +190,7 @@ func TestImagesArePulledWhenNeeded(t *testing.T) {
 		r.set(func(r *testRegistry) { r.hang = true })
 		start := time.Now()
 		b.ensure(b.spec("slow-2", containerBody(r.host()+"/slow")))
-		if took := time.Since(start); took > 10*time.Second {
+		if took := time.Since(start); took > time.Minute {
 			t.Errorf("took %s", took)
 		}
 	})
@@ -273,10 +273,11 @@ func TestImagesArePulledWhenNeeded(t *testing.T) {
 		}
 	})
 	t.Run("a slow pull with progress continues beyond the time limit, and its progress is reported", func(t *testing.T) {
+		const limit = 10 * time.Second // many pauses of the registry, because a busy engine reports progress late
 		var mu sync.Mutex
 		var said []string
 		b := newBench(t, func(o *docker.Options) {
-			o.PullTimeout = 3 * time.Second
+			o.PullTimeout = limit
 			o.Progress = func(_ driver.ID, text string) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -284,12 +285,12 @@ func TestImagesArePulledWhenNeeded(t *testing.T) {
 			}
 		})
 		r := newRegistry(t)
-		b.enlarge(512 << 10)
+		b.enlarge(1 << 20)
 		b.push(r, "slow:v1")
 		r.set(func(r *testRegistry) { r.slow = true })
 		began := time.Now()
 		b.ensure(b.spec("slow", containerBody(r.host()+"/slow:v1", "serve")))
-		if took := time.Since(began); took < 3*time.Second {
+		if took := time.Since(began); took < limit {
 			t.Fatalf("the slow pull took only %s: this test proves nothing", took)
 		}
 		if r.blobs > 2 { // the pull needs two blobs: the image configuration and the new layer

@@ -138,8 +138,9 @@ func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, pin
 		t.Run(c.what, func(t *testing.T) {
 			o, err := listed(ctx, d, c.id)
 			for late := time.After(15 * time.Minute); err == nil && len(o.Addresses) < len(c.want); o, err = listed(ctx, d, c.id) {
-				select { // lists the domains after each hint, as an agent does, until all addresses are known
+				select { // lists the domains after each hint and at intervals, as an agent does, until all addresses are known
 				case <-hints:
+				case <-time.After(5 * time.Second):
 				case <-late:
 					t.Fatalf("at the end of the wait the guest has addresses %v and metadata %v", o.Addresses, o.Metadata)
 				}

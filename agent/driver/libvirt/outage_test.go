@@ -416,7 +416,7 @@ func TestLibvirtWithoutQEMU(t *testing.T) {
 // The KVM probe runs only once, and guests boot with the machine type (KVM or emulation) that it chose.
 func TestTheKVMProbeRunsOnce(t *testing.T) {
 	daemon := theDaemon(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	auto := func(o *Options) { o.Acceleration = "auto" }
 	d := openDriver(t, daemon, "node-a", auto)
@@ -464,7 +464,7 @@ func TestTheKVMProbeRunsOnce(t *testing.T) {
 // with the machine.
 func TestADiskInAPoolIsMadeGrownAndRemoved(t *testing.T) {
 	daemon := theDaemon(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	dir := daemon.Dir + "/pool"
 	if err := os.MkdirAll(dir, 0o755); err != nil {

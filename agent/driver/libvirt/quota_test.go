@@ -18,7 +18,7 @@ import (
 // restart of the daemon. A daemon without cgroups runs the guest without the quota, and the workload's status
 // says so.
 func TestQuotaOnLibvirt(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	plain := theDaemon(t)
 	vm := tiny(plain, "serve")

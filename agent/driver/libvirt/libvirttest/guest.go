@@ -132,7 +132,7 @@ func writeDisk(ctx context.Context, work, disk string, kernel, initramfs []byte)
 		return fmt.Sprintf("(hd0)%d+%d", start, (len(body)+sector-1)/sector)
 	}
 	initrdStart := kernelStart + (len(kernel)+sector-1)/sector
-	config := fmt.Sprintf("linux %s console=ttyS0 panic=-1 quiet\ninitrd %s\nboot\n", run2(kernelStart, kernel), run2(initrdStart, initramfs))
+	config := fmt.Sprintf("linux %s console=ttyS0 panic=-1 no_timer_check quiet\ninitrd %s\nboot\n", run2(kernelStart, kernel), run2(initrdStart, initramfs))
 	file := filepath.Join(work, "grub.cfg")
 	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
 		return err
