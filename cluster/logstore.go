@@ -445,7 +445,7 @@ func seal(k, v []byte) []byte {
 func unseal(k, sealed []byte) ([]byte, error) {
 	at := len(sealed) - 8
 	if at < 0 || binary.LittleEndian.Uint64(sealed[at:]) != sumOf(k, sealed[:at]) {
-		return nil, fmt.Errorf("value %s fails its checksum", k)
+		return nil, fmt.Errorf("the value of key %s fails its checksum", k)
 	}
 	return sealed[:at:at], nil
 }
@@ -468,7 +468,7 @@ func (s *logStore) Get(k []byte) ([]byte, error) {
 		if isNotFound(err) {
 			return nil, err // return err unchanged: the Raft library compares its text
 		}
-		return nil, s.unreadable(corrupt(err, "raft log %s: value %s", s.path, k))
+		return nil, s.unreadable(corrupt(err, "raft log %s: the value of key %s", s.path, k))
 	}
 	v, err := unseal(k, sealed)
 	if err != nil {
@@ -483,7 +483,7 @@ func (s *logStore) GetUint64(k []byte) (uint64, error) {
 		return 0, err
 	}
 	if len(v) != 8 {
-		return 0, s.unreadable(fmt.Errorf("%w: raft log %s: value %s has %d bytes, want 8", ErrCorrupt, s.path, k, len(v)))
+		return 0, s.unreadable(fmt.Errorf("%w: raft log %s: the value of key %s has %d bytes, want 8", ErrCorrupt, s.path, k, len(v)))
 	}
 	return binary.BigEndian.Uint64(v), nil
 }

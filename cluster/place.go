@@ -64,7 +64,7 @@ func (n *Node) locate() (was *location, refused *refusal, err error) {
 	if text != "" {
 		refused = &refusal{}
 		if err := json.Unmarshal([]byte(text), refused); err != nil {
-			return nil, nil, fmt.Errorf("%w: raft log %s: value %s: %w", ErrCorrupt, n.logs.path, keyCopied, err)
+			return nil, nil, fmt.Errorf("%w: raft log %s: the value stored under key %s cannot be decoded: %w", ErrCorrupt, n.logs.path, keyCopied, err)
 		}
 		return nil, refused, nil
 	}
@@ -78,7 +78,7 @@ func (n *Node) locate() (was *location, refused *refusal, err error) {
 	var stored location
 	if text != "" {
 		if err := json.Unmarshal([]byte(text), &stored); err != nil {
-			return nil, nil, fmt.Errorf("%w: raft log %s: value %s: %w", ErrCorrupt, n.logs.path, keyLocation, err)
+			return nil, nil, fmt.Errorf("%w: raft log %s: the value stored under key %s cannot be decoded: %w", ErrCorrupt, n.logs.path, keyLocation, err)
 		}
 	}
 	if now.mayBeCopy(stored) {

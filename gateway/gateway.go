@@ -127,7 +127,7 @@ func (g *Gateway) add(c Cluster) error {
 	c.Strategy = cmp.Or(c.Strategy, LeaderOnly)
 	switch {
 	case c.ID == "" || strings.ContainsAny(c.ID, "/?# "):
-		return fmt.Errorf("scheduler.clusters: id %q must be a path segment", c.ID)
+		return fmt.Errorf("scheduler.clusters: id %q must not be empty or contain /, ?, # or a blank", c.ID)
 	case g.find(c.ID) != nil:
 		return fmt.Errorf("scheduler.clusters: id %q is used twice", c.ID)
 	case c.Strategy != LeaderOnly && c.Strategy != Sticky && c.Strategy != Shard:

@@ -646,7 +646,7 @@ func TestBadOptionsAreRefused(t *testing.T) {
 		want string
 	}{
 		{Options{}, "no cluster is configured"},
-		{Options{Clusters: []Cluster{{ID: ""}}}, "must be a path segment"},
+		{Options{Clusters: []Cluster{{ID: ""}}}, "must not be empty or contain"},
 		{Options{Clusters: []Cluster{{ID: "a", Strategy: "best"}}}, `routing_strategy "best" must be`},
 	} {
 		if _, err := New(t.Context(), c.opt); err == nil || !strings.Contains(err.Error(), c.want) {

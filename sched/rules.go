@@ -680,10 +680,11 @@ func boolByte(v bool) byte {
 	return 0
 }
 
-// appendSubject encodes, beyond the demand's other fields, what the rules about other workloads depend on. The
-// id of the workload matters only if the workload has a node, or if a rule of another workload names it. If the
-// workload is counted in a set later, c.version increases, so results under a key without the id are not used
-// any more.
+// appendSubject appends to b the part of a cache key (see appendDemandKey) on which rules about other workloads
+// depend: namespace, group and tags of the workload, by which such rules can name it, and its own spread and
+// affinity rules. The id is part of the key only if a set counts the workload already (see sets.go), or if a
+// required anti-affinity of a placed workload names it. If a set counts the workload later, c.version
+// increases, and the results under the key without the id are not used any more.
 func (c *Cache) appendSubject(b []byte, who subject, d *fsm.Demand) []byte {
 	if d.Placement == nil && len(c.repelled) == 0 {
 		return b

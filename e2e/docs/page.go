@@ -63,9 +63,9 @@ func Parse(page string) ([]Block, error) {
 				}
 				current, rules = &b, ""
 			case "":
-				return nil, fmt.Errorf("line %d: a fence names its language: sh for commands, text for anything else", n)
+				return nil, fmt.Errorf("line %d: a fence must name its language: sh for commands, text for anything else", n)
 			case "bash", "shell", "console":
-				return nil, fmt.Errorf("line %d: commands are marked sh, not %s", n, lang)
+				return nil, fmt.Errorf("line %d: a block of commands must be marked sh, not %s", n, lang)
 			default:
 				fence = lang
 			}
@@ -76,7 +76,7 @@ func Parse(page string) ([]Block, error) {
 			}
 			rules, ruleAt = strings.TrimSpace(body), n
 		case trimmed != "" && rules != "":
-			return nil, fmt.Errorf("line %d: a run comment stands directly above a command block", ruleAt)
+			return nil, fmt.Errorf("line %d: a run comment must stand directly above a command block", ruleAt)
 		}
 	}
 	if current != nil || fence != "" {

@@ -25,10 +25,10 @@ func TestPagesAreParsed(t *testing.T) {
 		t.Errorf("Parse returned %+v, %v\nwant %+v", got, err, want)
 	}
 	for text, says := range map[string]string{
-		"```\na\n```":                           "line 1: a fence names its language",
-		"```bash\na\n```":                       "commands are marked sh",
+		"```\na\n```":                           "line 1: a fence must name its language",
+		"```bash\na\n```":                       "a block of commands must be marked sh",
 		"```sh\na":                              "not closed",
-		"<!-- run: on a -->\ntext\n```sh\n```":  "stands directly above",
+		"<!-- run: on a -->\ntext\n```sh\n```":  "stand directly above",
 		"<!-- run: until up -->\n```sh\na\n```": "invalid syntax",
 	} {
 		if _, err := Parse(text); err == nil || !strings.Contains(err.Error(), says) {

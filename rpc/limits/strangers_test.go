@@ -116,7 +116,7 @@ func TestAStrangerLeavesInTime(t *testing.T) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if l.all != 0 || l.strangers.order.Len() != 0 || len(l.strangers.networks) != 0 {
-			return fmt.Errorf("%d connections, %d strangers, networks %v", l.all, l.strangers.order.Len(), l.strangers.networks)
+			return fmt.Errorf("%d connections and %d strangers are still counted; strangers by network: %v", l.all, l.strangers.order.Len(), l.strangers.networks)
 		}
 		return nil
 	})

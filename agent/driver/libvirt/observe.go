@@ -129,8 +129,9 @@ func (d *Driver) aside(patience context.Context, in *instance, change func(conte
 	}
 }
 
-// rests reports whether the call that what names timed out less than restFor ago. List does not repeat
-// such a call, so that one locked domain does not delay every List.
+// rests reports whether a call timed out less than restFor ago. The parameter what is the name of the call:
+// "note" or "agent", and the UUID of the domain. List does not repeat such a call, so that one domain that is
+// locked, or whose guest agent does not answer, does not delay every List.
 func (d *Driver) rests(what string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
