@@ -73,11 +73,18 @@ func TestJobs(t *testing.T) {
 	t.Run("an exit code that is named as success is success", func(t *testing.T) {
 		ctl(t, c, "apply", "-f", file("id: diff\nkind: job\njob: {success_codes: [0, 3]}\ncontainer: {image: IMAGE, command: [exit, '3']}\n"), "--wait", "--timeout", "2m")
 	})
-	t.Run("a job that exceeds its deadline is stopped", func(t *testing.T) {
-		ctl(t, c, "apply", "-f", file("id: endless\nkind: job\njob: {deadline: 2s}\ncontainer: {image: IMAGE, command: [serve]}\n"))
-		w := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "endless", settle, finished))
+	t.Run("a job that exceeds its deadline is stopped, and its record has exit code, times and output", func(t *testing.T) {
+		ctl(t, c, "apply", "-f", file("id: endless\nkind: job\njob: {deadline: 5s}\ncontainer: {image: IMAGE, command: [quits, '9']}\n"))
+		w := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "endless", settle, func(w *controlv1.WorkloadView) bool {
+			return w.GetJobResult().GetExit() != nil
+		}))
 		if w.GetStatus() != "Failed" || w.GetReason().GetCode() != "DeadlineExceeded" {
 			t.Errorf("the job is %s: %v", w.GetStatus(), w.GetReason())
+		}
+		x := w.GetJobResult().GetExit()
+		if ran := x.GetEndedAt().AsTime().Sub(x.GetStartedAt().AsTime()); x.GetCode() != 9 || !strings.Contains(x.GetOutput(), "probe: ready") ||
+			x.GetStartedAt() == nil || ran < time.Second {
+			t.Errorf("the record says %v (ran for %s), want exit code 9, the output, and times at least a second apart", x, ran)
 		}
 		gone(t, "endless")
 	})

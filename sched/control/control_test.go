@@ -3,6 +3,7 @@ package control
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -489,4 +490,38 @@ func TestDriftOfADeletedOrphanIsClosedAtOnce(t *testing.T) {
 	}
 	is(t, "closed drifts", len(closed), 1)
 	is(t, "closed", closed[0].GetWorkload(), "ghost")
+}
+
+// TestExitOfAJobThatItsDeadlineEnded: the exit of a job that was ended while it ran is committed although the node is no
+// longer known to have the instance.
+func TestExitOfAJobThatItsDeadlineEnded(t *testing.T) {
+	b := lead(t, Settings{}, "a")
+	epoch := &commandv1.Head{Epoch: &commandv1.Epoch{Incarnation: 1, Term: 1}, At: wall, By: "leader"}
+	b.apply(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
+		Id: "j", Spec: []byte("j"), Content: "c1:" + strings.Repeat("0", 64), Desired: "Running",
+		Demand: &commandv1.Demand{Type: "container", CpuMillicores: 10, MemoryMib: 10, Job: &commandv1.Job{}},
+	}}}}})
+	w, _ := b.state.Workload("j")
+	b.apply(&commandv1.Command{Head: epoch, Body: &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: []*commandv1.Assignment{{
+		Workload: "j", Node: "a", IfGeneration: fsm.GenerationPB(w.Generation),
+	}}}}})
+	w, _ = b.state.Workload("j")
+	b.apply(&commandv1.Command{Head: epoch, Body: &commandv1.Command_FinishJobs{FinishJobs: &commandv1.FinishJobs{Ends: []*commandv1.JobEnd{{
+		Workload: "j", IfGeneration: fsm.GenerationPB(w.Generation), Code: "DeadlineExceeded",
+	}}}}})
+	w, _ = b.state.Workload("j")
+	b.apply(&commandv1.Command{Head: epoch, Body: &commandv1.Command_Report{Report: &commandv1.Report{
+		Reports: []*commandv1.WorkloadReport{{Node: "a", Workload: "j", Generation: fsm.GenerationPB(w.Generation), Gone: true}},
+	}}})
+	_, left := b.state.Residual("a", "j")
+	is(t, "the node is known to have the instance", left, false)
+
+	node, _ := b.state.Node("a")
+	gone := sched.Reported{Workload: "j", Gone: true, Observation: fsm.Observation{Generation: w.Generation, Exit: &fsm.Exit{Code: 9}}}
+	rep := reportDiff(b.state, node, &gone)
+	is(t, "the exit is committed", rep.GetExit().GetCode(), 9)
+	b.apply(&commandv1.Command{Head: epoch, Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{rep}}}})
+	w, _ = b.state.Workload("j")
+	is(t, "the exit is on the record", w.Result.Exit != nil && w.Result.Exit.Code == 9, true)
+	is(t, "the exit is committed again", reportDiff(b.state, node, &gone) != nil, false)
 }
