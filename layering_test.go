@@ -41,19 +41,22 @@ var mayImport = []struct {
 	{"policy/asks", []string{"policy", "api/agent/...", "stack/service"}},
 	{"engine", nil},
 	{"schedule", nil},
+	{"order", nil},
+	// Schedulers and agents convert generations for the APIs. Package fsm must not import the APIs.
+	{"order/wire", []string{"order", "api/agent/...", "api/control/..."}},
 	{"fsm/bounds", []string{"api/command/..."}},
 	{"fsm/quota", nil},
 	{"fsm/receipts", nil},
 	{"fsm/rollout", []string{"api/command/..."}},
-	{"fsm", []string{"api/command/...", "api/strict", "fsm/bounds", "fsm/quota", "fsm/receipts", "fsm/rollout", "policy"}},
+	{"fsm", []string{"api/command/...", "api/strict", "fsm/bounds", "fsm/quota", "fsm/receipts", "fsm/rollout", "order", "policy"}},
 	{"fsm/...", []string{"fsm", "api/command/..."}},
 	{"sched", []string{"fsm", "fsm/rollout", "policy", "schedule", "api/command/..."}},
-	{"sched/control", []string{"sched", "fsm", "api/command/..."}},
+	{"sched/control", []string{"sched", "fsm", "order", "api/command/..."}},
 	{"sched/leader/...", []string{"sched", "sched/control", "fsm", "fsm/store", "api/command/..."}},
 	{"sched/...", []string{"sched", "fsm"}},
 	{"pki/...", nil},
 	// The meaning of a specification: parse, validate, hash, seal, translate, show.
-	{"spec/...", []string{"api/control/...", "api/agent/...", "api/command/...", "engine", "fsm", "fsm/bounds", "fsm/rollout", "pki/...", "policy/...", "schedule", "stack/bundle", "stack/service"}},
+	{"spec/...", []string{"api/control/...", "api/agent/...", "api/command/...", "engine", "fsm", "fsm/bounds", "fsm/rollout", "order/wire", "pki/...", "policy/...", "schedule", "stack/bundle", "stack/service"}},
 	// Loads Compose stacks, for schedulers, agents and persysctl alike.
 	{"stack/service", []string{"engine", "policy", "api/agent/..."}},
 	{"stack/...", []string{"child", "engine", "policy"}},
@@ -66,7 +69,7 @@ var mayImport = []struct {
 	{"cluster/...", []string{"api/command/...", "fsm/...", "pki/..."}},
 	{"dnsserver/...", []string{"fsm/...", "telemetry"}},
 	{"mirror/...", []string{"fsm/...", "policy/...", "api/command/..."}},
-	{"agent/workload", nil},
+	{"agent/workload", []string{"order"}},
 	{"agent/fencer/lease", []string{"agent/workload"}},
 	{"agent/core", []string{"agent/workload", "agent/fencer/lease"}},
 	{"agent/session/heartbeat", []string{"agent/core"}},
@@ -74,13 +77,13 @@ var mayImport = []struct {
 	{"agent/driver/moby/mobytest", []string{"testbed"}},
 	{"agent/driver/libvirt/libvirttest", []string{"testbed"}},
 	{"agent/driver/drivertest", []string{"agent/driver", "api/agent/...", "testbed"}},
-	{"agent/driver/...", []string{"api/agent/...", "agent/workload", "child", "engine", "policy/...", "stack/..."}},
+	{"agent/driver/...", []string{"api/agent/...", "agent/workload", "child", "engine", "order", "policy/...", "stack/..."}},
 	// The agent's state file and the orders in it depend neither on drivers that run engines nor on
 	// schedulers.
-	{"agent/spec", []string{"agent/core", "agent/workload", "agent/volume", "api/agent/...", "pki/..."}},
+	{"agent/spec", []string{"agent/core", "agent/workload", "agent/volume", "api/agent/...", "order", "pki/..."}},
 	{"agent/store", []string{"agent/core", "agent/spec", "agent/workload", "agent/driver", "agent/volume", "api/agent/...", "pki/..."}},
-	{"agent/...", []string{"api/...", "engine", "pki/...", "policy/...", "rpc/dial/...", "rpc/limits", "telemetry"}},
-	{"rpc/...", []string{"access", "api/...", "fsm/...", "sched", "spec/...", "pki/...", "policy/...", "stack/..."}},
+	{"agent/...", []string{"api/...", "engine", "order/...", "pki/...", "policy/...", "rpc/dial/...", "rpc/limits", "telemetry"}},
+	{"rpc/...", []string{"access", "api/...", "fsm/...", "order/...", "sched", "spec/...", "pki/...", "policy/...", "stack/..."}},
 	{"gateway/...", []string{"api/...", "rpc/dial/...", "rpc/limits", "pki/...", "telemetry"}},
 	{"replica/keyring", []string{"api/command/...", "fsm/...", "pki"}},
 	{"replica/coredns", []string{"fsm"}},
@@ -106,6 +109,7 @@ var neverReach = []struct {
 }{
 	{"access", impure, "decisions on permissions are computed from values only"},
 	{"policy", impure, "the state machine uses it, and must give the same answer on every replica"},
+	{"order", impure, "the state machine uses it, and must give the same answer on every replica"},
 	{"fsm/...", impure, "the state machine must give the same answer on every replica and at every replay"},
 	{"sched", impure, "planning is a pure step over its input, so that simulator, dry run and production share it"},
 	{"agent/workload", impure, "the agent's core imports it, and the core is a pure step over its input"},
@@ -128,7 +132,7 @@ var drivers = []string{"docker", "compose", "libvirt", "sim"}
 
 // pure lists packages whose own files use no clock, randomness, goroutine or map order.
 // fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
-var pure = []string{"access", "policy", "schedule", "fsm", "fsm/bounds", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/control", "agent/workload", "agent/fencer/lease", "agent/core", "agent/session/heartbeat", "agent/overlay/plan"}
+var pure = []string{"access", "order", "policy", "schedule", "fsm", "fsm/bounds", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/control", "agent/workload", "agent/fencer/lease", "agent/core", "agent/session/heartbeat", "agent/overlay/plan"}
 
 var (
 	forbiddenNames = []string{"util", "utils", "common", "helper", "helpers", "model", "models"}

@@ -86,7 +86,7 @@ func (w *world) put(group string, ids ...string) {
 
 func (w *world) generation(id string) *commandv1.Generation {
 	wl, _ := w.s.Workload(id)
-	return &commandv1.Generation{Incarnation: wl.Generation.Incarnation, Sequence: wl.Generation.Sequence}
+	return fsm.GenerationPB(wl.Generation)
 }
 
 func (w *world) assign(node string, ids ...string) {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/anishathalye/porcupine"
 
-	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 )
 
@@ -155,10 +154,6 @@ func check(ops []op) (porcupine.CheckResult, porcupine.LinearizationInfo) {
 		history = append(history, porcupine.Operation{ClientId: o.Client, Input: o, Call: o.Call, Output: nil, Return: end})
 	}
 	return porcupine.CheckOperationsVerbose(model(), history, 30*time.Second)
-}
-
-func generationOf(g *controlv1.Generation) fsm.Generation {
-	return fsm.Generation{Incarnation: g.GetIncarnation(), Sequence: g.GetSequence()}
 }
 
 // TestHistoryChecker: each kind of violation of linearizability, written by hand into a history, must be

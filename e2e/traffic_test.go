@@ -16,6 +16,7 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/order"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/testbed"
 )
@@ -167,7 +168,7 @@ func (tr *traffic) write(ctx context.Context, o *op, via int, insist bool) {
 				tr.t.Errorf("apply of %s through %s was refused: %s", o.Workload, tr.c.Schedulers[via].Name, resp.GetErrorMessage())
 				return
 			}
-			o.Gen, o.Index = generationOf(resp.GetGeneration()), resp.GetIndex()
+			o.Gen, o.Index = order.GenerationOf(resp.GetGeneration()), resp.GetIndex()
 			tr.acked.Add(1)
 			tr.rec.add(*o)
 			return
@@ -218,7 +219,7 @@ func (tr *traffic) read(ctx context.Context, o *op, via int) bool {
 	switch status.Code(err) {
 	case codes.OK:
 		w := resp.GetWorkload()
-		o.Found, o.Read, o.Gen, o.Index = true, w.GetSpec().GetMetadata()["content"], generationOf(w.GetGeneration()), w.GetIndex()
+		o.Found, o.Read, o.Gen, o.Index = true, w.GetSpec().GetMetadata()["content"], order.GenerationOf(w.GetGeneration()), w.GetIndex()
 		if w.GetCallerRevisionId() != o.Read {
 			tr.t.Errorf("workload %s has content %q but the revision of %q", o.Workload, o.Read, w.GetCallerRevisionId())
 		}

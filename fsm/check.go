@@ -72,7 +72,7 @@ func (c *checker) info() {
 }
 
 func (c *checker) workloads() {
-	last := Generation{c.s.r.info.Incarnation, c.s.r.info.Sequence}
+	last := Generation{Incarnation: c.s.r.info.Incarnation, Sequence: c.s.r.info.Sequence}
 	c.s.r.workloads.Scan(func(id string, w *Workload) bool {
 		c.must(w.ID == id && bounds.ValidID(id), "workload %q is stored under %q", w.ID, id)
 		var n *Node
@@ -148,7 +148,7 @@ func (c *checker) nodes() {
 }
 
 func (c *checker) residuals() {
-	last := Generation{c.s.r.info.Incarnation, c.s.r.info.Sequence}
+	last := Generation{Incarnation: c.s.r.info.Incarnation, Sequence: c.s.r.info.Sequence}
 	c.s.r.residuals.Scan(func(key string, r *Residual) bool {
 		c.must(key == pair(r.Node, r.Workload), "residual %s is stored under %q", pair(r.Node, r.Workload), key)
 		n, ok := c.s.Node(r.Node)
@@ -162,7 +162,7 @@ func (c *checker) residuals() {
 
 func (c *checker) tombstones() {
 	info := c.s.r.info
-	last := Generation{info.Incarnation, info.Sequence}
+	last := Generation{Incarnation: info.Incarnation, Sequence: info.Sequence}
 	c.must(c.s.TombstoneCount() <= MaxTombstones, "there are %d tombstones, at most %d are allowed", c.s.TombstoneCount(), MaxTombstones)
 	c.s.r.tombstones.Scan(func(id string, g *Tombstone) bool {
 		c.must(g.Workload == id && bounds.ValidID(id), "tombstone of %q is stored under %q", clip(g.Workload), clip(id))

@@ -33,14 +33,6 @@ func taintPB(t Taint) *commandv1.Taint {
 	return &commandv1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect, Seconds: t.Seconds, Since: t.Since}
 }
 
-// GenerationOf converts a generation of any of the APIs. It is zero for nil.
-func GenerationOf(g interface {
-	GetIncarnation() uint64
-	GetSequence() uint64
-}) Generation {
-	return Generation{g.GetIncarnation(), g.GetSequence()}
-}
-
 // GenerationPB converts a generation for the log. It is nil for zero.
 func GenerationPB(g Generation) *commandv1.Generation {
 	if g.IsZero() {

@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/order"
 )
 
 // The failures of a workload are counted until it has run without interruption for a while. A report that the
@@ -128,7 +129,7 @@ func (t *Tx) forgiveFailures(b *commandv1.ForgiveFailures) (res Result) {
 // out: w is being deleted, and u has the reason DeleteTimeout and the present generation of w. No
 // other explanation is stored for a workload that is being deleted.
 func (t *Tx) overdue(w *Workload, u *commandv1.Unplaced) bool {
-	return w.Desired == DesiredDeleted && w.Generation == GenerationOf(u.GetIfGeneration()) &&
+	return w.Desired == DesiredDeleted && w.Generation == order.GenerationOf(u.GetIfGeneration()) &&
 		u.GetCode() == CodeDeleteTimeout
 }
 

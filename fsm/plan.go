@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/order"
 )
 
 // A planner command carries independent items. An item that the present state no longer permits is skipped
@@ -24,8 +25,8 @@ func (t *Tx) planned(id string, g *commandv1.Generation) (*Workload, string) {
 	switch {
 	case !ok:
 		return nil, fmt.Sprintf("workload %q does not exist", id)
-	case w.Generation != GenerationOf(g):
-		return nil, fmt.Sprintf("workload %q is at generation %s, planned for %s", id, w.Generation, GenerationOf(g))
+	case w.Generation != order.GenerationOf(g):
+		return nil, fmt.Sprintf("workload %q is at generation %s, planned for %s", id, w.Generation, order.GenerationOf(g))
 	case w.Desired == DesiredDeleted:
 		return nil, fmt.Sprintf("workload %q is being deleted", id)
 	}

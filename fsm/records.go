@@ -7,6 +7,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/fsm/receipts"
+	"github.com/persys/compute/order"
 )
 
 // Conversions between records and their snapshot messages.
@@ -126,7 +127,7 @@ func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 		},
 		Node:         m.GetNode(),
 		PreviousNode: m.GetPreviousNode(),
-		Generation:   GenerationOf(m.GetGeneration()),
+		Generation:   order.GenerationOf(m.GetGeneration()),
 		Acknowledged: m.GetAcknowledged(),
 		Restarts:     m.GetRestarts(),
 		Actual:       observationOf(m.GetActual()),
@@ -137,7 +138,7 @@ func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 			Verdict: Verdict{m.GetVerdictCode(), m.GetVerdictMessage()},
 		},
 		AcknowledgedAt:  m.GetAcknowledgedAt(),
-		SameSince:       GenerationOf(m.GetSameSince()),
+		SameSince:       order.GenerationOf(m.GetSameSince()),
 		MayOutliveLease: m.GetMayOutliveLease(),
 		Data:            convert(m.GetData(), localDataOf),
 		DiscardData:     m.GetDiscardData(),
@@ -227,7 +228,7 @@ func residualOf(m *commandv1.ResidualRecord) (*Residual, error) {
 		return nil, fmt.Errorf("residual %q on %q: %w", m.GetWorkload(), m.GetNode(), err)
 	}
 	return &Residual{
-		Node: m.GetNode(), Workload: m.GetWorkload(), Generation: GenerationOf(m.GetGeneration()), Engine: m.GetEngineId(),
+		Node: m.GetNode(), Workload: m.GetWorkload(), Generation: order.GenerationOf(m.GetGeneration()), Engine: m.GetEngineId(),
 		Demand: demandValue(m.GetDemand()), Since: m.GetSince(), Reason: m.GetReason(), KeepVolumes: m.GetKeepVolumes(),
 	}, nil
 }
@@ -273,7 +274,7 @@ func resultOf(o *commandv1.Outcome) Result {
 	return Result{
 		Kind: Kind(o.GetKind()), Reason: o.GetReason(), Index: o.GetIndex(),
 		Items: convert(o.GetItems(), func(i *commandv1.ItemOutcome) Item {
-			return Item{ID: i.GetId(), Generation: GenerationOf(i.GetGeneration()), Revision: i.GetRevision(), Unchanged: i.GetUnchanged(), Kind: Kind(i.GetKind()), Reason: i.GetReason(), Deleted: i.GetDeleted()}
+			return Item{ID: i.GetId(), Generation: order.GenerationOf(i.GetGeneration()), Revision: i.GetRevision(), Unchanged: i.GetUnchanged(), Kind: Kind(i.GetKind()), Reason: i.GetReason(), Deleted: i.GetDeleted()}
 		}),
 	}
 }

@@ -421,7 +421,7 @@ func TestSnapshotInvariants(t *testing.T) {
 			w.s.r.tombstones.Set("web", &Tombstone{Workload: "web", Generation: w.workload("web").Generation})
 		}, "a record and a tombstone"},
 		{"a tombstone with a generation that was never issued", func(w *world) {
-			w.s.r.tombstones.Set("dead", &Tombstone{Workload: "dead", Generation: Generation{1 << 60, 1}})
+			w.s.r.tombstones.Set("dead", &Tombstone{Workload: "dead", Generation: Generation{Incarnation: 1 << 60, Sequence: 1}})
 		}, "tombstone of dead has generation"},
 		{"an unknown mode", func(w *world) { w.s.r.info.Mode = "odd" }, "mode"},
 	} {

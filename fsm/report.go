@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/order"
 )
 
 // report applies reports of nodes about their workloads. It skips items about unknown workloads, and items
@@ -19,7 +20,7 @@ func (t *Tx) report(b *commandv1.Report) (res Result) {
 
 // reportOne applies the report about one workload. It returns false if the report is skipped.
 func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
-	said := GenerationOf(r.GetGeneration())
+	said := order.GenerationOf(r.GetGeneration())
 	known := false
 	if r.GetGone() {
 		res, ok := t.r.residuals.Get(pair(r.GetNode(), r.GetWorkload()))
@@ -94,7 +95,7 @@ func present(state Actual) bool {
 // but the machine may return with its disk and run the instance again.
 func (t *Tx) leftBehind(w *Workload, r *commandv1.WorkloadReport) bool {
 	n, _ := t.r.nodes.Get(r.GetNode())
-	if r.GetGone() || r.GetRefused() || !w.LeftOn(n, GenerationOf(r.GetGeneration()), Actual(r.GetState())) {
+	if r.GetGone() || r.GetRefused() || !w.LeftOn(n, order.GenerationOf(r.GetGeneration()), Actual(r.GetState())) {
 		return false
 	}
 	if _, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
@@ -195,7 +196,7 @@ func (o *Observation) Report(workload, node string) *commandv1.WorkloadReport {
 // observationOf decodes a report into an observation.
 func observationOf(r *commandv1.WorkloadReport) *Observation {
 	return &Observation{
-		State: Actual(r.GetState()), Generation: GenerationOf(r.GetGeneration()), Code: r.GetCode(), Message: r.GetMessage(),
+		State: Actual(r.GetState()), Generation: order.GenerationOf(r.GetGeneration()), Code: r.GetCode(), Message: r.GetMessage(),
 		Failure: r.GetFailureReason(), Retryable: r.GetRetryable(), Terminal: r.GetTerminal(), RestartCount: r.GetRestartCount(),
 		Addresses: convert(r.GetAddresses(), func(s string) string { return s }),
 		Ports:     convert(r.GetPorts(), portBindingOf), At: r.GetObservedAt(), Health: r.GetHealth(),

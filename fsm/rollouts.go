@@ -9,6 +9,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/fsm/rollout"
+	"github.com/persys/compute/order"
 )
 
 // Rolling updates (ADR 25): a group whose specification has an update policy is changed a few
@@ -28,7 +29,9 @@ func (s State) Rolling(fn func(*rollout.Rollout) bool) {
 }
 
 // RolloutID returns the generation of the command that began update r. It identifies the update.
-func RolloutID(r *rollout.Rollout) Generation { return Generation{r.Incarnation, r.Sequence} }
+func RolloutID(r *rollout.Rollout) Generation {
+	return Generation{Incarnation: r.Incarnation, Sequence: r.Sequence}
+}
 
 // Available reports whether w runs its present order and is healthy, if it has health checks, or has
 // completed.
@@ -202,7 +205,7 @@ func (t *Tx) supersede(old *rollout.Rollout) {
 // advanceRollout applies the next step of an update that the planner proposes.
 func (t *Tx) advanceRollout(b *commandv1.AdvanceRollout) (res Result) {
 	old, ok := t.r.rollouts.Get(b.GetGroup())
-	if !ok || RolloutID(old) != GenerationOf(b.GetIfRollout()) || !old.Active() {
+	if !ok || RolloutID(old) != order.GenerationOf(b.GetIfRollout()) || !old.Active() {
 		res.skip("the group " + quoted(b.GetGroup()) + " is not in the update that was planned for")
 		return res
 	}

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/order"
 )
 
 func TestRefusedStopLeavesTheWorkloadRunning(t *testing.T) {
@@ -45,6 +46,6 @@ func TestRefusedStopLeavesTheWorkloadRunning(t *testing.T) {
 		is(t, "started", w.do(setDesired("web", "Running")).Kind, OK)
 		x := w.workload("web")
 		is(t, "attempts", x.Retry, Retry{MaxAttempts: DefaultMaxAttempts})
-		is(t, "ordered again", GenerationOf(g).Less(x.Generation) && !x.Acknowledged, true)
+		is(t, "ordered again", order.GenerationOf(g).Less(x.Generation) && !x.Acknowledged, true)
 	})
 }

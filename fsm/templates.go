@@ -8,6 +8,7 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm/bounds"
+	"github.com/persys/compute/order"
 )
 
 // A template is a workload that is never placed itself. The state machine creates other workloads from it, its
@@ -405,7 +406,7 @@ func (t *Tx) startRun(b *commandv1.StartRun) Result {
 		return refuse(Conflict, "workload %q is being deleted", of.ID)
 	case of.Desired != DesiredRunning && of.Demand.Template.Kind == TemplateDispatch:
 		return refuse(Conflict, "parameterized job %q is stopped: persysctl start %s", of.ID, of.ID)
-	case b.GetIfGeneration() != nil && GenerationOf(b.GetIfGeneration()) != of.Generation:
+	case b.GetIfGeneration() != nil && order.GenerationOf(b.GetIfGeneration()) != of.Generation:
 		return refuse(Conflict, "%q has changed to generation %s meanwhile", of.ID, of.Generation)
 	}
 	if why := t.concurs(of); why != "" {

@@ -6,6 +6,7 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm/bounds"
+	"github.com/persys/compute/order"
 )
 
 // `persysctl node fence`, `node remove` and `delete --force` state that a machine no longer runs a
@@ -61,7 +62,7 @@ func (g *Tombstone) StillRunsOn(n *Node, said Generation, state Actual) bool {
 func (t *Tx) deletedReturned(r *commandv1.WorkloadReport) bool {
 	g, ok := t.r.tombstones.Get(r.GetWorkload())
 	n, _ := t.r.nodes.Get(r.GetNode())
-	if !ok || r.GetGone() || r.GetRefused() || !g.StillRunsOn(n, GenerationOf(r.GetGeneration()), Actual(r.GetState())) {
+	if !ok || r.GetGone() || r.GetRefused() || !g.StillRunsOn(n, order.GenerationOf(r.GetGeneration()), Actual(r.GetState())) {
 		return false
 	}
 	if _, ok := t.r.residuals.Get(pair(n.ID, g.Workload)); ok {
@@ -151,7 +152,7 @@ func tombstoneOf(m *commandv1.TombstoneRecord) (*Tombstone, error) {
 		return nil, fmt.Errorf("tombstone of %q: %w", m.GetWorkload(), err)
 	}
 	return &Tombstone{
-		Workload: m.GetWorkload(), Generation: GenerationOf(m.GetGeneration()), Node: m.GetNode(), Claims: demandValue(m.GetClaims()),
+		Workload: m.GetWorkload(), Generation: order.GenerationOf(m.GetGeneration()), Node: m.GetNode(), Claims: demandValue(m.GetClaims()),
 		At: m.GetAt(), Index: m.GetIndex(),
 		Revision: m.GetRevision(), KeepVolumes: m.GetKeepVolumes(),
 	}, nil

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/order"
 )
 
 // deletedWhileFenced places web on node a, confirms that a is off (fence), deletes web, and lets a
@@ -38,7 +39,7 @@ func TestTombstonesOfDeletedWorkloads(t *testing.T) {
 			g, ok := w.s.Tombstone("web")
 			is(t, "tombstone", ok, true)
 			is(t, "node", g.Node, "a")
-			is(t, "generation", g.Generation, Generation{w.s.Info().Incarnation, w.s.Info().Sequence})
+			is(t, "generation", g.Generation, Generation{Incarnation: w.s.Info().Incarnation, Sequence: w.s.Info().Sequence})
 			is(t, "ports", len(g.Claims.Ports), 1)
 			is(t, "at", g.At, w.now)
 		}},
@@ -56,7 +57,7 @@ func TestTombstonesOfDeletedWorkloads(t *testing.T) {
 			r, ok := w.s.Residual("a", "web")
 			is(t, "residual", ok, true)
 			is(t, "reason", r.Reason, CodeLeftBehind)
-			is(t, "the residual is newer than the instance on the node", GenerationOf(told).Less(r.Generation), true)
+			is(t, "the residual is newer than the instance on the node", order.GenerationOf(told).Less(r.Generation), true)
 			is(t, "event", w.eventOf(EventDriftDetected).Node, "a")
 			holder, _ := w.s.PortHolder(w.node("a").Engine(), HostPort{Port: 80, Protocol: "tcp"})
 			is(t, "the residual holds the host port", holder, "web")

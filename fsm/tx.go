@@ -316,7 +316,7 @@ func (t *Tx) judge(c Command) Result {
 func (t *Tx) generation() Generation {
 	if t.next.IsZero() {
 		t.r.info.Sequence++
-		t.next = Generation{t.r.info.Incarnation, t.r.info.Sequence}
+		t.next = Generation{Incarnation: t.r.info.Incarnation, Sequence: t.r.info.Sequence}
 	}
 	return t.next
 }

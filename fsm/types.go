@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/persys/compute/fsm/rollout"
+	"github.com/persys/compute/order"
 	"github.com/persys/compute/policy"
 )
 
@@ -28,25 +29,8 @@ func (e Epoch) Less(o Epoch) bool {
 
 func (e Epoch) String() string { return fmt.Sprintf("%d/%d", e.Incarnation, e.Term) }
 
-// Generation is the number of an order for a workload; a later order has a higher one. A new generation is issued
-// whenever the order for the agent changes: for a new specification, another desired state, another node, or a retry.
-type Generation struct {
-	Incarnation uint64
-	Sequence    uint64
-}
-
-// Less reports whether generation g is older than o.
-func (g Generation) Less(o Generation) bool {
-	if g.Incarnation != o.Incarnation {
-		return g.Incarnation < o.Incarnation
-	}
-	return g.Sequence < o.Sequence
-}
-
-// IsZero reports whether g is unset. Legacy v1 agents, which know no generations, send zero.
-func (g Generation) IsZero() bool { return g == Generation{} }
-
-func (g Generation) String() string { return fmt.Sprintf("%d.%d", g.Incarnation, g.Sequence) }
+// Generation is the number of an order for a workload. Package order documents it.
+type Generation = order.Generation
 
 // Status is the scheduler's status of a workload (docs/RULES.md, "States").
 type Status string

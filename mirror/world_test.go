@@ -292,7 +292,7 @@ func (c *cluster) generation(id string) *commandv1.Generation {
 	if !ok {
 		return nil
 	}
-	return &commandv1.Generation{Incarnation: w.Generation.Incarnation, Sequence: w.Generation.Sequence}
+	return fsm.GenerationPB(w.Generation)
 }
 
 func (c *cluster) assign(id, node string) fsm.Command {

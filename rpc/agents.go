@@ -18,6 +18,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/store"
+	"github.com/persys/compute/order/wire"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/policy"
 	"github.com/persys/compute/policy/document"
@@ -366,7 +367,7 @@ func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fs
 	left, known := view.Residual(n.ID, o.Workload)
 	retain := known && left.KeepVolumes
 	resp, err := c.DeleteWorkload(ctx, &agentv1.DeleteWorkloadRequest{
-		Id: o.Workload, Epoch: e, Generation: spec.AgentGeneration(o.Generation), NodeId: n.ID, InstanceId: n.Facts.InstanceID,
+		Id: o.Workload, Epoch: e, Generation: wire.Agent(o.Generation), NodeId: n.ID, InstanceId: n.Facts.InstanceID,
 		KeepVolumes: retain || lives && w.Desired != fsm.DesiredDeleted, RetainVolumes: retain,
 	})
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/order/wire"
 	"github.com/persys/compute/policy"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/spec"
@@ -139,7 +140,7 @@ func merge(have *controlv1.ApplyWorkloadResponse, r fsm.Result) outcome {
 			continue
 		}
 		have.WorkloadIds = append(have.WorkloadIds, it.ID)
-		have.Generation = spec.ControlGeneration(it.Generation)
+		have.Generation = wire.Control(it.Generation)
 		have.RevisionId = it.Revision
 		have.Unchanged = have.Unchanged && it.Unchanged
 	}

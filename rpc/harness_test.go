@@ -212,7 +212,7 @@ func (g *group) assign(id, node string) {
 	g.t.Helper()
 	w, _ := g.now().Workload(id)
 	g.do(&commandv1.Command{Body: &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: []*commandv1.Assignment{{
-		Workload: id, Node: node, IfGeneration: &commandv1.Generation{Incarnation: w.Generation.Incarnation, Sequence: w.Generation.Sequence},
+		Workload: id, Node: node, IfGeneration: fsm.GenerationPB(w.Generation),
 	}}}}})
 }
 

@@ -12,6 +12,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/rollout"
+	"github.com/persys/compute/order/wire"
 	"github.com/persys/compute/spec"
 )
 
@@ -22,7 +23,7 @@ func (s *Server) rolling(req *controlv1.ApplyWorkloadRequest, resp *controlv1.Ap
 		return
 	}
 	if r, ok := s.store.View().Rollout(strings.TrimSpace(req.GetWorkloadId())); ok && r.Phase != rollout.Completed {
-		resp.Rollout = spec.ControlGeneration(fsm.RolloutID(r))
+		resp.Rollout = wire.Control(fsm.RolloutID(r))
 	}
 }
 
@@ -41,7 +42,7 @@ func (s *Server) GetRollout(ctx context.Context, req *clusterv1.GetRolloutReques
 		return nil, errorf(KindNotFound, "group %q has no rollout: set `update` in a specification with a count to update member by member", group)
 	}
 	out := &clusterv1.GetRolloutResponse{
-		Group: group, Id: spec.ControlGeneration(fsm.RolloutID(r)), Phase: string(r.Phase), Reason: r.Reason,
+		Group: group, Id: wire.Control(fsm.RolloutID(r)), Phase: string(r.Phase), Reason: r.Reason,
 		Update:    spec.UpdateStrategy(r.Policy),
 		Reverting: r.Reverting, CanUndo: fsm.UndoFault(v, r) == "", By: r.By, Index: v.index, StartedAt: timestamppb.New(time.Unix(0, r.StartedAt)),
 	}

@@ -10,6 +10,7 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
 )
 
 // TestRolloutsAreShownAndSet: for a group with `update`, the answers to an apply and to GetRollout show its
@@ -31,7 +32,7 @@ func TestRolloutsAreShownAndSet(t *testing.T) {
 		w, _ := g.view().Workload(id)
 		g.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{{
 			Workload: id, Node: "a", State: "Running", Acknowledged: true,
-			Generation: &commandv1.Generation{Incarnation: w.Generation.Incarnation, Sequence: w.Generation.Sequence},
+			Generation: fsm.GenerationPB(w.Generation),
 		}}}}})
 	}
 	r, err := g.control(1).ApplyWorkload(ctxFor(t), version("nginx:2"))

@@ -12,6 +12,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/order/wire"
 	"github.com/persys/compute/testbed"
 )
 
@@ -175,7 +176,7 @@ func TestWhyTellsOfAMove(t *testing.T) {
 	w, _ := g.now().Workload("web")
 	said := reported(&controlv1.WorkloadStatus{
 		WorkloadId: "web", State: "Pending", Message: "no space left", Reason: &controlv1.ReasonDetail{Code: "STORAGE_FULL"}, TryElsewhere: true,
-		Generation: &controlv1.Generation{Incarnation: w.Generation.Incarnation, Sequence: w.Generation.Sequence},
+		Generation: wire.Control(w.Generation),
 	}, false)
 	g.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{said.Observation.Report("web", "a")}}}})
 	why, err := g.cluster(0).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web"})
@@ -202,7 +203,7 @@ func TestAStoppedWorkloadNamesTheNodeWhereItMayRun(t *testing.T) {
 	}
 	down(false)
 	g.do(&commandv1.Command{Body: &commandv1.Command_Evict{Evict: &commandv1.Evict{Evictions: []*commandv1.Eviction{{
-		Workload: "web", IfGeneration: &commandv1.Generation{Incarnation: w.Generation.Incarnation, Sequence: w.Generation.Sequence}, Code: fsm.CodeNodeLost,
+		Workload: "web", IfGeneration: fsm.GenerationPB(w.Generation), Code: fsm.CodeNodeLost,
 	}}}}})
 	g.do(&commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: "web", Desired: "Stopped"}}})
 	if got := reason(); !strings.HasPrefix(got, fsm.CodeAwaitStop) || !strings.Contains(got, "node a is lost and may still run") || !strings.HasSuffix(got, "persysctl node fence a") {

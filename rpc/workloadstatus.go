@@ -9,6 +9,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/order"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/spec"
 )
@@ -22,7 +23,7 @@ func reported(st *controlv1.WorkloadStatus, legacy bool) sched.Reported {
 		Gone:     st.GetAbsent(),
 		Observation: fsm.Observation{
 			State:        actual(st.GetState()),
-			Generation:   fsm.GenerationOf(st.GetGeneration()),
+			Generation:   order.GenerationOf(st.GetGeneration()),
 			Code:         st.GetReason().GetCode(),
 			Message:      st.GetMessage(),
 			Failure:      int32(st.GetFailureReason()),
@@ -147,7 +148,7 @@ func listed(st *agentv1.WorkloadStatus, legacy bool) sched.Reported {
 		Nothing:  legacy && nothingLeft(st),
 		Observation: fsm.Observation{
 			State:        spec.ActualOf(st.GetActualState()),
-			Generation:   fsm.GenerationOf(st.GetGeneration()),
+			Generation:   order.GenerationOf(st.GetGeneration()),
 			Message:      st.GetMessage(),
 			RestartCount: st.GetRestartCount(),
 			Addresses:    st.GetAddresses(),

@@ -462,7 +462,7 @@ func actualOf(s workload.State) fsm.Actual {
 func (m *machine) reported(x *core.Workload) sched.Reported {
 	st := x.Status
 	return sched.Reported{Workload: x.ID, Observation: fsm.Observation{
-		State: actualOf(st.State), Generation: fsm.Generation(st.Generation), Code: cmp.Or(string(st.Class), st.Reason),
+		State: actualOf(st.State), Generation: st.Generation, Code: cmp.Or(string(st.Class), st.Reason),
 		Message: st.Message, Retryable: st.Class.Cause() != workload.Final, At: m.local(m.w.now),
 		TryElsewhere: st.TryElsewhere,
 	}}
@@ -478,7 +478,7 @@ func (m *machine) changes(full bool, after uint64) ([]sched.Reported, uint64) {
 	}
 	for _, t := range gone {
 		out = append(out, sched.Reported{Workload: t.ID, Gone: true, Observation: fsm.Observation{
-			State: fsm.ActualUnknown, Generation: fsm.Generation(t.Generation), Message: "deleted", At: m.local(m.w.now),
+			State: fsm.ActualUnknown, Generation: t.Generation, Message: "deleted", At: m.local(m.w.now),
 		}})
 	}
 	return out, m.core.Version

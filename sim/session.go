@@ -15,6 +15,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/order/wire"
 	"github.com/persys/compute/sched"
 	speclib "github.com/persys/compute/spec"
 )
@@ -304,7 +305,7 @@ func (w *world) order(r *replica, by fsm.Epoch, o sched.Order, back func(sched.A
 	default:
 		req := &agentv1.DeleteWorkloadRequest{
 			Id: o.Workload, Epoch: epoch, NodeId: node.ID, InstanceId: node.Facts.InstanceID,
-			Generation: &agentv1.Generation{Incarnation: o.Generation.Incarnation, Sequence: o.Generation.Sequence},
+			Generation: wire.Agent(o.Generation),
 		}
 		deliver = func() sched.Ack { return m.remove(req) }
 	}

@@ -9,6 +9,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/order/wire"
 )
 
 // vmImages is the folder in which agents create disks that have no path (contract/wire-agent.md).
@@ -29,11 +30,6 @@ func ActualOf(s agentv1.ActualState) fsm.Actual {
 	return fsm.ActualUnknown
 }
 
-// AgentGeneration converts a generation (number of an order for a workload) to its message in the agent API.
-func AgentGeneration(g fsm.Generation) *agentv1.Generation {
-	return &agentv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
-}
-
 // ToAgent translates a workload and its unsealed specification into the agent's API (contract/wire-agent.md). In
 // addition to the fields in the table of that page, it translates: privileged, CPU quota, disks of a VM, Git sources,
 // and the metadata without the entries that schedulers and agents add. The epoch (number of the leader) and the node
@@ -43,7 +39,7 @@ func ToAgent(w *fsm.Workload, plain *controlv1.WorkloadSpec) *agentv1.ApplyWorkl
 		Id:           w.ID,
 		RevisionId:   w.Revision(),
 		DesiredState: agentv1.DesiredState_DESIRED_STATE_RUNNING,
-		Generation:   AgentGeneration(w.Generation),
+		Generation:   wire.Agent(w.Generation),
 		Content:      w.Content,
 		Adopts:       w.Adopted != "",
 		Exclusive:    plain.GetExclusive(),

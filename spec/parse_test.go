@@ -79,7 +79,7 @@ const everyFieldWire = `{"workload_id":"web","revision_id":"r7","desired_state":
 "tolerations":[{"key":"dedicated"},{"key":"team","value":"a","effect":"NoSchedule"}],
 "exclusive":true,"on_lost_lease":"stop","priority":-5}}`
 
-func wire(t *testing.T, text string) *controlv1.ApplyWorkloadRequest {
+func requestOf(t *testing.T, text string) *controlv1.ApplyWorkloadRequest {
 	t.Helper()
 	req := &controlv1.ApplyWorkloadRequest{}
 	if err := protojson.Unmarshal([]byte(text), req); err != nil {
@@ -96,7 +96,7 @@ func same(t *testing.T, got, want proto.Message) {
 }
 
 func TestFlatAndWireFormsAgree(t *testing.T) {
-	want := wire(t, everyFieldWire)
+	want := requestOf(t, everyFieldWire)
 	t.Run("YAML with flat fields", func(t *testing.T) { same(t, parseOne(t, everyField), want) })
 	t.Run("JSON in snake case", func(t *testing.T) { same(t, parseOne(t, everyFieldWire), want) })
 	t.Run("JSON as protobuf writes it", func(t *testing.T) {

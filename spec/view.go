@@ -8,6 +8,7 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/order/wire"
 	"github.com/persys/compute/pki"
 )
 
@@ -34,7 +35,7 @@ func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 		RetryMaxAttempts:       w.Retry.MaxAttempts,
 		RetryNextAt:            stamp(w.Retry.NextAt),
 		LastUpdated:            stamp(w.UpdatedAt),
-		Generation:             ControlGeneration(w.Generation),
+		Generation:             wire.Control(w.Generation),
 		Index:                  w.ModifyIndex,
 		Group:                  w.Demand.Group,
 		Priority:               w.Demand.Priority,
@@ -111,15 +112,6 @@ func jobResultView(r *fsm.JobResult, detail Detail) *controlv1.JobResult {
 		}
 	}
 	return out
-}
-
-// ControlGeneration converts a generation (number of an order for a workload) to its message in the control API. For
-// zero it returns nil.
-func ControlGeneration(g fsm.Generation) *controlv1.Generation {
-	if g.IsZero() {
-		return nil
-	}
-	return &controlv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
 }
 
 // LastActions returns the recent tasks of the agent about a workload, as they were read when the last order

@@ -1,6 +1,9 @@
 package driver
 
-import "github.com/persys/compute/agent/workload"
+import (
+	"github.com/persys/compute/agent/workload"
+	"github.com/persys/compute/order"
+)
 
 // Types and values of package workload, which drivers share with the agent's core. Package workload documents
 // them.
@@ -83,7 +86,7 @@ const MaxMetadata = workload.MaxMetadata
 func Classes() []Class { return workload.Classes() }
 
 // ParseGeneration parses a generation (the number of an order) from the form that Generation.String writes.
-func ParseGeneration(s string) (Generation, error) { return workload.ParseGeneration(s) }
+func ParseGeneration(s string) (Generation, error) { return order.ParseGeneration(s) }
 
 // Bound cuts s to at most its last MaxMetadata bytes. The result starts with a whole UTF-8 character.
 func Bound(s string) string { return workload.Bound(s) }

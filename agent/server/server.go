@@ -35,6 +35,7 @@ import (
 	"github.com/persys/compute/agent/usage"
 	"github.com/persys/compute/agent/volume"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/order/wire"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/limits"
 )
@@ -138,7 +139,7 @@ func (s *Server) ApplyWorkload(ctx context.Context, req *agentv1.ApplyWorkloadRe
 			ActualState: agentv1.ActualState_ACTUAL_STATE_PENDING, Message: answer.Message,
 			CreatedAt: unix(in.CreatedAt), UpdatedAt: in.UpdatedAt.Unix(),
 			Metadata:   map[string]string{"task_id": t.ID, "task_status": t.Status},
-			Generation: generation(in.Generation), Content: in.Content,
+			Generation: wire.Agent(in.Generation), Content: in.Content,
 		},
 	}, nil
 }

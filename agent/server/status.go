@@ -7,12 +7,13 @@ import (
 	"github.com/persys/compute/agent/spec"
 	"github.com/persys/compute/agent/workload"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/order/wire"
 )
 
 // Status converts the core's report of a workload to a message of the agent API.
 func Status(st *core.Status) *agentv1.WorkloadStatus {
 	out := &agentv1.WorkloadStatus{
-		Id: st.ID, Type: spec.TypeOf(st.Kind), RevisionId: st.Revision, Content: st.Content, Generation: generation(st.Generation),
+		Id: st.ID, Type: spec.TypeOf(st.Kind), RevisionId: st.Revision, Content: st.Content, Generation: wire.Agent(st.Generation),
 		DesiredState: desiredState(st.DesiredState), ActualState: actualState(st.State), Message: st.Message, Health: st.Health,
 		RestartCount: int32(st.RestartCount), Addresses: st.Addresses, Metadata: st.Metadata,
 		CreatedAt: unix(st.CreatedAt), UpdatedAt: unix(st.UpdatedAt),
@@ -62,13 +63,6 @@ func desiredState(text string) agentv1.DesiredState {
 		return agentv1.DesiredState_DESIRED_STATE_STOPPED
 	}
 	return agentv1.DesiredState_DESIRED_STATE_UNSPECIFIED
-}
-
-func generation(g workload.Generation) *agentv1.Generation {
-	if g == (workload.Generation{}) {
-		return nil
-	}
-	return &agentv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
 }
 
 func unix(t time.Time) int64 {

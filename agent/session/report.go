@@ -10,6 +10,7 @@ import (
 	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/workload"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/order/wire"
 )
 
 // changes returns reports of workloads, ordered by id: all of them if full is set, and otherwise those that are
@@ -23,7 +24,7 @@ func changes(s core.State, full, epochs bool, after uint64, now time.Time) ([]*c
 	for _, t := range gone {
 		st := &controlv1.WorkloadStatus{
 			WorkloadId: t.ID, State: "Unknown", Message: "deleted", Absent: true,
-			LastTransition: timestamppb.New(t.DeletedAt), Generation: generation(t.Generation),
+			LastTransition: timestamppb.New(t.DeletedAt), Generation: wire.Control(t.Generation),
 		}
 		if t.Exit != nil {
 			st.Exit = exit(*t.Exit)
@@ -35,13 +36,6 @@ func changes(s core.State, full, epochs bool, after uint64, now time.Time) ([]*c
 	return out, s.Version
 }
 
-func generation(g workload.Generation) *controlv1.Generation {
-	if g == (workload.Generation{}) {
-		return nil
-	}
-	return &controlv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
-}
-
 // report converts the status of a workload to a message of the control API.
 func report(w *core.Workload) *controlv1.WorkloadStatus {
 	st := w.Status
@@ -49,7 +43,7 @@ func report(w *core.Workload) *controlv1.WorkloadStatus {
 		WorkloadId: st.ID, State: stateName(st.State), Message: st.Message,
 		LastTransition: timestamppb.New(st.Since), RevisionId: st.Revision,
 		RestartCount: int32(st.RestartCount), Addresses: st.Addresses, Content: st.Content, Health: st.Health,
-		Generation: generation(st.Generation), TryElsewhere: st.TryElsewhere, Terminal: st.Metadata["retry_terminal"] == "true",
+		Generation: wire.Control(st.Generation), TryElsewhere: st.TryElsewhere, Terminal: st.Metadata["retry_terminal"] == "true",
 	}
 	for _, p := range st.Ports {
 		out.Ports = append(out.Ports, &controlv1.Port{HostPort: int32(p.HostPort), ContainerPort: int32(p.Port), Protocol: p.Protocol, Address: p.HostIP})

@@ -20,6 +20,7 @@ import (
 	"github.com/persys/compute/agent/volume"
 	"github.com/persys/compute/agent/workload"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/order"
 	"github.com/persys/compute/pki"
 )
 
@@ -258,7 +259,7 @@ func Order(key *pki.Key, req *agentv1.ApplyWorkloadRequest) (core.Order, error) 
 	return core.Order{
 		Sender: core.Sender{Epoch: Epoch(req.Epoch), Node: req.NodeId, Instance: req.InstanceId},
 		ID:     req.Id, Kind: kind, Revision: req.RevisionId, Content: req.Content, SpecHash: hash,
-		Generation: Generation(req.Generation), Running: req.DesiredState != agentv1.DesiredState_DESIRED_STATE_STOPPED,
+		Generation: order.GenerationOf(req.Generation), Running: req.DesiredState != agentv1.DesiredState_DESIRED_STATE_STOPPED,
 		Labels: req.Labels, Adopts: req.Adopts, Exclusive: req.Exclusive, OnLostLease: req.OnLostLease,
 		OnUnhealthy: req.OnUnhealthy, Traits: traits, Body: body,
 		// Schedulers that send no epoch are legacy v1 schedulers. They have neither policies nor users who
@@ -320,7 +321,7 @@ func check(req *agentv1.ApplyWorkloadRequest) (workload.Kind, error) {
 func Delete(req *agentv1.DeleteWorkloadRequest) (core.Delete, error) {
 	return core.Delete{
 		Sender: core.Sender{Epoch: Epoch(req.Epoch), Node: req.NodeId, Instance: req.InstanceId},
-		ID:     req.Id, Generation: Generation(req.Generation), Purge: req.Purge,
+		ID:     req.Id, Generation: order.GenerationOf(req.Generation), Purge: req.Purge,
 		KeepVolumes: req.KeepVolumes && !req.RetainVolumes, Retain: req.RetainVolumes,
 	}, CheckID("id", req.GetId())
 }
@@ -338,11 +339,6 @@ func Epoch[M interface {
 		return nil
 	}
 	return &core.Epoch{ClusterID: m.GetClusterId(), Shard: m.GetShard(), Incarnation: m.GetIncarnation(), Term: m.GetTerm()}
-}
-
-// Generation converts the generation in a message. It is zero if there is none.
-func Generation(m *agentv1.Generation) workload.Generation {
-	return workload.Generation{Incarnation: m.GetIncarnation(), Sequence: m.GetSequence()}
 }
 
 // Of returns the specification in an intent.

@@ -1,11 +1,10 @@
 package workload
 
 import (
-	"fmt"
 	"math"
-	"strconv"
-	"strings"
 	"time"
+
+	"github.com/persys/compute/order"
 )
 
 // Kind is a type of workload. The values are those of the control API and of the health check's
@@ -26,42 +25,9 @@ const OwnGrace = time.Duration(math.MaxInt64)
 // ID is a workload id: [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
 type ID string
 
-// Generation numbers the orders for a workload. The higher incarnation is newer, and within an incarnation
-// the higher sequence. Agents refuse an order that is older than the one that they have.
-type Generation struct {
-	Incarnation uint64
-	Sequence    uint64
-}
-
-// String returns the generation as it is written in labels: "<incarnation>.<sequence>".
-func (g Generation) String() string {
-	return strconv.FormatUint(g.Incarnation, 10) + "." + strconv.FormatUint(g.Sequence, 10)
-}
-
-// Less reports whether g is older than other.
-func (g Generation) Less(other Generation) bool {
-	if g.Incarnation != other.Incarnation {
-		return g.Incarnation < other.Incarnation
-	}
-	return g.Sequence < other.Sequence
-}
-
-// ParseGeneration parses the text that String returns.
-func ParseGeneration(s string) (Generation, error) {
-	left, right, ok := strings.Cut(s, ".")
-	if !ok {
-		return Generation{}, fmt.Errorf("generation %q: want <incarnation>.<sequence>", s)
-	}
-	incarnation, err := strconv.ParseUint(left, 10, 64)
-	if err != nil {
-		return Generation{}, fmt.Errorf("generation %q: incarnation: %w", s, err)
-	}
-	sequence, err := strconv.ParseUint(right, 10, 64)
-	if err != nil {
-		return Generation{}, fmt.Errorf("generation %q: sequence: %w", s, err)
-	}
-	return Generation{Incarnation: incarnation, Sequence: sequence}, nil
-}
+// Generation is the number of an order for a workload. Agents refuse an order that is older than the one that
+// they have.
+type Generation = order.Generation
 
 // State is the actual state of a workload. The first five values are those of ActualState in the
 // agent API.

@@ -117,7 +117,7 @@ func (p *cronPlanner) answer() error {
 		delete(p.sent, o)
 		r := &commandv1.WorkloadReport{
 			Workload: o.Workload, Node: o.Node, ObservedAt: p.now,
-			Generation: &commandv1.Generation{Incarnation: o.Generation.Incarnation, Sequence: o.Generation.Sequence},
+			Generation: fsm.GenerationPB(o.Generation),
 		}
 		reports = append(reports, r)
 		if o.Op == sched.OpDelete {

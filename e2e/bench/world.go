@@ -128,7 +128,7 @@ func (w *world) report(reports ...*commandv1.WorkloadReport) error {
 
 func (w *world) generation(id string) *commandv1.Generation {
 	wl, _ := w.view().Workload(id)
-	return &commandv1.Generation{Incarnation: wl.Generation.Incarnation, Sequence: wl.Generation.Sequence}
+	return fsm.GenerationPB(wl.Generation)
 }
 
 // numbered returns n names made from a format, with numbers from first on.

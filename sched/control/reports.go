@@ -5,6 +5,7 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/order"
 	"github.com/persys/compute/sched"
 )
 
@@ -62,7 +63,7 @@ func (r *reports) add(it *commandv1.WorkloadReport) {
 // three cases: old is about a later generation; old reports "gone" for the same generation; or the node sent
 // old by itself, and the new report is only the late answer to an order.
 func keepOld(old, it *commandv1.WorkloadReport) bool {
-	og, ng := fsm.GenerationOf(old.GetGeneration()), fsm.GenerationOf(it.GetGeneration())
+	og, ng := order.GenerationOf(old.GetGeneration()), order.GenerationOf(it.GetGeneration())
 	if og != ng {
 		return ng.Less(og) && !ng.IsZero()
 	}
@@ -112,7 +113,7 @@ func (t *Term) flushNext() {
 			// Skip an answer to an order that is older than a report, that the node sent later without
 			// an order and that is already in the state.
 			w, ok := t.view.Workload(r.GetWorkload())
-			return accepts(r) && ok && w.Acknowledged && w.Generation == fsm.GenerationOf(r.GetGeneration())
+			return accepts(r) && ok && w.Acknowledged && w.Generation == order.GenerationOf(r.GetGeneration())
 		})
 		if len(batch) == 0 {
 			continue
