@@ -85,19 +85,19 @@ type TLSConfig struct {
 	// VerifyPeer checks, on both sides and after the handshake, that the peer is a scheduler of this
 	// cluster. If VerifyPeer is nil, every peer that passes the TLS handshake is accepted.
 	VerifyPeer func(tls.ConnectionState) error
-	// Guard wraps every connection, incoming and outgoing, after its handshake. The wrapped connection is
+	// CutRevoked wraps every connection, incoming and outgoing, after its handshake. The wrapped connection is
 	// closed as soon as its peer is no longer accepted, for example after a revocation. raw is the TCP
-	// connection below TLS, state the result of the handshake. If Guard is nil, open connections are not
+	// connection below TLS, state the result of the handshake. If CutRevoked is nil, open connections are not
 	// closed.
-	Guard func(conn, raw net.Conn, state tls.ConnectionState) net.Conn
+	CutRevoked func(conn, raw net.Conn, state tls.ConnectionState) net.Conn
 }
 
 // TLSFromFiles returns the TLS configuration for a scheduler's certificate files. It accepts schedulers
 // only.
 func TLSFromFiles(f *pki.Files) *TLSConfig {
 	return &TLSConfig{
-		Guard:  f.CutRevoked,
-		Server: f.ServerConfig(pki.ServerOptions{Roles: []pki.Role{pki.RoleScheduler}, OwnOnly: true}),
+		CutRevoked: f.CutRevoked,
+		Server:     f.ServerConfig(pki.ServerOptions{Roles: []pki.Role{pki.RoleScheduler}, OwnOnly: true}),
 		Client: func(host string) *tls.Config {
 			return f.ClientConfig(pki.Peer{Hosts: []string{host}, Role: pki.RoleScheduler})
 		},

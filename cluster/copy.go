@@ -35,7 +35,7 @@ const (
 )
 
 // note records an announcement of a copy and reports whether the copy was unknown before.
-func (c *copies) note(id, addr string, now time.Time) (news bool) {
+func (c *copies) note(id, addr string, now time.Time) (isNew bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.m == nil {

@@ -13,14 +13,14 @@ import (
 // note is the content of the file peers.json: what this replica knows of its cluster. It is stored outside the Raft
 // directory, so that a replica whose Raft directory was lost or moved aside finds the other replicas.
 type note struct {
-	Cluster string    `json:"cluster"`
-	Replica string    `json:"replica"` // Raft id of this replica
-	Servers []noted   `json:"servers"` // servers of the last Raft configuration, including this replica; at most maxNoted
-	Repair  *Repaired `json:"repair,omitempty"`
+	Cluster string        `json:"cluster"`
+	Replica string        `json:"replica"` // Raft id of this replica
+	Servers []knownServer `json:"servers"` // servers of the last Raft configuration, including this replica; at most maxKnownServers
+	Repair  *Repaired     `json:"repair,omitempty"`
 }
 
-// noted is one server of the Raft configuration in peers.json.
-type noted struct {
+// knownServer is one server of the Raft configuration in peers.json.
+type knownServer struct {
 	ID     string `json:"id"`
 	Name   string `json:"name,omitempty"`
 	Raft   string `json:"raft"`
@@ -37,8 +37,8 @@ type Repaired struct {
 }
 
 const (
-	peersFile = "peers.json"
-	maxNoted  = 64
+	peersFile       = "peers.json"
+	maxKnownServers = 64
 )
 
 // loadNote reads peers.json from a data directory. It returns nil if the file is missing or cannot be read.
@@ -51,7 +51,7 @@ func loadNote(dataDir string) *note {
 	if json.Unmarshal(b, t) != nil {
 		return nil
 	}
-	t.Servers = t.Servers[:min(len(t.Servers), maxNoted)]
+	t.Servers = t.Servers[:min(len(t.Servers), maxKnownServers)]
 	return t
 }
 
@@ -70,8 +70,8 @@ func (t *note) store(dataDir string) error {
 }
 
 // others returns the servers in peers.json other than the one with this id.
-func (t *note) others(id string) []noted {
-	var out []noted
+func (t *note) others(id string) []knownServer {
+	var out []knownServer
 	for _, s := range t.Servers {
 		if s.ID != id && s.Raft != "" {
 			out = append(out, s)
@@ -106,8 +106,8 @@ func (n *Node) remember() (complete bool) {
 	}
 	complete = true
 	t := &note{Cluster: cluster, Replica: n.id, Repair: n.repaired}
-	for _, s := range servers[:min(len(servers), maxNoted)] {
-		one := noted{ID: string(s.ID), Raft: string(s.Address)}
+	for _, s := range servers[:min(len(servers), maxKnownServers)] {
+		one := knownServer{ID: string(s.ID), Raft: string(s.Address)}
 		if r, ok := view.Replica(one.ID); ok {
 			one.Name, one.Raft, one.Gossip = r.Name, r.RaftAddr, r.GossipAddr
 		} else {

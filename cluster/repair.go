@@ -211,7 +211,7 @@ type quorum struct {
 }
 
 type member struct {
-	noted
+	knownServer
 	Voter   bool `json:"voter"`
 	Healthy bool `json:"healthy"`
 }
@@ -242,7 +242,7 @@ func (q *quorum) lacks(reached map[string]error) error {
 	return fmt.Errorf("%d of %d voters must be healthy without this replica, and %d are (%s)", need, q.Voters, have, strings.Join(why, "; "))
 }
 
-func (s *noted) called() string {
+func (s *knownServer) called() string {
 	if s.Name != "" {
 		return s.Name
 	}
@@ -297,7 +297,7 @@ func (n *Node) answerRepair(h *Hello, res *response) error {
 }
 
 func (n *Node) memberOf(s raft.Server, votes bool) member {
-	m := member{noted: noted{ID: string(s.ID), Raft: string(s.Address)}, Voter: votes, Healthy: n.healthy(s.ID)}
+	m := member{knownServer: knownServer{ID: string(s.ID), Raft: string(s.Address)}, Voter: votes, Healthy: n.healthy(s.ID)}
 	if p, ok := n.Store().View().Replica(m.ID); ok {
 		m.Name, m.Gossip = p.Name, p.GossipAddr
 	}
@@ -438,9 +438,9 @@ func (r *repairer) moveAside(q *quorum) error {
 	now := time.Now().UTC().Truncate(time.Second)
 	t := *r.note
 	t.Repair = &Repaired{Of: t.Replica, Damage: r.damage.Error(), Aside: damaged + now.Format(asideTime), At: now}
-	t.Servers = []noted{{ID: t.Replica, Name: r.n.cfg.Name}}
-	for _, m := range q.Others[:min(len(q.Others), maxNoted-1)] {
-		t.Servers = append(t.Servers, m.noted)
+	t.Servers = []knownServer{{ID: t.Replica, Name: r.n.cfg.Name}}
+	for _, m := range q.Others[:min(len(q.Others), maxKnownServers-1)] {
+		t.Servers = append(t.Servers, m.knownServer)
 	}
 	dir := r.n.cfg.DataDir
 	if err := t.store(dir); err != nil {

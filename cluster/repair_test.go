@@ -96,7 +96,7 @@ func (g *group) formRepairable() *Node {
 	for i := range g.snapshot() {
 		testbed.Until(g.t, "peers.json names all replicas", func() bool {
 			t := loadNote(g.dirs[i])
-			return t != nil && len(t.Servers) == g.size && !slices.ContainsFunc(t.Servers, func(s noted) bool { return s.Gossip == "" })
+			return t != nil && len(t.Servers) == g.size && !slices.ContainsFunc(t.Servers, func(s knownServer) bool { return s.Gossip == "" })
 		})
 	}
 	return leader
@@ -520,7 +520,7 @@ func TestARepairWaits(t *testing.T) {
 		stranger := other.form()
 		note := loadNote(dir)
 		changed := *note
-		changed.Servers = []noted{{ID: "x", Name: "x", Raft: stranger.RaftAddr()}}
+		changed.Servers = []knownServer{{ID: "x", Name: "x", Raft: stranger.RaftAddr()}}
 		if err := changed.store(dir); err != nil {
 			t.Fatal(err)
 		}
@@ -572,7 +572,7 @@ func TestTheMissingPartOfAQuorumIsNamed(t *testing.T) {
 	others := func(states ...string) (q *quorum, reached map[string]error) {
 		q, reached = &quorum{Voters: 1}, map[string]error{}
 		for i, s := range states {
-			m := member{noted: noted{ID: fmt.Sprint(i), Name: fmt.Sprint("s", i)}, Voter: s != "non-voter", Healthy: s != "silent"}
+			m := member{knownServer: knownServer{ID: fmt.Sprint(i), Name: fmt.Sprint("s", i)}, Voter: s != "non-voter", Healthy: s != "silent"}
 			if m.Voter {
 				q.Voters++
 			}

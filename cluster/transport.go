@@ -131,14 +131,14 @@ func (p *port) serve() {
 		p.wg.Add(1)
 		go func() {
 			defer p.wg.Done()
-			p.welcome(conn, leave)
+			p.handle(conn, leave)
 		}()
 	}
 }
 
-// welcome does the handshake of an incoming connection and passes the connection on to the library or to
+// handle does the handshake of an incoming connection and passes the connection on to the library or to
 // servePeer. It calls leave when the handshake has ended.
-func (p *port) welcome(raw net.Conn, leave func()) {
+func (p *port) handle(raw net.Conn, leave func()) {
 	conn, kind, g, err := p.handshake(raw)
 	leave()
 	if err != nil {
@@ -152,7 +152,7 @@ func (p *port) welcome(raw net.Conn, leave func()) {
 		return
 	}
 	p.open.succeeded(addrOf(raw.RemoteAddr()))
-	conn = p.guard(conn, raw)
+	conn = p.cutRevoked(conn, raw)
 	switch kind {
 	case kindRaft:
 		c := &tracked{Conn: conn, p: p, raw: raw, from: g.From}
@@ -168,14 +168,14 @@ func (p *port) welcome(raw net.Conn, leave func()) {
 	}
 }
 
-// guard wraps conn, so that it is closed when its peer is no longer accepted, for example after a
+// cutRevoked wraps conn, so that it is closed when its peer is no longer accepted, for example after a
 // revocation.
-func (p *port) guard(conn, raw net.Conn) net.Conn {
+func (p *port) cutRevoked(conn, raw net.Conn) net.Conn {
 	tc, ok := conn.(*tls.Conn)
-	if !ok || p.n.cfg.TLS.Guard == nil {
+	if !ok || p.n.cfg.TLS.CutRevoked == nil {
 		return conn
 	}
-	return p.n.cfg.TLS.Guard(conn, raw, tc.ConnectionState())
+	return p.n.cfg.TLS.CutRevoked(conn, raw, tc.ConnectionState())
 }
 
 func (p *port) handshake(raw net.Conn) (conn net.Conn, kind byte, g greeting, err error) {
@@ -261,7 +261,7 @@ func (p *port) connect(ctx context.Context, kind byte, to, addr string) (net.Con
 		p.drop(raw)
 		return nil, err
 	}
-	return &tracked{Conn: p.guard(conn, raw), p: p, raw: raw}, nil
+	return &tracked{Conn: p.cutRevoked(conn, raw), p: p, raw: raw}, nil
 }
 
 func (p *port) greet(ctx context.Context, raw net.Conn, kind byte, to, addr string) (net.Conn, error) {

@@ -192,22 +192,22 @@ func (x *strays) look() {
 	})
 }
 
-// ReportsNews reports whether a report of a node would change a record of a volume. The leader proposes only such
+// ChangesVolumes reports whether a report of a node would change a record of a volume. The leader proposes only such
 // reports.
-func ReportsNews(s reportView, b *commandv1.ReportVolumes) bool {
-	news := false
-	volumeNews(s, b, 1, func(_, _ *Volume) bool {
-		news = true
+func ChangesVolumes(s reportView, b *commandv1.ReportVolumes) bool {
+	changes := false
+	volumeChanges(s, b, 1, func(_, _ *Volume) bool {
+		changes = true
 		return false
 	})
-	return news
+	return changes
 }
 
-// volumeNews calls change for each record of a volume that a report changes, until change returns
+// volumeChanges calls change for each record of a volume that a report changes, until change returns
 // false. old is nil for a new record. next is nil for a record to delete: the node's report is
 // complete and does not list the volume, no workload uses the volume, and no user created it.
 // Records of another node never change. The state s must not change during the call.
-func volumeNews(s reportView, b *commandv1.ReportVolumes, at int64, change func(old, next *Volume) bool) {
+func volumeChanges(s reportView, b *commandv1.ReportVolumes, at int64, change func(old, next *Volume) bool) {
 	if _, ok := s.Node(b.GetNode()); !ok {
 		return
 	}
@@ -289,7 +289,7 @@ func (t *Tx) reportVolumes(b *commandv1.ReportVolumes) Result {
 	}
 	type pair struct{ old, next *Volume }
 	var changes []pair
-	volumeNews(t.state(), b, t.r.info.Clock, func(old, next *Volume) bool {
+	volumeChanges(t.state(), b, t.r.info.Clock, func(old, next *Volume) bool {
 		changes = append(changes, pair{old, next})
 		return true
 	})

@@ -289,14 +289,14 @@ func TestVolumes(t *testing.T) {
 			is(t, "in a namespace with a workload there", w.s.UseOf(DefaultNamespace).Volumes, int64(200))
 		}},
 		{"a report that has nothing new is none to propose", func(t *testing.T, w *world) {
-			news := func(c Command) bool { return ReportsNews(w.s, c.GetReportVolumes()) }
+			changes := func(c Command) bool { return ChangesVolumes(w.s, c.GetReportVolumes()) }
 			w.ok(putVolume("made", "a"))
-			is(t, "without volumes", news(reportVolumes("a", true)), false)
-			is(t, "of the created volume", news(reportVolumes("a", true, "made")), true)
+			is(t, "without volumes", changes(reportVolumes("a", true)), false)
+			is(t, "of the created volume", changes(reportVolumes("a", true, "made")), true)
 			w.ok(reportVolumes("a", true, "made"))
-			is(t, "repeated", news(reportVolumes("a", true, "made")), false)
-			is(t, "of a node that is not there", news(reportVolumes("none", true, "made")), false)
-			is(t, "without it again", news(reportVolumes("a", true)), true)
+			is(t, "repeated", changes(reportVolumes("a", true, "made")), false)
+			is(t, "of a node that is not there", changes(reportVolumes("none", true, "made")), false)
+			is(t, "without it again", changes(reportVolumes("a", true)), true)
 			w.ok(reportVolumes("a", true))
 			is(t, "volumes", w.volumes(), "default/made/local/a unused")
 		}},
@@ -341,7 +341,7 @@ func TestVolumes(t *testing.T) {
 			}
 			w.ok(c)
 			is(t, "volumes", w.s.UseOf(DefaultNamespace).Volumes, MaxVolumes)
-			is(t, "news", ReportsNews(w.s, c.GetReportVolumes()), false)
+			is(t, "changes", ChangesVolumes(w.s, c.GetReportVolumes()), false)
 		}},
 		{"a namespace with volumes is not deleted", func(t *testing.T, w *world) {
 			w.ok(putNamespace("lab"))

@@ -14,12 +14,12 @@ import (
 func TestAutoscaleSurvivesTheMirror(t *testing.T) {
 	want := &commandv1.Autoscale{Min: 2, Max: 6, Cpu: 70}
 	d := fsm.Intended(&commandv1.WorkloadPut{Demand: &commandv1.Demand{Type: "container", CpuMillicores: 500, Group: "web", Autoscale: want}}).Demand
-	put, err := putOf(&Workload{ID: "web-0", Type: "container", DesiredState: "Running", Own: &OwnWorkload{Content: "c1:x", Demand: ownDemand(d)}}, nil)
+	put, err := putOf(&Workload{ID: "web-0", Type: "container", DesiredState: "Running", Extension: &WorkloadExtension{Content: "c1:x", Demand: demandRecord(d)}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	d = fsm.Intended(&commandv1.WorkloadPut{Demand: &commandv1.Demand{Type: "container", Group: "web", Surge: true}}).Demand
-	surge, err := putOf(&Workload{ID: "web-1", Type: "container", DesiredState: "Running", Own: &OwnWorkload{Content: "c1:x", Demand: ownDemand(d)}}, nil)
+	surge, err := putOf(&Workload{ID: "web-1", Type: "container", DesiredState: "Running", Extension: &WorkloadExtension{Content: "c1:x", Demand: demandRecord(d)}}, nil)
 	if err != nil || !surge.GetDemand().GetSurge() || put.GetDemand().GetSurge() {
 		t.Errorf("the field Surge of an extra member is lost: %v, %v", surge, err)
 	}

@@ -91,7 +91,7 @@ func nodeOf(n *Node) *commandv1.NodeRecord {
 		Facts: f, Up: n.Status != string(fsm.NodeNotReady), Reason: n.StatusReason, UpdatedBy: n.StatusUpdatedBy,
 		UpdatedAt: nanos(n.StatusUpdatedAt), LastHeartbeat: nanos(n.LastHeartbeat), RegisteredAt: nanos(n.StatusUpdatedAt),
 	}
-	if o := n.Own; o != nil {
+	if o := n.Extension; o != nil {
 		f.EngineId, f.AgentVersion, f.InstanceId, f.Protocol = o.EngineID, o.AgentVersion, o.InstanceID, o.Protocol
 		f.SelfFencing, f.LeaseSeconds, f.Taints = o.SelfFencing, o.LeaseSeconds, taintsOf(o.Taints)
 		for _, p := range o.Pools {
@@ -102,7 +102,7 @@ func nodeOf(n *Node) *commandv1.NodeRecord {
 			m.Labels = append(m.Labels, &commandv1.NodeLabel{Key: l.Key, Value: l.Value, Removed: l.Removed})
 		}
 		for _, t := range o.SetTaints {
-			m.Taints = append(m.Taints, &commandv1.NodeTaint{Taint: taintOf(t.OwnTaint), Removed: t.Removed})
+			m.Taints = append(m.Taints, &commandv1.NodeTaint{Taint: taintOf(t.Taint), Removed: t.Removed})
 		}
 	}
 	return m
@@ -121,14 +121,14 @@ func workloadOf(w *Workload, assigned Time, now int64, translate Translate) (*co
 		Attempts: max(0, w.Retry.Attempts), NextRetryAt: nanos(w.Retry.NextRetryAt), AssignedAt: nanos(assigned),
 		FirstFailureAt: nanos(moment(w.Metadata, "failureObservedAt")), PreviousNode: text(w.Metadata, "previous_node"), Terminal: text(w.Metadata, "terminal_failure_reason") != "",
 	}
-	if w.Own != nil {
-		m.Restarts, m.Adopted = w.Own.Restarts, w.Own.Adopted
-		m.JobSince = w.Own.JobSince
-		m.Owner, m.SealedFor = w.Own.Owner, w.Own.SealedFor
+	if w.Extension != nil {
+		m.Restarts, m.Adopted = w.Extension.Restarts, w.Extension.Adopted
+		m.JobSince = w.Extension.JobSince
+		m.Owner, m.SealedFor = w.Extension.Owner, w.Extension.SealedFor
 		if m.Owner != "" {
-			m.Run = &commandv1.Run{ScheduledAt: w.Own.ScheduledAt, Key: w.Own.RunKey}
+			m.Run = &commandv1.Run{ScheduledAt: w.Extension.ScheduledAt, Key: w.Extension.RunKey}
 		}
-		if r := w.Own.JobResult; r != nil {
+		if r := w.Extension.JobResult; r != nil {
 			m.JobResult = &commandv1.JobResult{Succeeded: r.Succeeded, At: r.At, Node: r.Node, Code: r.Code, Message: r.Message}
 			if x := r.Exit; x != nil {
 				m.JobResult.Exit = &commandv1.Exit{Code: x.Code, StartedAt: x.StartedAt, EndedAt: x.EndedAt, Output: x.Output}
@@ -143,14 +143,14 @@ func workloadOf(w *Workload, assigned Time, now int64, translate Translate) (*co
 	}
 	actual, accepted := seen(w)
 	m.Acknowledged = accepted
-	if s := fsm.Status(w.Status); s == fsm.StatusRunning || s == fsm.StatusStopped || w.Own == nil && (actual == fsm.ActualRunning || actual == fsm.ActualStopped) {
+	if s := fsm.Status(w.Status); s == fsm.StatusRunning || s == fsm.StatusStopped || w.Extension == nil && (actual == fsm.ActualRunning || actual == fsm.ActualStopped) {
 		m.NextRetryAt, m.Terminal = 0, false // the retry in the record is obsolete: the workload has started or stopped since
 	}
 	m.Actual = &commandv1.WorkloadReport{State: string(actual), Message: text(w.Metadata, "last_error"), ObservedAt: nanos(w.StatusInfo.LastUpdated)}
 	if actual == fsm.ActualFailed {
 		m.Actual.Code, m.Actual.Retryable = m.GetReasonCode(), m.GetReasonRetryable()
 	}
-	if w.Own == nil && m.Node != "" && put.GetDesired() != string(fsm.DesiredDeleted) {
+	if w.Extension == nil && m.Node != "" && put.GetDesired() != string(fsm.DesiredDeleted) {
 		adopt(m, w.RevisionID, now)
 	}
 	return m, nil
@@ -183,7 +183,7 @@ func adopt(m *commandv1.WorkloadRecord, revision string, now int64) {
 // or the translation of a legacy v1 record.
 func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 	desired := desiredOf(w)
-	if w.Own == nil {
+	if w.Extension == nil {
 		if desired == fsm.DesiredDeleted {
 			// A deleted workload needs no specification. Its demand is kept, because the instance on the node
 			// still uses these resources.
@@ -200,10 +200,10 @@ func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 	}
 	// The record was too large to hold the placement constraints, so a placement by this record could violate
 	// them. A workload that is being deleted is never placed, so its record is usable.
-	if w.Own.Cut && desired != fsm.DesiredDeleted {
+	if w.Extension.Cut && desired != fsm.DesiredDeleted {
 		return nil, errors.New("persys: the record was too large to hold the constraints of the workload: apply it again")
 	}
-	o, d := w.Own, &w.Own.Demand
+	o, d := w.Extension, &w.Extension.Demand
 	demand := &commandv1.Demand{
 		Type: w.Type, CpuMillicores: d.CPUMillicores, MemoryMib: d.MemoryMiB, DiskGb: d.DiskGB, StoragePool: d.Pool,
 		StorageDrivers: d.StorageDrivers, Tolerations: taintsOf(d.Tolerations), Group: d.Group,
@@ -266,7 +266,7 @@ func desiredOf(w *Workload) fsm.Desired {
 // report is about the newest order.
 func seen(w *Workload) (actual fsm.Actual, accepted bool) {
 	word := w.StatusInfo.ActualState
-	if word == "" && w.Own == nil {
+	if word == "" && w.Extension == nil {
 		word = w.Status
 	}
 	for _, s := range [...]fsm.Actual{fsm.ActualPending, fsm.ActualRunning, fsm.ActualStopped, fsm.ActualFailed, fsm.ActualUnknown, fsm.ActualMissing} {
@@ -281,14 +281,14 @@ func seen(w *Workload) (actual fsm.Actual, accepted bool) {
 	return actual, actual != fsm.ActualNone
 }
 
-func taintsOf(list []OwnTaint) (out []*commandv1.Taint) {
+func taintsOf(list []Taint) (out []*commandv1.Taint) {
 	for _, t := range list {
 		out = append(out, taintOf(t))
 	}
 	return out
 }
 
-func taintOf(t OwnTaint) *commandv1.Taint {
+func taintOf(t Taint) *commandv1.Taint {
 	return &commandv1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect, Seconds: t.Seconds, Since: nanos(t.Since)}
 }
 

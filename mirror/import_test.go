@@ -135,7 +135,7 @@ func TestImportReportsUnusableRecords(t *testing.T) {
 		{"a node with too many cores", with(func(n *Node) { n.TotalCPU = 1e300 }), "cpu_millicores"},
 		{"an id with a slash", Imported{Workloads: []Workload{{ID: "a/b"}}}, "does not match"},
 		{"two workloads with the same id", Imported{Workloads: []Workload{{ID: "a"}, {ID: "a"}}}, "twice"},
-		{"a negative resource", Imported{Workloads: []Workload{{ID: "a", Own: &OwnWorkload{Content: "c1:x", Demand: OwnDemand{MemoryMiB: -1}}, Type: "container"}}}, "memory_mib"},
+		{"a negative resource", Imported{Workloads: []Workload{{ID: "a", Extension: &WorkloadExtension{Content: "c1:x", Demand: Demand{MemoryMiB: -1}}, Type: "container"}}}, "memory_mib"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, problems, err := tt.in.State(here, plain)
@@ -150,7 +150,7 @@ func TestImportReportsUnusableRecords(t *testing.T) {
 	// A workload whose record says that it runs, and also that it was given up after failures, is
 	// imported as running.
 	up := Imported{Nodes: []Node{good}, Workloads: []Workload{{ID: "a", AssignedNode: "n1", Status: "Running", Retry: Retry{Attempts: 5, MaxAttempts: 5},
-		Metadata: map[string]any{"terminal_failure_reason": "crash"}, Own: &OwnWorkload{Content: "c1:x"}, Type: "container", StatusInfo: StatusInfo{ActualState: "Running"}}}}
+		Metadata: map[string]any{"terminal_failure_reason": "crash"}, Extension: &WorkloadExtension{Content: "c1:x"}, Type: "container", StatusInfo: StatusInfo{ActualState: "Running"}}}}
 	if s, problems, err := up.State(here, plain); err != nil || len(problems) > 0 {
 		t.Error(err, problems)
 	} else if w, _ := s.Workload("a"); w.Status != fsm.StatusRunning || w.Retry.Attempts != 5 {

@@ -331,8 +331,8 @@ func TestLargeFieldIsOmitted(t *testing.T) {
 			t.Errorf("the record %s has %d bytes, which is more than fits into a value", kv.Key, len(kv.Value))
 		}
 	}
-	if got := p.whole(w); got.ComposeYAML != "" || got.Image != "image" || len(got.Own.Spec) != 512<<10 {
-		t.Errorf("the record has %d bytes of the Compose file, want none, image %q, and %d bytes of the specification, want all", len(got.ComposeYAML), got.Image, len(got.Own.Spec))
+	if got := p.whole(w); got.ComposeYAML != "" || got.Image != "image" || len(got.Extension.Spec) != 512<<10 {
+		t.Errorf("the record has %d bytes of the Compose file, want none, image %q, and %d bytes of the specification, want all", len(got.ComposeYAML), got.Image, len(got.Extension.Spec))
 	}
 }
 
@@ -354,7 +354,7 @@ func TestEveryRecordFitsIntoATransaction(t *testing.T) {
 				}
 			}
 			// An import refuses a record whose constraints were left out because of its size.
-			if r := p.whole(w); len(r.Own.Demand.Constraints) != len(w.Demand.Constraints) {
+			if r := p.whole(w); len(r.Extension.Demand.Constraints) != len(w.Demand.Constraints) {
 				if _, err := putOf(r, nil); err == nil {
 					t.Errorf("a record of %d bytes was imported without its constraints", size)
 				}

@@ -5,28 +5,28 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-func ownPlacement(p *fsm.Placement) *OwnPlacement {
+func placementRecord(p *fsm.Placement) *Placement {
 	if p == nil {
 		return nil
 	}
-	out := &OwnPlacement{Policy: p.Policy}
+	out := &Placement{Policy: p.Policy}
 	for _, s := range p.Spread {
-		out.Spread = append(out.Spread, OwnSpread{s.By, s.MaxSkew, s.Must})
+		out.Spread = append(out.Spread, Spread{s.By, s.MaxSkew, s.Must})
 	}
 	for _, a := range p.Affinities {
-		o := OwnAffinity{Anti: a.Anti, Workload: a.Workload, Group: a.Group, By: a.By, Must: a.Must, Weight: a.Weight}
+		o := Affinity{Anti: a.Anti, Workload: a.Workload, Group: a.Group, By: a.By, Must: a.Must, Weight: a.Weight}
 		if a.Node.Key != "" {
-			o.Node = &OwnConstraint{a.Node.Key, a.Node.Op, a.Node.Values}
+			o.Node = &Constraint{a.Node.Key, a.Node.Op, a.Node.Values}
 		}
 		if a.Tag.Key != "" {
-			o.Tag = &OwnTag{a.Tag.Key, a.Tag.Value}
+			o.Tag = &Tag{a.Tag.Key, a.Tag.Value}
 		}
 		out.Affinities = append(out.Affinities, o)
 	}
 	return out
 }
 
-func placementOf(p *OwnPlacement) *commandv1.Placement {
+func placementOf(p *Placement) *commandv1.Placement {
 	if p == nil {
 		return nil
 	}

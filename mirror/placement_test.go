@@ -22,7 +22,7 @@ func TestPlacementSurvivesTheMirror(t *testing.T) {
 		},
 	}
 	d := fsm.Intended(&commandv1.WorkloadPut{Demand: &commandv1.Demand{Placement: want}}).Demand
-	if got := placementOf(ownPlacement(d.Placement)); !proto.Equal(got, want) {
+	if got := placementOf(placementRecord(d.Placement)); !proto.Equal(got, want) {
 		t.Errorf("the rules are %v, expected %v", got, want)
 	}
 }

@@ -112,7 +112,7 @@ func (p *Projection) whole(w *fsm.Workload) *Workload {
 	}
 	r = p.wholeWith(w, Fields{Image: f.Image, ProjectName: f.ProjectName, RestartPolicy: f.RestartPolicy, Network: f.Network})
 	if len(encode(r)) > maxValue {
-		r.Own.Demand.Constraints, r.Own.Cut = nil, true
+		r.Extension.Demand.Constraints, r.Extension.Cut = nil, true
 	}
 	return r
 }
@@ -129,14 +129,14 @@ func (p *Projection) wholeWith(w *fsm.Workload, f Fields) *Workload {
 		LocalPath: f.LocalPath, Ports: f.Ports, Volumes: f.Volumes, ManagedVolumes: f.ManagedVolumes,
 		Network: f.Network, RestartPolicy: f.RestartPolicy, VM: f.VM,
 		Metadata: metadata(w, f.Metadata), Retry: retryOf(w), StatusInfo: statusInfo(w),
-		Own: &OwnWorkload{
+		Extension: &WorkloadExtension{
 			Spec: w.Spec, Content: w.Content, CallerRevision: w.CallerRevision,
-			Restarts: w.Restarts, Adopted: w.Adopted, Namespace: w.Namespace, Bundle: w.Bundle, Demand: ownDemand(w.Demand),
-			JobSince: w.JobSince, JobResult: ownResult(w.Result), Owner: w.Owner, SealedFor: w.SealedFor,
+			Restarts: w.Restarts, Adopted: w.Adopted, Namespace: w.Namespace, Bundle: w.Bundle, Demand: demandRecord(w.Demand),
+			JobSince: w.JobSince, JobResult: resultRecord(w.Result), Owner: w.Owner, SealedFor: w.SealedFor,
 		},
 	}
 	if r := w.Run; r != nil {
-		out.Own.ScheduledAt, out.Own.RunKey = r.ScheduledAt, r.Key
+		out.Extension.ScheduledAt, out.Extension.RunKey = r.ScheduledAt, r.Key
 	}
 	return out
 }
@@ -176,7 +176,7 @@ func metadata(w *fsm.Workload, callers map[string]string) map[string]any {
 		set("terminal_failure_reason", orElse(w.Reason.Message, w.Reason.Code))
 	}
 	if len(w.Actions) > 0 {
-		m[lastActions] = ownActions(w.Actions)
+		m[lastActions] = actionRecords(w.Actions)
 	}
 	return m
 }
@@ -185,10 +185,10 @@ func metadata(w *fsm.Workload, callers map[string]string) map[string]any {
 // not part of the contract.
 const lastActions = "last_actions"
 
-func ownActions(list []fsm.AgentAction) []OwnAction {
-	out := make([]OwnAction, 0, len(list))
+func actionRecords(list []fsm.AgentAction) []Action {
+	out := make([]Action, 0, len(list))
 	for _, a := range list {
-		out = append(out, OwnAction{
+		out = append(out, Action{
 			TaskID: a.TaskID, Type: a.Type, Status: a.Status, Error: a.Error,
 			CreatedAt: clock(a.CreatedAt * 1e9), StartedAt: clock(a.StartedAt * 1e9), EndedAt: clock(a.EndedAt * 1e9),
 		})
@@ -292,20 +292,20 @@ func (p *Projection) nodeRecord(n *fsm.Node, a fsm.Alloc, shard string) KV {
 		StatusUpdatedAt: stamp(n.UpdatedAt), Labels: labelMap(n.Labels()),
 		AgentPort: port, AgentGRPCPort: port, AgentEndpoint: f.Endpoint,
 		SupportedTypes: f.Types, SupportedStorage: f.StorageDrivers,
-		Own: &OwnNode{
+		Extension: &NodeExtension{
 			EngineID: f.EngineID, AgentVersion: f.AgentVersion, InstanceID: f.InstanceID, Protocol: f.Protocol,
-			SelfFencing: f.SelfFencing, LeaseSeconds: f.LeaseSeconds, Taints: ownTaints(f.Taints),
+			SelfFencing: f.SelfFencing, LeaseSeconds: f.LeaseSeconds, Taints: taintRecords(f.Taints),
 			Cordoned: n.Cordoned, Draining: n.Draining, Fenced: n.Fenced,
 		},
 	}
 	for _, pool := range f.Pools {
-		r.Own.Pools = append(r.Own.Pools, OwnPool{pool.Name, pool.Type, pool.Total})
+		r.Extension.Pools = append(r.Extension.Pools, Pool{pool.Name, pool.Type, pool.Total})
 	}
 	for _, l := range n.Set.Labels {
-		r.Own.SetLabels = append(r.Own.SetLabels, OwnNodeKey{OwnTaint{Key: l.Key, Value: l.Value}, l.Removed})
+		r.Extension.SetLabels = append(r.Extension.SetLabels, NodeKey{Taint{Key: l.Key, Value: l.Value}, l.Removed})
 	}
 	for _, t := range n.Set.Taints {
-		r.Own.SetTaints = append(r.Own.SetTaints, OwnNodeKey{ownTaint(t.Taint), t.Removed})
+		r.Extension.SetTaints = append(r.Extension.SetTaints, NodeKey{taintRecord(t.Taint), t.Removed})
 	}
 	if shard != "" {
 		if r.Labels == nil {
@@ -327,7 +327,7 @@ func (p *Projection) Namespace(name string, n *fsm.Namespace) KV {
 	}
 	return KV{key, encode(&Namespace{
 		Name: n.Name, Description: n.Description, Users: n.Users, MaxPriority: n.MaxPriority, AllowScaling: n.AllowScaling, NodeLabels: labelMap(n.NodeLabels),
-		Quota:     OwnQuota{CPUMillicores: n.Quota.CPU, MemoryMiB: n.Quota.Memory, DiskGB: n.Quota.Disk, Workloads: n.Quota.Workloads, Devices: n.Quota.Devices, Volumes: n.Quota.Volumes, VolumeGB: n.Quota.VolumeGB},
+		Quota:     Quota{CPUMillicores: n.Quota.CPU, MemoryMiB: n.Quota.Memory, DiskGB: n.Quota.Disk, Workloads: n.Quota.Workloads, Devices: n.Quota.Devices, Volumes: n.Quota.Volumes, VolumeGB: n.Quota.VolumeGB},
 		CreatedAt: stamp(n.CreatedAt), UpdatedAt: stamp(n.UpdatedAt), UpdatedBy: n.UpdatedBy,
 	})}
 }
@@ -545,12 +545,12 @@ func tellsOfDrift(e *fsm.Event) bool {
 	return (e.Type == fsm.EventDriftDetected || e.Type == fsm.EventDriftResolved) && e.Reason != fsm.CodeLeftBehind
 }
 
-func ownDemand(d *fsm.Demand) OwnDemand {
-	out := OwnDemand{
+func demandRecord(d *fsm.Demand) Demand {
+	out := Demand{
 		CPUMillicores: d.CPU, MemoryMiB: d.Memory, DiskGB: d.Disk, Pool: d.Pool, StorageDrivers: d.StorageDrivers,
-		Labels: labelMap(d.Labels), Tolerations: ownTaints(d.Tolerations), Group: d.Group,
+		Labels: labelMap(d.Labels), Tolerations: taintRecords(d.Tolerations), Group: d.Group,
 		Exclusive: d.Exclusive, OnLostLease: d.OnLostLease, Priority: d.Priority, MACAddresses: d.MACs,
-		Placement: ownPlacement(d.Placement), Tags: labelMap(d.Tags), Surge: d.Surge,
+		Placement: placementRecord(d.Placement), Tags: labelMap(d.Tags), Surge: d.Surge,
 	}
 	for _, dev := range d.Devices {
 		if out.Devices == nil {
@@ -559,51 +559,51 @@ func ownDemand(d *fsm.Demand) OwnDemand {
 		out.Devices[dev.Name] = dev.Count
 	}
 	if r := d.Reschedule; r != nil {
-		out.Reschedule = &OwnReschedule{r.Attempts, r.Interval}
+		out.Reschedule = &Reschedule{r.Attempts, r.Interval}
 	}
 	if t := d.Template; t != nil {
-		out.Template = &OwnTemplate{Kind: t.Kind}
+		out.Template = &Template{Kind: t.Kind}
 		if c := t.Cron; c != nil {
-			out.Template = &OwnTemplate{t.Kind, c.Schedule, c.Zone, c.Concurrency, c.StartingDeadline, c.KeepSucceeded, c.KeepFailed}
+			out.Template = &Template{t.Kind, c.Schedule, c.Zone, c.Concurrency, c.StartingDeadline, c.KeepSucceeded, c.KeepFailed}
 		}
 	}
 	if a := d.Autoscale; a != nil {
-		out.Autoscale = &OwnAutoscale{a.Min, a.Max, a.CPU}
+		out.Autoscale = &Autoscale{a.Min, a.Max, a.CPU}
 	}
 	if j := d.Job; j != nil {
-		out.Job = &OwnJob{j.Parallelism, j.Deadline, j.SuccessCodes, j.TTL}
+		out.Job = &Job{j.Parallelism, j.Deadline, j.SuccessCodes, j.TTL}
 	}
 	for _, p := range d.Ports {
-		out.Ports = append(out.Ports, OwnPort{p.Port, p.Protocol, p.Address})
+		out.Ports = append(out.Ports, Port{p.Port, p.Protocol, p.Address})
 	}
 	for _, p := range d.PortNames {
-		out.PortNames = append(out.PortNames, OwnPortName{p.Name, p.ContainerPort, p.Protocol, p.HostPort})
+		out.PortNames = append(out.PortNames, PortName{p.Name, p.ContainerPort, p.Protocol, p.HostPort})
 	}
 	for _, c := range d.Constraints {
-		out.Constraints = append(out.Constraints, OwnConstraint{c.Key, c.Op, c.Values})
+		out.Constraints = append(out.Constraints, Constraint{c.Key, c.Op, c.Values})
 	}
 	return out
 }
 
-// ownResult converts the result of a finished job; nil if there is none.
-func ownResult(r *fsm.JobResult) *OwnJobResult {
+// resultRecord converts the result of a finished job; nil if there is none.
+func resultRecord(r *fsm.JobResult) *JobResult {
 	if r == nil {
 		return nil
 	}
-	out := &OwnJobResult{Succeeded: r.Succeeded, At: r.At, Node: r.Node, Code: r.Code, Message: r.Message}
+	out := &JobResult{Succeeded: r.Succeeded, At: r.At, Node: r.Node, Code: r.Code, Message: r.Message}
 	if x := r.Exit; x != nil {
-		out.Exit = &OwnExit{x.Code, x.StartedAt, x.EndedAt, x.Output}
+		out.Exit = &Exit{x.Code, x.StartedAt, x.EndedAt, x.Output}
 	}
 	return out
 }
 
-func ownTaint(t fsm.Taint) OwnTaint {
-	return OwnTaint{Key: t.Key, Value: t.Value, Effect: t.Effect, Seconds: t.Seconds, Since: stamp(t.Since)}
+func taintRecord(t fsm.Taint) Taint {
+	return Taint{Key: t.Key, Value: t.Value, Effect: t.Effect, Seconds: t.Seconds, Since: stamp(t.Since)}
 }
 
-func ownTaints(list []fsm.Taint) (out []OwnTaint) {
+func taintRecords(list []fsm.Taint) (out []Taint) {
 	for _, t := range list {
-		out = append(out, ownTaint(t))
+		out = append(out, taintRecord(t))
 	}
 	return out
 }

@@ -200,7 +200,7 @@ func (r *reader) split(id string, w, whole Workload) Workload {
 	s := r.statuses[id]
 	w.AssignedNode, w.NodeID, w.Status, w.Logs = s.AssignedNode, s.NodeID, s.Status, s.Logs
 	w.Metadata, w.Retry, w.StatusInfo = s.Metadata, s.Retry, s.StatusInfo
-	w.ManagedVolumes, w.Own = whole.ManagedVolumes, whole.Own
+	w.ManagedVolumes, w.Extension = whole.ManagedVolumes, whole.Extension
 	if w.CreatedAt.IsZero() {
 		w.CreatedAt = whole.CreatedAt
 	}
@@ -225,7 +225,7 @@ func (r *reader) workload(id string, w Workload) {
 		w.Retry = retry
 	}
 	w.Logs = "" // logs may be of any size, and the state has none
-	if w.Own == nil && len(w.ManagedVolumes) == 0 && (w.VM == nil || len(w.VM.ManagedVolumes) == 0) {
+	if w.Extension == nil && len(w.ManagedVolumes) == 0 && (w.VM == nil || len(w.VM.ManagedVolumes) == 0) {
 		w.ManagedVolumes = r.attached(id)
 	}
 	r.out.Workloads = append(r.out.Workloads, w)

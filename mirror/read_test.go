@@ -117,7 +117,7 @@ func TestReadOwnMirror(t *testing.T) {
 			}
 			w, _ := v.Workload("web")
 			if i := slices.IndexFunc(got.Workloads, func(w Workload) bool { return w.ID == "web" }); i < 0 ||
-				string(got.Workloads[i].Own.Spec) != string(w.Spec) || got.Workloads[i].Own.Content != w.Content {
+				string(got.Workloads[i].Extension.Spec) != string(w.Spec) || got.Workloads[i].Extension.Content != w.Content {
 				t.Errorf("the specification differs from the stored one")
 			}
 		})

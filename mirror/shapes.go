@@ -83,7 +83,7 @@ type Node struct {
 	SupportedStorage []string          `json:"supportedStorageDrivers,omitempty"`
 	DomainName       string            `json:"domainName,omitempty"`
 
-	Own *OwnNode `json:"persys,omitempty"`
+	Extension *NodeExtension `json:"persys,omitempty"`
 }
 
 // NodeUse is the measured use of a node's resources. The mirror does not know it and writes {}.
@@ -109,33 +109,33 @@ type Swarm struct {
 	ManagerAddress string `json:"managerAddress,omitempty"`
 }
 
-// OwnNode holds the data of a node for which the contract has no key.
-type OwnNode struct {
-	Pools        []OwnPool  `json:"pools,omitempty"`
-	Taints       []OwnTaint `json:"taints,omitempty"`
-	EngineID     string     `json:"engineId,omitempty"`
-	AgentVersion string     `json:"agentVersion,omitempty"`
-	InstanceID   string     `json:"instanceId,omitempty"`
-	Protocol     uint32     `json:"protocol,omitempty"`
-	SelfFencing  bool       `json:"selfFencing,omitempty"`
-	LeaseSeconds int64      `json:"leaseSeconds,omitempty"`
-	Cordoned     bool       `json:"cordoned,omitempty"`
-	Draining     bool       `json:"draining,omitempty"`
-	Fenced       bool       `json:"fenced,omitempty"`
+// NodeExtension holds the data of a node for which the contract has no key.
+type NodeExtension struct {
+	Pools        []Pool  `json:"pools,omitempty"`
+	Taints       []Taint `json:"taints,omitempty"`
+	EngineID     string  `json:"engineId,omitempty"`
+	AgentVersion string  `json:"agentVersion,omitempty"`
+	InstanceID   string  `json:"instanceId,omitempty"`
+	Protocol     uint32  `json:"protocol,omitempty"`
+	SelfFencing  bool    `json:"selfFencing,omitempty"`
+	LeaseSeconds int64   `json:"leaseSeconds,omitempty"`
+	Cordoned     bool    `json:"cordoned,omitempty"`
+	Draining     bool    `json:"draining,omitempty"`
+	Fenced       bool    `json:"fenced,omitempty"`
 
-	SetLabels []OwnNodeKey `json:"setLabels,omitempty"`
-	SetTaints []OwnNodeKey `json:"setTaints,omitempty"`
+	SetLabels []NodeKey `json:"setLabels,omitempty"`
+	SetTaints []NodeKey `json:"setTaints,omitempty"`
 }
 
-// OwnPool is a storage pool. Sizes are in GB.
-type OwnPool struct {
+// Pool is a storage pool. Sizes are in GB.
+type Pool struct {
 	Name    string `json:"name"`
 	Type    string `json:"type,omitempty"`
 	TotalGB int64  `json:"totalGb"`
 }
 
-// OwnTaint is a taint of a node or a toleration of a workload.
-type OwnTaint struct {
+// Taint is a taint of a node or a toleration of a workload.
+type Taint struct {
 	Key     string `json:"key"`
 	Value   string `json:"value,omitempty"`
 	Effect  string `json:"effect,omitempty"`
@@ -143,9 +143,9 @@ type OwnTaint struct {
 	Since   Time   `json:"since,omitzero"`    // only for NoExecute: when the node got the taint
 }
 
-// OwnNodeKey is a label or taint that a user has set, or removed if Removed is set.
-type OwnNodeKey struct {
-	OwnTaint
+// NodeKey is a label or taint that a user has set, or removed if Removed is set.
+type NodeKey struct {
+	Taint
 	Removed bool `json:"removed,omitempty"`
 }
 
@@ -185,7 +185,7 @@ type Workload struct {
 	Usage          json.RawMessage   `json:"usage,omitempty"` // not written, because a heartbeat must not cause a write
 	VM             *VM               `json:"vm,omitempty"`
 
-	Own *OwnWorkload `json:"persys,omitempty"`
+	Extension *WorkloadExtension `json:"persys,omitempty"`
 }
 
 // WorkloadSpec is the record under /workloads-spec/<id>.
@@ -321,31 +321,31 @@ type CloudInit struct {
 	VendorData    string `json:"vendorData,omitempty"`
 }
 
-// OwnWorkload holds the data of a workload for which the contract has no key: the sealed
+// WorkloadExtension holds the data of a workload for which the contract has no key: the sealed
 // specification, and the resources that the planner reserves for it.
-type OwnWorkload struct {
-	Spec           []byte        `json:"spec,omitempty"` // base64
-	Content        string        `json:"content"`
-	CallerRevision string        `json:"callerRevision,omitempty"`
-	Restarts       uint32        `json:"restarts,omitempty"`
-	Adopted        string        `json:"adopted,omitempty"`   // adopted revision: for a workload imported from legacy v1 schedulers, the revision that the node already runs
-	Namespace      string        `json:"namespace,omitempty"` // empty: namespace "default"
-	Bundle         string        `json:"bundle,omitempty"`    // digest of the files under /persys/bundles
-	JobSince       int64         `json:"jobSince,omitempty"`  // first assignment of a job, Unix nanoseconds
-	JobResult      *OwnJobResult `json:"jobResult,omitempty"`
-	Owner          string        `json:"owner,omitempty"`       // template that the workload was created from
-	SealedFor      string        `json:"sealedFor,omitempty"`   // id for which the secrets in spec are sealed; empty: the id of the workload
-	ScheduledAt    int64         `json:"scheduledAt,omitempty"` // time of the schedule of a run, Unix nanoseconds
-	RunKey         string        `json:"runKey,omitempty"`      // key of the user who started the run
-	Demand         OwnDemand     `json:"demand"`
-	Cut            bool          `json:"cut,omitempty"` // the constraints were omitted because the record was too large
+type WorkloadExtension struct {
+	Spec           []byte     `json:"spec,omitempty"` // base64
+	Content        string     `json:"content"`
+	CallerRevision string     `json:"callerRevision,omitempty"`
+	Restarts       uint32     `json:"restarts,omitempty"`
+	Adopted        string     `json:"adopted,omitempty"`   // adopted revision: for a workload imported from legacy v1 schedulers, the revision that the node already runs
+	Namespace      string     `json:"namespace,omitempty"` // empty: namespace "default"
+	Bundle         string     `json:"bundle,omitempty"`    // digest of the files under /persys/bundles
+	JobSince       int64      `json:"jobSince,omitempty"`  // first assignment of a job, Unix nanoseconds
+	JobResult      *JobResult `json:"jobResult,omitempty"`
+	Owner          string     `json:"owner,omitempty"`       // template that the workload was created from
+	SealedFor      string     `json:"sealedFor,omitempty"`   // id for which the secrets in spec are sealed; empty: the id of the workload
+	ScheduledAt    int64      `json:"scheduledAt,omitempty"` // time of the schedule of a run, Unix nanoseconds
+	RunKey         string     `json:"runKey,omitempty"`      // key of the user who started the run
+	Demand         Demand     `json:"demand"`
+	Cut            bool       `json:"cut,omitempty"` // the constraints were omitted because the record was too large
 }
 
 // Namespace is the record under /persys/namespaces/<name>.
 type Namespace struct {
 	Name         string            `json:"name"`
 	Description  string            `json:"description,omitempty"`
-	Quota        OwnQuota          `json:"quota"`
+	Quota        Quota             `json:"quota"`
 	Users        []string          `json:"users,omitempty"`
 	MaxPriority  int32             `json:"maxPriority,omitempty"`
 	AllowScaling bool              `json:"allowScaling,omitempty"`
@@ -355,8 +355,8 @@ type Namespace struct {
 	UpdatedBy    string            `json:"updatedBy,omitempty"`
 }
 
-// OwnQuota is the quota of a namespace; 0: unlimited.
-type OwnQuota struct {
+// Quota is the quota of a namespace; 0: unlimited.
+type Quota struct {
 	CPUMillicores int64 `json:"cpuMillicores,omitempty"`
 	MemoryMiB     int64 `json:"memoryMib,omitempty"`
 	DiskGB        int64 `json:"diskGb,omitempty"`
@@ -366,80 +366,80 @@ type OwnQuota struct {
 	VolumeGB      int64 `json:"volumeGb,omitempty"`
 }
 
-// OwnDemand is the resource demand of a workload, in the units of its field names.
-type OwnDemand struct {
+// Demand is the resource demand of a workload, in the units of its field names.
+type Demand struct {
 	CPUMillicores  int64             `json:"cpuMillicores,omitempty"`
 	MemoryMiB      int64             `json:"memoryMib,omitempty"`
 	DiskGB         int64             `json:"diskGb,omitempty"`
 	Pool           string            `json:"pool,omitempty"`
 	Devices        map[string]int64  `json:"devices,omitempty"`
 	StorageDrivers []string          `json:"storageDrivers,omitempty"`
-	Ports          []OwnPort         `json:"ports,omitempty"`
+	Ports          []Port            `json:"ports,omitempty"`
 	Labels         map[string]string `json:"labels,omitempty"`
-	Constraints    []OwnConstraint   `json:"constraints,omitempty"`
-	Tolerations    []OwnTaint        `json:"tolerations,omitempty"`
+	Constraints    []Constraint      `json:"constraints,omitempty"`
+	Tolerations    []Taint           `json:"tolerations,omitempty"`
 	Group          string            `json:"group,omitempty"`
 	Exclusive      bool              `json:"exclusive,omitempty"`
 	OnLostLease    string            `json:"onLostLease,omitempty"`
 	Priority       int32             `json:"priority,omitempty"`
-	PortNames      []OwnPortName     `json:"portNames,omitempty"`
+	PortNames      []PortName        `json:"portNames,omitempty"`
 	MACAddresses   []string          `json:"macAddresses,omitempty"`
-	Job            *OwnJob           `json:"job,omitempty"`      // set for a job
-	Template       *OwnTemplate      `json:"template,omitempty"` // set for a template, from which runs are created
-	Placement      *OwnPlacement     `json:"placement,omitempty"`
-	Reschedule     *OwnReschedule    `json:"reschedule,omitempty"`
+	Job            *Job              `json:"job,omitempty"`      // set for a job
+	Template       *Template         `json:"template,omitempty"` // set for a template, from which runs are created
+	Placement      *Placement        `json:"placement,omitempty"`
+	Reschedule     *Reschedule       `json:"reschedule,omitempty"`
 	Tags           map[string]string `json:"tags,omitempty"`
-	Autoscale      *OwnAutoscale     `json:"autoscale,omitempty"`
+	Autoscale      *Autoscale        `json:"autoscale,omitempty"`
 	Surge          bool              `json:"surge,omitempty"` // an extra member of a group, which exists only during an update
 }
 
-// OwnAutoscale holds the settings of the autoscaler of a group.
-type OwnAutoscale struct {
+// Autoscale holds the settings of the autoscaler of a group.
+type Autoscale struct {
 	Min uint32 `json:"min"`
 	Max uint32 `json:"max"`
 	CPU uint32 `json:"cpu"`
 }
 
-// OwnReschedule limits the moves of a workload off nodes that cannot run it. Interval is in nanoseconds.
-type OwnReschedule struct {
+// Reschedule limits the moves of a workload off nodes that cannot run it. Interval is in nanoseconds.
+type Reschedule struct {
 	Attempts int32 `json:"attempts"`
 	Interval int64 `json:"interval"`
 }
 
-// OwnPlacement holds the placement rules of a workload: spread and affinity.
-type OwnPlacement struct {
-	Spread     []OwnSpread   `json:"spread,omitempty"`
-	Affinities []OwnAffinity `json:"affinities,omitempty"`
-	Policy     string        `json:"policy,omitempty"`
+// Placement holds the placement rules of a workload: spread and affinity.
+type Placement struct {
+	Spread     []Spread   `json:"spread,omitempty"`
+	Affinities []Affinity `json:"affinities,omitempty"`
+	Policy     string     `json:"policy,omitempty"`
 }
 
-// OwnSpread is one spread rule.
-type OwnSpread struct {
+// Spread is one spread rule.
+type Spread struct {
 	By      string `json:"by"`
 	MaxSkew int32  `json:"maxSkew"`
 	Must    bool   `json:"must,omitempty"`
 }
 
-// OwnAffinity is one affinity or anti-affinity rule. It has one of Node, Workload, Group and Tag.
-type OwnAffinity struct {
-	Anti     bool           `json:"anti,omitempty"`
-	Node     *OwnConstraint `json:"node,omitempty"`
-	Workload string         `json:"workload,omitempty"`
-	Group    string         `json:"group,omitempty"`
-	Tag      *OwnTag        `json:"tag,omitempty"`
-	By       string         `json:"by,omitempty"`
-	Must     bool           `json:"must,omitempty"`
-	Weight   int32          `json:"weight,omitempty"`
+// Affinity is one affinity or anti-affinity rule. It has one of Node, Workload, Group and Tag.
+type Affinity struct {
+	Anti     bool        `json:"anti,omitempty"`
+	Node     *Constraint `json:"node,omitempty"`
+	Workload string      `json:"workload,omitempty"`
+	Group    string      `json:"group,omitempty"`
+	Tag      *Tag        `json:"tag,omitempty"`
+	By       string      `json:"by,omitempty"`
+	Must     bool        `json:"must,omitempty"`
+	Weight   int32       `json:"weight,omitempty"`
 }
 
-// OwnTag is a tag that an affinity rule names.
-type OwnTag struct {
+// Tag is a tag that an affinity rule names.
+type Tag struct {
 	Key   string `json:"key"`
 	Value string `json:"value,omitempty"`
 }
 
-// OwnTemplate says when runs are created from a template. Durations are nanoseconds.
-type OwnTemplate struct {
+// Template says when runs are created from a template. Durations are nanoseconds.
+type Template struct {
 	Kind             string `json:"kind"`
 	Schedule         string `json:"schedule,omitempty"`
 	TimeZone         string `json:"timeZone,omitempty"`
@@ -449,42 +449,42 @@ type OwnTemplate struct {
 	KeepFailed       uint32 `json:"keepFailed,omitempty"`
 }
 
-// OwnJob holds the settings of a job. Durations are nanoseconds.
-type OwnJob struct {
+// Job holds the settings of a job. Durations are nanoseconds.
+type Job struct {
 	Parallelism  uint32  `json:"parallelism,omitempty"`
 	Deadline     int64   `json:"deadline,omitempty"`
 	SuccessCodes []int32 `json:"successCodes,omitempty"`
 	TTL          int64   `json:"ttl,omitempty"`
 }
 
-// OwnJobResult is the result of a finished job. Times are Unix nanoseconds.
-type OwnJobResult struct {
-	Succeeded bool     `json:"succeeded"`
-	At        int64    `json:"at"`
-	Exit      *OwnExit `json:"exit,omitempty"`
-	Node      string   `json:"node,omitempty"`
-	Code      string   `json:"code,omitempty"`
-	Message   string   `json:"message,omitempty"`
+// JobResult is the result of a finished job. Times are Unix nanoseconds.
+type JobResult struct {
+	Succeeded bool   `json:"succeeded"`
+	At        int64  `json:"at"`
+	Exit      *Exit  `json:"exit,omitempty"`
+	Node      string `json:"node,omitempty"`
+	Code      string `json:"code,omitempty"`
+	Message   string `json:"message,omitempty"`
 }
 
-// OwnExit is how an instance ended. Times are Unix nanoseconds.
-type OwnExit struct {
+// Exit is how an instance ended. Times are Unix nanoseconds.
+type Exit struct {
 	Code      int32  `json:"code"`
 	StartedAt int64  `json:"startedAt,omitempty"`
 	EndedAt   int64  `json:"endedAt,omitempty"`
 	Output    string `json:"output,omitempty"`
 }
 
-// OwnPortName is a named port of a workload.
-type OwnPortName struct {
+// PortName is a named port of a workload.
+type PortName struct {
 	Name          string `json:"name"`
 	ContainerPort uint16 `json:"containerPort"`
 	Protocol      string `json:"protocol"`
 	HostPort      uint16 `json:"hostPort,omitempty"`
 }
 
-// OwnAction is a task of an agent, in the metadata of a workload. Times are RFC 3339.
-type OwnAction struct {
+// Action is a task of an agent, in the metadata of a workload. Times are RFC 3339.
+type Action struct {
 	TaskID    string `json:"taskId"`
 	Type      string `json:"actionType"`
 	Status    string `json:"status"`
@@ -494,15 +494,15 @@ type OwnAction struct {
 	EndedAt   string `json:"endedAt,omitempty"`
 }
 
-// OwnPort is a host port.
-type OwnPort struct {
+// Port is a host port.
+type Port struct {
 	Port     uint16 `json:"port"`
 	Protocol string `json:"protocol"`
 	Address  string `json:"address,omitempty"`
 }
 
-// OwnConstraint is a placement rule.
-type OwnConstraint struct {
+// Constraint is a placement rule.
+type Constraint struct {
 	Key    string   `json:"key"`
 	Op     string   `json:"op"`
 	Values []string `json:"values,omitempty"`

@@ -58,10 +58,10 @@ func (s *Server) RecordSession(ctx context.Context, req *clusterv1.RecordSession
 	return &clusterv1.RecordSessionResponse{Index: results[0].Index}, nil
 }
 
-// noted calls the function do, which makes a change outside the replicated log, such as a transfer of leadership. The
+// audited calls the function do, which makes a change outside the replicated log, such as a transfer of leadership. The
 // parameter what describes the change. Before the call, it commits an audit event that names the caller. If do fails,
 // it commits another event.
-func (s *Server) noted(ctx context.Context, node, what string, do func() error) error {
+func (s *Server) audited(ctx context.Context, node, what string, do func() error) error {
 	c := callOf(ctx)
 	if c.id.Role == pki.RoleScheduler {
 		return do()

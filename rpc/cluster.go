@@ -89,7 +89,7 @@ func (s *Server) TransferLeadership(ctx context.Context, req *clusterv1.Transfer
 		}
 	}
 	began := time.Now()
-	err := s.noted(ctx, "", "leadership to "+cmp.Or(clip(req.GetReplica(), 128), "any replica"), func() error { return s.replica.TransferLeadership(ctx, to) })
+	err := s.audited(ctx, "", "leadership to "+cmp.Or(clip(req.GetReplica(), 128), "any replica"), func() error { return s.replica.TransferLeadership(ctx, to) })
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +109,7 @@ func (s *Server) RemoveReplica(ctx context.Context, req *clusterv1.RemoveReplica
 	if req.GetLeave() && req.GetForce() {
 		return nil, errorf(KindInvalid, "force and leave exclude each other: a replica that is asked to leave cannot be forced")
 	}
-	err = s.noted(ctx, "", "replica "+r.Name, func() error {
+	err = s.audited(ctx, "", "replica "+r.Name, func() error {
 		if req.GetLeave() {
 			return s.replica.Dismiss(ctx, r.ID)
 		}

@@ -82,7 +82,7 @@ func (s *Server) CollectGarbage(ctx context.Context, req *clusterv1.CollectGarba
 	if req.GetDryRun() {
 		err = collect()
 	} else {
-		err = s.noted(ctx, clip(req.GetNodeId(), 128), "garbage", collect)
+		err = s.audited(ctx, clip(req.GetNodeId(), 128), "garbage", collect)
 	}
 	if err != nil {
 		return nil, err

@@ -292,7 +292,7 @@ func (s *Server) holdersOf(ctx context.Context, v fsm.View, x *fsm.Volume) (hold
 
 // deleteAt makes an agent delete the data of a volume.
 func (s *Server) deleteAt(ctx context.Context, h holder) error {
-	return s.noted(ctx, h.node, "volume "+h.id, func() error {
+	return s.audited(ctx, h.node, "volume "+h.id, func() error {
 		return s.atAgent(ctx, h.node, "delete volumes", func(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, epoch *agentv1.Epoch) error {
 			_, err := c.DeleteVolume(ctx, &agentv1.DeleteVolumeRequest{Epoch: epoch, NodeId: n.ID, Id: h.id, By: callOf(ctx).who()})
 			return err

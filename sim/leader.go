@@ -81,14 +81,14 @@ func (r *replica) lead(term uint64) {
 		planned: map[sched.Order]int64{},
 		flights: map[flightKey]flight{},
 	}
-	l.core = control.New(l.cfg, l.epoch, r.moment(), r.state)
+	l.core = control.New(l.cfg, l.epoch, r.clocks(), r.state)
 	r.leads = l
 	w.tracef("", "", "replica %d leads in epoch %s from index %d", r.idx, l.epoch, r.applied)
 	l.step(control.Tick{})
 }
 
 // moment returns the present time on both clocks of a replica.
-func (r *replica) moment() control.Moment { return control.Moment{Wall: r.clockNow(), Mono: r.w.now} }
+func (r *replica) clocks() control.Time { return control.Time{Wall: r.clockNow(), Mono: r.w.now} }
 
 // after runs fn after the time d, unless the leadership term has ended by then.
 func (l *leadership) after(d int64, fn func()) {
@@ -110,7 +110,7 @@ func (l *leadership) step(in control.Input) {
 	if l.over {
 		return
 	}
-	effects := l.core.Step(l.r.moment(), l.r.state, in)
+	effects := l.core.Step(l.r.clocks(), l.r.state, in)
 	if l.steps++; l.steps%l.w.cfg.Check == 0 {
 		if err := l.core.Check(); err != nil {
 			l.w.violate("leader", "", "", "control.Term.Check after %T: %v", in, err)

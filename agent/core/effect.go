@@ -108,11 +108,11 @@ type (
 // Act is an action on one workload, carried out by a driver. The input Done with the same pointer reports its
 // end.
 type Act struct {
-	Verb   Verb
-	ID     string
-	Intent *Intent         // order to carry out; nil if the action removes a deleted workload or an orphan
-	Kinds  []workload.Kind // the engines to act on
-	Fate   Fate            // how Remove, RemoveFormer and Recreate treat the workload's volumes
+	Verb      Verb
+	ID        string
+	Intent    *Intent         // order to carry out; nil if the action removes a deleted workload or an orphan
+	Kinds     []workload.Kind // the engines to act on
+	Retention Retention       // how Remove, RemoveFormer and Recreate treat the workload's volumes
 	// Cluster is the cluster id for the labels of the instance.
 	Cluster string
 	Grace   time.Duration // upper limit of the time that the workload gets to stop by itself, see workload.OwnGrace
@@ -132,8 +132,8 @@ type Act struct {
 	bound uint64 // number of the driver (Engine.Bound) when the action was decided
 }
 
-// Fate says which volumes of a removed workload are kept.
-type Fate struct {
+// Retention says which volumes of a removed workload are kept.
+type Retention struct {
 	Keep       bool // keep all volumes
 	KeepShared bool // keep volumes that other nodes can reach
 	Purge      bool // also remove volumes with the retain policy

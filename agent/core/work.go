@@ -136,7 +136,7 @@ func (x *step) turn(id string) {
 	case in == nil || in.Deleting:
 		x.remove(id, in, tomb)
 	case len(in.PreviousTypes) > 0:
-		x.act(&Act{Verb: RemoveFormer, ID: id, Intent: in, Kinds: in.PreviousTypes[:1], Fate: fateOf(in)})
+		x.act(&Act{Verb: RemoveFormer, ID: id, Intent: in, Kinds: in.PreviousTypes[:1], Retention: retentionOf(in)})
 	default:
 		e, ok := x.Engine(in.Type)
 		switch {
@@ -162,7 +162,7 @@ func (x *step) act(a *Act) {
 func (x *step) remove(id string, in *Intent, tomb *Tombstone) {
 	a := &Act{Verb: Remove, ID: id, Intent: in, Grace: x.grace(id)}
 	if in != nil {
-		a.Fate = fateOf(in)
+		a.Retention = retentionOf(in)
 		a.Kinds = append([]workload.Kind{in.Type}, in.PreviousTypes...)
 		w := x.Get(id)
 		if o := w.Observed; in.Traits.Job && in.fits(in.observed(o)) {
@@ -171,7 +171,7 @@ func (x *step) remove(id string, in *Intent, tomb *Tombstone) {
 			}
 		}
 	} else {
-		a.Fate = Fate{Keep: tomb.KeepVolumes, KeepShared: tomb.KeepShared, Retain: tomb.Retain}
+		a.Retention = Retention{Keep: tomb.KeepVolumes, KeepShared: tomb.KeepShared, Retain: tomb.Retain}
 		for _, e := range x.engines {
 			a.Kinds = append(a.Kinds, e.Kind)
 		}
@@ -182,8 +182,8 @@ func (x *step) remove(id string, in *Intent, tomb *Tombstone) {
 	x.act(a)
 }
 
-func fateOf(in *Intent) Fate {
-	return Fate{Keep: in.KeepVolumes, KeepShared: in.KeepShared, Purge: in.Purge, Retain: in.Retain}
+func retentionOf(in *Intent) Retention {
+	return Retention{Keep: in.KeepVolumes, KeepShared: in.KeepShared, Purge: in.Purge, Retain: in.Retain}
 }
 
 // done handles the end of an Act (a driver's action) and decides the next action on its workload.
@@ -266,7 +266,7 @@ func (x *step) lookDone(d Done, w *Workload) {
 		x.store.Workload = id
 	}
 	a := &Act{
-		Verb: next.do, ID: id, Intent: in, Kinds: []workload.Kind{in.Type}, Fate: fateOf(in), Cluster: x.Bound,
+		Verb: next.do, ID: id, Intent: in, Kinds: []workload.Kind{in.Type}, Retention: retentionOf(in), Cluster: x.Bound,
 		Grace: x.grace(id), Absent: w.Observed == nil, bound: d.Act.bound, Heals: next.heals,
 		Leased: in.Leased() && in.Running() && next.do.starts(),
 	}

@@ -51,16 +51,16 @@ func TestLabelsDecideOwnership(t *testing.T) {
 		unmanaged               bool
 		want                    driver.Ownership
 	}{
-		{name: "our labels", workload: "w", cluster: "c1", node: "n1", want: driver.Ours},
+		{name: "our labels", workload: "w", cluster: "c1", node: "n1", want: driver.Owned},
 		{name: "another node of the cluster", workload: "w", cluster: "c1", node: "n2", want: driver.Sibling},
-		{name: "another cluster, the same node name", workload: "w", cluster: "c2", node: "n1", want: driver.Stranger},
+		{name: "another cluster, the same node name", workload: "w", cluster: "c2", node: "n1", want: driver.Foreign},
 		{name: "no node, claimed by the store", workload: "mine", want: driver.Claimed},
 		{name: "no node, claimed, our cluster", workload: "mine", cluster: "c1", want: driver.Claimed},
-		{name: "no node, claimed, another cluster", workload: "mine", cluster: "c2", want: driver.Stranger},
-		{name: "no node, unclaimed", workload: "w", want: driver.Stranger},
-		{name: "a node without cluster", workload: "mine", node: "n1", want: driver.Stranger},
-		{name: "no workload", cluster: "c1", node: "n1", want: driver.Stranger},
-		{name: "not managed", workload: "w", cluster: "c1", node: "n1", unmanaged: true, want: driver.Stranger},
+		{name: "no node, claimed, another cluster", workload: "mine", cluster: "c2", want: driver.Foreign},
+		{name: "no node, unclaimed", workload: "w", want: driver.Foreign},
+		{name: "a node without cluster", workload: "mine", node: "n1", want: driver.Foreign},
+		{name: "no workload", cluster: "c1", node: "n1", want: driver.Foreign},
+		{name: "not managed", workload: "w", cluster: "c1", node: "n1", unmanaged: true, want: driver.Foreign},
 	} {
 		labels := map[string]string{
 			driver.LabelManaged: "true", driver.LabelWorkload: c.workload, driver.LabelCluster: c.cluster, driver.LabelNode: c.node,

@@ -57,7 +57,7 @@ type Identity struct {
 	NodeID    string
 	// Owns reports whether the agent's store lists a workload. An instance without a node label, which a
 	// legacy v1 agent made, belongs to this agent if Owns returns true for its workload. If Owns is nil, such
-	// instances are treated as foreign (Stranger).
+	// instances are treated as Foreign.
 	Owns func(ID) bool
 }
 
@@ -79,38 +79,36 @@ func (id Identity) Check(spec Spec) error {
 // Ownership is the owner of an instance, derived from its labels.
 type Ownership int
 
-// The kinds of owners. A Sibling is another agent of our cluster on the same engine; if one of its instances
-// has the name that a new instance should get, the driver uses another name. Every other owner that is not this
-// agent is a Stranger. Drivers never change instances of a Stranger. If an instance of a Stranger has the name,
-// the driver returns an error.
+// The kinds of owners. If a Sibling's instance has the name that a new instance should get, the driver uses another
+// name. If a Foreign instance has the name, the driver returns an error. Drivers never change Foreign instances.
 const (
-	Stranger Ownership = iota
-	Sibling
-	Ours
-	Claimed
+	Foreign Ownership = iota // neither this agent nor another agent of our cluster
+	Sibling                  // another agent of our cluster on the same engine
+	Owned                    // this agent
+	Claimed                  // a legacy v1 agent; this agent's store lists the workload (Identity.Owns)
 )
 
 // Of returns the owner of the instance that carries labels.
 func (id Identity) Of(labels map[string]string) Ownership {
 	workload := ID(labels[LabelWorkload])
 	if labels[LabelManaged] != "true" || workload == "" {
-		return Stranger
+		return Foreign
 	}
 	cluster, node := labels[LabelCluster], labels[LabelNode]
 	switch {
 	case cluster != "" && cluster != id.ClusterID:
-		return Stranger
+		return Foreign
 	case node == id.NodeID && cluster == id.ClusterID:
-		return Ours
+		return Owned
 	case node == "":
 		if id.Owns != nil && id.Owns(workload) {
 			return Claimed
 		}
-		return Stranger
+		return Foreign
 	case cluster == id.ClusterID:
 		return Sibling
 	}
-	return Stranger
+	return Foreign
 }
 
 // Labels returns the labels of an instance for spec. Our labels override equal keys in user, the labels that

@@ -166,7 +166,7 @@ func (c *Collector) oldRecords(now time.Time) []Finding {
 				Reason: fmt.Sprintf("failed %s ago, and has no instance on this node", now.Sub(w.Failure.At).Round(time.Second))},
 			From: "agent", collect: func(ctx context.Context) error {
 				// Only the order is dropped, and the volumes must stay. So release them with Keep.
-				if err := c.Storage.Release(ctx, w.ID, volume.Fate{Keep: true}); err != nil {
+				if err := c.Storage.Release(ctx, w.ID, volume.Retention{Keep: true}); err != nil {
 					return err
 				}
 				_, err := c.Runner.Do(core.Forget{Intent: w.Intent})

@@ -184,7 +184,7 @@ func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.
 		if err := r.cfg.Files.Remove(a.ID); err != nil {
 			return driver.Errorf(driver.RuntimeError, "delete", "delete secrets and configs: %w", err)
 		}
-		return r.cfg.Storage.Release(ctx, a.ID, volume.Fate(a.Fate))
+		return r.cfg.Storage.Release(ctx, a.ID, volume.Retention(a.Retention))
 	}
 	if e == nil {
 		return driver.Errorf(driver.RuntimeError, "apply", "runtime not available: %s", a.Kinds[0])
@@ -197,7 +197,7 @@ func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.
 			return err
 		}
 	case core.Recreate:
-		if err := remover(e.drv, a.Fate)(ctx, id); err != nil || !a.Intent.Running() {
+		if err := remover(e.drv, a.Retention)(ctx, id); err != nil || !a.Intent.Running() {
 			return err
 		}
 	}
@@ -219,15 +219,15 @@ func halt(ctx context.Context, d driver.Driver, a *core.Act) error {
 // remover returns the method of a driver that removes a workload: RemoveInstance if its volumes are kept, Leave if the
 // workload may continue on another node, each if the driver has it, otherwise Remove. Leave keeps the resources that
 // the workload may use on the other node.
-func remover(d driver.Driver, fate core.Fate) func(context.Context, driver.ID) error {
-	if v, ok := d.(driver.VolumeOwner); ok && fate.Retain {
+func remover(d driver.Driver, retention core.Retention) func(context.Context, driver.ID) error {
+	if v, ok := d.(driver.VolumeOwner); ok && retention.Retain {
 		return v.RemoveInstance
 	}
 	l, ok := d.(driver.Leaver)
-	if !ok || !fate.Keep && !fate.KeepShared {
+	if !ok || !retention.Keep && !retention.KeepShared {
 		return d.Remove
 	}
-	return func(ctx context.Context, id driver.ID) error { return l.Leave(ctx, id, fate.Keep) }
+	return func(ctx context.Context, id driver.ID) error { return l.Leave(ctx, id, retention.Keep) }
 }
 
 // removeFrom removes a workload from one engine. It then lists the engine again, so that the core does not use
@@ -250,7 +250,7 @@ func (r *Runner) removeFrom(ctx context.Context, a *core.Act, kind driver.Kind, 
 	if a.Ends && kind == a.Intent.Type {
 		done.Observed = r.endJob(ctx, e, a)
 	}
-	if err := remover(e.drv, a.Fate)(ctx, driver.ID(a.ID)); err != nil {
+	if err := remover(e.drv, a.Retention)(ctx, driver.ID(a.ID)); err != nil {
 		return err
 	}
 	return r.refresh(ctx, e)

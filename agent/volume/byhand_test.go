@@ -15,7 +15,7 @@ func TestVolumesOfUsersStay(t *testing.T) {
 	write(t, at.Path, "f", "three")
 	b.restart()
 	b.attach("db", driver.Container, folder("made"))
-	if err := b.m.Release(t.Context(), "db", Fate{}); err != nil || !holds(at.Path, "f", "three") {
+	if err := b.m.Release(t.Context(), "db", Retention{}); err != nil || !holds(at.Path, "f", "three") {
 		t.Fatalf("releasing the volume returned %v, or removed its data; want success and the data kept", err)
 	}
 	b.phase("local:made", Retained)

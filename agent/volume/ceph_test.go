@@ -61,7 +61,7 @@ func TestCephVolumesAreMadeGrownAndRemoved(t *testing.T) {
 		if len(sys.calls("mkfs.ext4")) != 1 || len(sys.calls("rbd device map --exclusive persys/db")) != 1 || len(sys.mounts) != 1 || filepath.Base(at.Path) != inside {
 			t.Errorf("Attach returned %+v and ran the programs %q; want the image created, formatted, mapped and mounted once", at, sys.ran)
 		}
-		if err := b.m.Release(t.Context(), "w", Fate{}); err != nil || made || mapped || len(sys.mounts) != 0 {
+		if err := b.m.Release(t.Context(), "w", Retention{}); err != nil || made || mapped || len(sys.mounts) != 0 {
 			t.Errorf("after Release (error %v) the images are %v, the mapped devices %v and the mounts %v; want none", err, made, mapped, sys.mounts)
 		}
 		if disk := b.attach("vm", driver.VM, folder("vmdisk", by("ceph-rbd"), sized(2)))[0].Disk; disk != "rbd:persys/vmdisk" {

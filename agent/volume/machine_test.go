@@ -69,7 +69,7 @@ func TestVolumeSizeIsEnforced(t *testing.T) {
 	if !holds(at, "kept", "one") {
 		t.Fatal("after the reboot the volume was not mounted again")
 	}
-	if err := b.m.Release(t.Context(), "db", Fate{}); err != nil {
+	if err := b.m.Release(t.Context(), "db", Retention{}); err != nil {
 		t.Fatal(err)
 	}
 	left, err := os.ReadDir(b.cfg.Pools[0].Path)
@@ -94,7 +94,7 @@ func TestImageIsNotFormattedTwice(t *testing.T) {
 	t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(b.cfg.Pools[0].Path, "data"), syscall.MNT_DETACH) })
 	at := b.attach("db", driver.Container, folder("data", sized(1), retain))[0].Path
 	write(t, at, "kept", "one")
-	if err := b.m.Release(t.Context(), "db", Fate{}); err != nil {
+	if err := b.m.Release(t.Context(), "db", Retention{}); err != nil {
 		t.Fatal(err)
 	}
 	b.store = newMemory() // the agent's state file is lost
@@ -103,7 +103,7 @@ func TestImageIsNotFormattedTwice(t *testing.T) {
 	if !holds(at, "kept", "one") {
 		t.Fatal("the existing file of the volume was formatted again")
 	}
-	if err := b.m.Release(t.Context(), "db", Fate{}); err != nil {
+	if err := b.m.Release(t.Context(), "db", Retention{}); err != nil {
 		t.Fatal(err)
 	}
 }

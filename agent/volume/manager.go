@@ -439,7 +439,7 @@ func (m *Manager) Trim(ctx context.Context, workload, namespace string, specs []
 		if keep[a.VolumeID] {
 			continue
 		}
-		if err := m.release(ctx, a.VolumeID, workload, Fate{Keep: true}); err != nil {
+		if err := m.release(ctx, a.VolumeID, workload, Retention{Keep: true}); err != nil {
 			return err
 		}
 	}
@@ -483,8 +483,8 @@ func (m *Manager) of(workload string) []Attachment {
 	return out
 }
 
-// Fate says which volumes of a workload are deleted when the workload is removed from this node.
-type Fate struct {
+// Retention says which volumes of a workload are deleted when the workload is removed from this node.
+type Retention struct {
 	// Keep: the workload runs on another node, so nothing is deleted.
 	Keep bool
 	// KeepShared: storage that other nodes can reach is not deleted, because it is unknown whether the
@@ -521,8 +521,8 @@ func (m *Manager) SetPolicies(workload, namespace string, kind driver.Kind, spec
 }
 
 // Release is called after a workload was removed. It ends the workload's use of all its volumes. It deletes
-// those that no other workload uses, unless their policy or fate says that they are kept.
-func (m *Manager) Release(ctx context.Context, workload string, fate Fate) error {
+// those that no other workload uses, unless their policy or retention says that they are kept.
+func (m *Manager) Release(ctx context.Context, workload string, retention Retention) error {
 	ids := map[string]bool{}
 	for _, a := range m.of(workload) {
 		ids[a.VolumeID] = true
@@ -536,12 +536,12 @@ func (m *Manager) Release(ctx context.Context, workload string, fate Fate) error
 	m.mu.Unlock()
 	var err error
 	for id := range ids {
-		err = errors.Join(err, m.release(ctx, id, workload, fate))
+		err = errors.Join(err, m.release(ctx, id, workload, retention))
 	}
 	return err
 }
 
-func (m *Manager) release(ctx context.Context, id, workload string, fate Fate) error {
+func (m *Manager) release(ctx context.Context, id, workload string, retention Retention) error {
 	ctx, cancel := context.WithTimeout(ctx, m.timeout)
 	defer cancel()
 	v, ok, p, unlock := m.takeKnown(ctx, id)
@@ -569,10 +569,10 @@ func (m *Manager) release(ctx context.Context, id, workload string, fate Fate) e
 		return nil
 	}
 	switch {
-	case fate.Keep, fate.KeepShared && v.Driver != Local:
+	case retention.Keep, retention.KeepShared && v.Driver != Local:
 		v.Phase = Released
-	case fate.Retain, v.Kept() && !fate.Purge:
-		v.Phase, v.Owner, v.Retain = Retained, "", v.Retain || fate.Retain
+	case retention.Retain, v.Kept() && !retention.Purge:
+		v.Phase, v.Owner, v.Retain = Retained, "", v.Retain || retention.Retain
 	default:
 		return m.destroy(ctx, p, &v)
 	}

@@ -40,7 +40,7 @@ func TestVolumesOfNamespacesAreApart(t *testing.T) {
 	}
 	// Both namespaces have a volume of the same name. When the volume of one is deleted, that of the other
 	// stays.
-	if err := b.m.Release(t.Context(), "bank-web", Fate{}); err != nil {
+	if err := b.m.Release(t.Context(), "bank-web", Retention{}); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]bool{"bank~data": false, "shop~data": true, "data": true} {
@@ -94,14 +94,14 @@ func TestAReusedIDDoesNotInheritVolumes(t *testing.T) {
 	if _, err := b.as("db", "shop", folder("data")); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.m.Release(t.Context(), "db", Fate{Keep: true}); err != nil { // the workload moved, and was deleted on another node
+	if err := b.m.Release(t.Context(), "db", Retention{Keep: true}); err != nil { // the workload moved, and was deleted on another node
 		t.Fatal(err)
 	}
 	for _, namespace := range []string{"", "bank"} {
 		if got, err := b.as("db", namespace, folder("data")); err != nil || got == "shop~data" {
 			t.Fatalf("a workload of namespace %q got the volume %q of namespace shop (error %v)", namespace, got, err)
 		}
-		if err := b.m.Release(t.Context(), "db", Fate{}); err != nil {
+		if err := b.m.Release(t.Context(), "db", Retention{}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -103,7 +103,7 @@ func TestWaitingForAFileServerHoldsNoLock(t *testing.T) {
 		"attach": func(ctx context.Context, m *Manager) {
 			_, _ = m.Attach(ctx, "web", "", driver.Container, []*agentv1.ManagedVolumeSpec{folder("data", by(NFS), retain)})
 		},
-		"release": func(ctx context.Context, m *Manager) { _ = m.Release(ctx, "web", Fate{}) },
+		"release": func(ctx context.Context, m *Manager) { _ = m.Release(ctx, "web", Retention{}) },
 		"trim":    func(ctx context.Context, m *Manager) { _ = m.Trim(ctx, "web", "", nil) },
 		"mount":   func(ctx context.Context, m *Manager) { m.Mount(ctx) },
 		"delete":  func(ctx context.Context, m *Manager) { _ = m.Delete(ctx, "nfs:left") },
@@ -113,7 +113,7 @@ func TestWaitingForAFileServerHoldsNoLock(t *testing.T) {
 			b := newBench(t, sys, func(c *Config) { c.NFS.Server, c.NFS.Export = "files", "/srv" })
 			b.attach("web", driver.Container, folder("data", by(NFS), retain))
 			b.attach("gone", driver.Container, folder("left", by(NFS), retain))
-			if err := b.m.Release(t.Context(), "gone", Fate{}); err != nil {
+			if err := b.m.Release(t.Context(), "gone", Retention{}); err != nil {
 				t.Fatal(err)
 			}
 			sys.mounts = nil

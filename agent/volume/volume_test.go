@@ -246,12 +246,12 @@ func TestFolderVolumesAreKeptAndDeleted(t *testing.T) {
 			t.Errorf("deleting a volume in use returned %v, want an error that names the workload", err)
 		}
 		b.attach("other", driver.Container, folder("Data"))
-		if err := b.m.Release(t.Context(), "web", Fate{}); err != nil || !holds(at.Path, "f", "one") {
+		if err := b.m.Release(t.Context(), "web", Retention{}); err != nil || !holds(at.Path, "f", "one") {
 			t.Errorf("the volume was deleted with the first of its two users: %v", err)
 		}
 	})
 	t.Run("a move keeps the volume", func(t *testing.T) {
-		if err := b.m.Release(t.Context(), "other", Fate{Keep: true}); err != nil || !holds(at.Path, "f", "one") {
+		if err := b.m.Release(t.Context(), "other", Retention{Keep: true}); err != nil || !holds(at.Path, "f", "one") {
 			t.Errorf("releasing a moved workload returned %v, or removed its data; want success and the data kept", err)
 		}
 		b.phase("local:Data", Released)
@@ -259,14 +259,14 @@ func TestFolderVolumesAreKeptAndDeleted(t *testing.T) {
 	t.Run("a returning workload gets the volume back, and the last user's delete removes it", func(t *testing.T) {
 		b.restart()
 		b.attach("other", driver.Container, folder("Data"))
-		if err := b.m.Release(t.Context(), "other", Fate{}); err != nil || !gone(at.Path) || len(b.store.vols)+len(b.store.atts) != 0 {
+		if err := b.m.Release(t.Context(), "other", Retention{}); err != nil || !gone(at.Path) || len(b.store.vols)+len(b.store.atts) != 0 {
 			t.Errorf("the last user's release returned %v and left the records %v %v, want none", err, b.store.vols, b.store.atts)
 		}
 	})
 	t.Run("a retained volume stays until a person deletes it", func(t *testing.T) {
 		at := b.attach("db", driver.Container, folder("keep", retain))[0]
 		write(t, at.Path, "f", "two")
-		if err := b.m.Release(t.Context(), "db", Fate{}); err != nil || !holds(at.Path, "f", "two") {
+		if err := b.m.Release(t.Context(), "db", Retention{}); err != nil || !holds(at.Path, "f", "two") {
 			t.Fatalf("releasing a retained volume returned %v, or removed its data; want success and the data kept", err)
 		}
 		b.phase("local:keep", Retained)
@@ -283,7 +283,7 @@ func TestFolderVolumesAreKeptAndDeleted(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.phase("local:b", Released)
-		if err := b.m.Release(t.Context(), "w", Fate{}); err != nil || !gone(old[0].Path) || !gone(old[1].Path) {
+		if err := b.m.Release(t.Context(), "w", Retention{}); err != nil || !gone(old[0].Path) || !gone(old[1].Path) {
 			t.Errorf("releasing the last user returned %v, or left data", err)
 		}
 	})
@@ -337,7 +337,7 @@ func TestDiskVolumesGrow(t *testing.T) {
 	if info, err := os.Stat(at.Disk); err != nil || info.Size() != 63*gib {
 		t.Errorf("the disk did not grow: %v", err)
 	}
-	if err := b.m.Release(t.Context(), "vm", Fate{}); err != nil || !gone(at.Disk) {
+	if err := b.m.Release(t.Context(), "vm", Retention{}); err != nil || !gone(at.Disk) {
 		t.Errorf("Release of the virtual machine returned %v, or left its disk", err)
 	}
 }
@@ -434,7 +434,7 @@ func TestRefusedOrderOwnsNothing(t *testing.T) {
 	}
 	write(t, b.cfg.Pools[0].Path, "data.img", "somebody's")
 	b.refused("GB are wanted", driver.StorageFull, "db", driver.Container, folder("data", sized(90)))
-	if err := b.m.Release(t.Context(), "db", Fate{}); err != nil {
+	if err := b.m.Release(t.Context(), "db", Retention{}); err != nil {
 		t.Fatal(err)
 	}
 	if !holds(b.cfg.Pools[0].Path, "data.img", "somebody's") {
@@ -487,11 +487,11 @@ func TestMissingStorageIsNotMadeAgain(t *testing.T) {
 	t.Run("a volume that another node has deleted is created again", func(t *testing.T) {
 		a, b := nodes(t)
 		at := a.attach("web", driver.Container, folder("data", by(NFS)))[0]
-		if err := a.m.Release(t.Context(), "web", Fate{Keep: true}); err != nil {
+		if err := a.m.Release(t.Context(), "web", Retention{Keep: true}); err != nil {
 			t.Fatal(err)
 		}
 		b.attach("web", driver.Container, folder("data", by(NFS)))
-		if err := b.m.Release(t.Context(), "web", Fate{}); err != nil || !gone(at.Path) {
+		if err := b.m.Release(t.Context(), "web", Retention{}); err != nil || !gone(at.Path) {
 			t.Fatalf("the volume was not deleted: %v", err)
 		}
 		a.attach("web", driver.Container, folder("data", by(NFS)))
@@ -525,21 +525,21 @@ func TestAVolumeMayNotTakeThePathOfAnother(t *testing.T) {
 			if d == Local {
 				b.refused("belongs to another volume", driver.InvalidSpecification, "web", driver.Container, folder("data.img", sized(1)))
 			}
-			if err := b.m.Release(t.Context(), "web", Fate{Purge: true}); err != nil || gone(at) {
+			if err := b.m.Release(t.Context(), "web", Retention{Purge: true}); err != nil || gone(at) {
 				t.Fatalf("Release of the refused workload returned %v; the disk of the other volume is gone: %v", err, gone(at))
 			}
 			// This record is from an earlier version: it lacks the path of the volume.
 			b.store.vols[d+":data.img"] = Volume{ID: d + ":data.img", Name: "data.img", Driver: d, Form: Folder, StagePath: at, Phase: Provisioning, Owner: "web"}
 			b.restart()
-			if err := b.m.Release(t.Context(), "web", Fate{}); err != nil || gone(at) {
+			if err := b.m.Release(t.Context(), "web", Retention{}); err != nil || gone(at) {
 				t.Fatalf("Release of the refused workload returned %v; the disk of the other volume is gone: %v", err, gone(at))
 			}
-			if err := a.m.Release(t.Context(), "vm", Fate{Purge: true}); err != nil || !gone(at) {
+			if err := a.m.Release(t.Context(), "vm", Retention{Purge: true}); err != nil || !gone(at) {
 				t.Fatalf("Release of the virtual machine did not delete its disk: %v", err)
 			}
 			at = b.attach("web", driver.Container, plain)[0].Path
 			a.refused("belongs to another volume", driver.InvalidSpecification, "vm", driver.VM, disk)
-			if err := a.m.Release(t.Context(), "vm", Fate{Purge: true}); err != nil || gone(at) {
+			if err := a.m.Release(t.Context(), "vm", Retention{Purge: true}); err != nil || gone(at) {
 				t.Errorf("Release of the virtual machine returned %v; the folder of the other volume is gone: %v", err, gone(at))
 			}
 		})
@@ -553,13 +553,13 @@ func TestAVolumeLeftByAFailoverIsListed(t *testing.T) {
 	v := folder("data", by(NFS))
 	a.attach("the--other", driver.Container, v)
 	b.attach("other", driver.Container, v)
-	if err := b.m.Release(t.Context(), "other", Fate{}); err != nil || len(b.m.List()) != 0 {
+	if err := b.m.Release(t.Context(), "other", Retention{}); err != nil || len(b.m.List()) != 0 {
 		t.Fatalf("Release returned %v and left %v, want no record of the other workload's volume", err, b.m.List())
 	}
 	a.attach("web", driver.Container, v)
 	at := b.attach("web", driver.Container, v)[0]
 	write(t, at.Path, "f", "one")
-	if err := b.m.Release(t.Context(), "web", Fate{}); err != nil || !holds(at.Path, "f", "one") {
+	if err := b.m.Release(t.Context(), "web", Retention{}); err != nil || !holds(at.Path, "f", "one") {
 		t.Fatalf("the volume was deleted although node-a may still run the workload: %v", err)
 	}
 	b.phase("nfs:data", Retained)
@@ -577,7 +577,7 @@ func TestAVolumeLeftByAFailoverIsListed(t *testing.T) {
 	}
 	b.attach("web", driver.Container, v)
 	b.phase("nfs:data", Attached)
-	if err := b.m.Release(t.Context(), "web", Fate{}); err != nil {
+	if err := b.m.Release(t.Context(), "web", Retention{}); err != nil {
 		t.Fatal(err)
 	}
 	b.phase("nfs:data", Retained)
@@ -616,7 +616,7 @@ func TestAHalfMadeVolumeIsDeletedWithItsWorkload(t *testing.T) {
 		b := newBench(t, sys, func(c *Config) { c.Ceph.Pool = "persys" })
 		b.refused("deadline exceeded", driver.StorageProvisionFailed, "w", driver.Container, folder("db", by(Ceph), sized(5)))
 		b.restart()
-		if err := b.m.Release(t.Context(), "w", Fate{}); err != nil || made || len(b.store.vols) != 0 {
+		if err := b.m.Release(t.Context(), "w", Retention{}); err != nil || made || len(b.store.vols) != 0 {
 			t.Errorf("after Release (error %v) the image must be gone; it exists: %v, records of volumes that are left: %v", err, made, b.store.vols)
 		}
 	})
@@ -633,7 +633,7 @@ func TestAHalfMadeVolumeIsDeletedWithItsWorkload(t *testing.T) {
 		if gone(filepath.Join(pool, "data.img")) {
 			t.Fatal("no file was made, so this test checks nothing")
 		}
-		if err := b.m.Release(t.Context(), "w", Fate{}); err != nil || !gone(filepath.Join(pool, "data.img")) || len(b.store.vols) != 0 {
+		if err := b.m.Release(t.Context(), "w", Retention{}); err != nil || !gone(filepath.Join(pool, "data.img")) || len(b.store.vols) != 0 {
 			t.Errorf("Release returned %v and left the records %v, want none", err, b.store.vols)
 		}
 	})
@@ -645,11 +645,11 @@ func TestAMachinesDeleteSparesAFolderOfItsVolumesName(t *testing.T) {
 	a, b := nodes(t)
 	at := a.attach("db", driver.Container, folder("data", by(NFS), retain))[0]
 	write(t, at.Path, "f", "one")
-	if err := a.m.Release(t.Context(), "db", Fate{}); err != nil {
+	if err := a.m.Release(t.Context(), "db", Retention{}); err != nil {
 		t.Fatal(err)
 	}
 	disk := b.attach("vm", driver.VM, folder("data", by(NFS), sized(1)))[0].Disk
-	if err := b.m.Release(t.Context(), "vm", Fate{}); err != nil || !gone(disk) {
+	if err := b.m.Release(t.Context(), "vm", Retention{}); err != nil || !gone(disk) {
 		t.Errorf("Release did not delete the disk of the virtual machine: %v", err)
 	}
 	if !holds(at.Path, "f", "one") {
@@ -666,7 +666,7 @@ func TestForeignMountIsSpared(t *testing.T) {
 		t.Fatal(err)
 	}
 	sys.mounts = []Mount{{Path: filepath.Join(at.Path, "theirs"), Type: "nfs"}}
-	if err := b.m.Release(t.Context(), "w", Fate{}); err == nil || !strings.Contains(err.Error(), "unmount it first") {
+	if err := b.m.Release(t.Context(), "w", Retention{}); err == nil || !strings.Contains(err.Error(), "unmount it first") {
 		t.Errorf("releasing a volume with a foreign mount returned %v, want an error that asks to unmount it", err)
 	}
 	if gone(at.Path) {
@@ -724,14 +724,14 @@ func TestNFSVolumesAreMountedAndDeleted(t *testing.T) {
 		// Another node mounts the same export.
 		other := newBench(t, sys, nfs, func(c *Config) { c.Node, c.NFS.Root = "node-b", a.cfg.NFS.Root })
 		other.attach("w", driver.Container, v)
-		if err := a.m.Release(t.Context(), "w", Fate{}); err != nil || !holds(at.Path, "f", "x") {
+		if err := a.m.Release(t.Context(), "w", Retention{}); err != nil || !holds(at.Path, "f", "x") {
 			t.Fatalf("the volume was deleted although another node uses it: %v", err)
 		}
-		if err := other.m.Release(t.Context(), "w", Fate{KeepShared: true}); err != nil || !holds(at.Path, "f", "x") {
+		if err := other.m.Release(t.Context(), "w", Retention{KeepShared: true}); err != nil || !holds(at.Path, "f", "x") {
 			t.Fatalf("the volume was deleted although the delete has KeepShared: %v", err)
 		}
 		other.attach("w", driver.Container, v)
-		if err := other.m.Release(t.Context(), "w", Fate{}); err != nil || !gone(at.Path) {
+		if err := other.m.Release(t.Context(), "w", Retention{}); err != nil || !gone(at.Path) {
 			t.Errorf("the last user's release did not delete the volume: %v", err)
 		}
 	})
@@ -793,7 +793,7 @@ func TestRecordsOfAnExistingAgent(t *testing.T) {
 	if got := b.attach("web", driver.Container, folder("data", sized(10)))[0]; got.Path != at || !holds(at, "f", "x") {
 		t.Errorf("the attachment of the legacy agent's volume is %+v; want its folder with the existing data", got)
 	}
-	if err := b.m.Release(t.Context(), "web", Fate{}); err != nil || !gone(at) {
+	if err := b.m.Release(t.Context(), "web", Retention{}); err != nil || !gone(at) {
 		t.Errorf("releasing the legacy agent's volume returned %v, or left its data", err)
 	}
 }

@@ -30,25 +30,25 @@ func To(files *pki.Files, addr string, want pki.Peer, more ...grpc.DialOption) (
 // Credentials returns TLS credentials for a client or a server, like credentials.NewTLS. In addition, a
 // connection is closed as soon as its peer's certificate is revoked. A method of files must have made cfg.
 func Credentials(files *pki.Files, cfg *tls.Config) credentials.TransportCredentials {
-	return cutting{credentials.NewTLS(cfg), files}
+	return revocable{credentials.NewTLS(cfg), files}
 }
 
-type cutting struct {
+type revocable struct {
 	credentials.TransportCredentials
 	files *pki.Files
 }
 
-func (c cutting) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (c revocable) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := c.TransportCredentials.ClientHandshake(ctx, authority, raw)
-	return c.guard(conn, raw, info), info, err
+	return c.cutRevoked(conn, raw, info), info, err
 }
 
-func (c cutting) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (c revocable) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := c.TransportCredentials.ServerHandshake(raw)
-	return c.guard(conn, raw, info), info, err
+	return c.cutRevoked(conn, raw, info), info, err
 }
 
-func (c cutting) guard(conn, raw net.Conn, info credentials.AuthInfo) net.Conn {
+func (c revocable) cutRevoked(conn, raw net.Conn, info credentials.AuthInfo) net.Conn {
 	of, ok := info.(credentials.TLSInfo)
 	if conn == nil || !ok {
 		return conn
@@ -56,6 +56,6 @@ func (c cutting) guard(conn, raw net.Conn, info credentials.AuthInfo) net.Conn {
 	return c.files.CutRevoked(conn, raw, of.State)
 }
 
-func (c cutting) Clone() credentials.TransportCredentials {
-	return cutting{c.TransportCredentials.Clone(), c.files}
+func (c revocable) Clone() credentials.TransportCredentials {
+	return revocable{c.TransportCredentials.Clone(), c.files}
 }

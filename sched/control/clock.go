@@ -9,7 +9,7 @@ import (
 // stepped at least every pulseEvery, so a much longer gap between two steps means that the process was
 // paused.
 type pauseDetector struct {
-	last    Moment
+	last    Time
 	started bool
 }
 
@@ -22,7 +22,7 @@ const (
 // observe returns the nanoseconds by which deadlines on the wall clock must move: after a pause the whole
 // time since the last step, and after the wall clock was set, the change. The process ran for a part of the
 // time since the last step, but a deadline may be late and never early.
-func (p *pauseDetector) observe(now Moment) (shift int64) {
+func (p *pauseDetector) observe(now Time) (shift int64) {
 	last, started := p.last, p.started
 	p.last, p.started = now, true
 	if !started {
@@ -51,7 +51,7 @@ type clockOffset struct {
 
 // at returns the clock offset at a moment, in nanoseconds. It counts elapsed time by the monotonic
 // clock, because the wall clock may be set meanwhile.
-func (o clockOffset) at(now Moment) int64 {
+func (o clockOffset) at(now Time) int64 {
 	if !o.set {
 		return 0
 	}

@@ -27,7 +27,7 @@ type bench struct {
 	t     *testing.T
 	term  *Term
 	state fsm.State
-	now   Moment
+	now   Time
 	index uint64
 	calls Call
 	out   []Effect // effects that the test has not read yet
@@ -36,7 +36,7 @@ type bench struct {
 // lead starts a leadership term over a state with the named nodes.
 func lead(t *testing.T, cfg Settings, nodes ...string) *bench {
 	t.Helper()
-	b := &bench{t: t, state: fsm.New(), now: Moment{Wall: wall}}
+	b := &bench{t: t, state: fsm.New(), now: Time{Wall: wall}}
 	b.apply(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
 	for _, n := range nodes {
 		b.apply(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: &commandv1.RegisterNode{
@@ -99,7 +99,7 @@ func (b *bench) pass(d time.Duration) {
 	b.t.Helper()
 	for end := b.now.Mono + int64(d); b.now.Mono < end; {
 		at := min(end, max(b.term.WakeAt(), b.now.Mono+1))
-		b.now = Moment{b.now.Wall + at - b.now.Mono, at}
+		b.now = Time{b.now.Wall + at - b.now.Mono, at}
 		b.step(Tick{})
 	}
 }
@@ -393,8 +393,8 @@ func TestPauseDetectorShiftsDeadlines(t *testing.T) {
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			var p pauseDetector
-			is(t, "the first step", p.observe(Moment{Wall: wall, Mono: 5}), 0)
-			is(t, "shift", time.Duration(p.observe(Moment{Wall: wall + int64(c.wall), Mono: 5 + int64(c.ran)})), c.shift)
+			is(t, "the first step", p.observe(Time{Wall: wall, Mono: 5}), 0)
+			is(t, "shift", time.Duration(p.observe(Time{Wall: wall + int64(c.wall), Mono: 5 + int64(c.ran)})), c.shift)
 		})
 	}
 }
@@ -416,7 +416,7 @@ func TestClockOffsetKeepsTheCache(t *testing.T) {
 // The planner's clock runs at three quarters of its speed until the wall clock has caught up. If a
 // wrong wall clock is corrected, the planner's clock does not run ahead of the corrected one.
 func TestClockOffsetShrinks(t *testing.T) {
-	is(t, "unset", clockOffset{}.at(Moment{Mono: int64(time.Hour)}), 0)
+	is(t, "unset", clockOffset{}.at(Time{Mono: int64(time.Hour)}), 0)
 	o := clockOffset{planner: wall + int64(time.Hour), set: true}
 	for _, c := range []struct {
 		fact            string
@@ -430,7 +430,7 @@ func TestClockOffsetShrinks(t *testing.T) {
 		{"the wall clock is set right except for ten minutes", time.Minute, 50 * time.Minute, 10*time.Minute + 45*time.Second, time.Hour + 45*time.Second},
 		{"the wall clock is set back again", time.Minute, time.Minute - time.Hour, 2*time.Hour - 15*time.Second, time.Hour + 45*time.Second},
 	} {
-		by := time.Duration(o.at(Moment{Wall: wall + int64(c.wall), Mono: int64(c.ran)}))
+		by := time.Duration(o.at(Time{Wall: wall + int64(c.wall), Mono: int64(c.ran)}))
 		is(t, "the offset, "+c.fact, by, c.offset)
 		is(t, "the planner's time, "+c.fact, c.wall+by, c.planner)
 	}

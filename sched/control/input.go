@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// Moment is one point in time on the two clocks of a replica.
-type Moment struct {
+// Time is one point in time on the two clocks of a replica.
+type Time struct {
 	Wall int64 // Unix nanoseconds; wall clock, used for leases; it may be set forward and back
 	Mono int64 // nanoseconds since any fixed start; monotonic clock, used for timers; it never goes back
 }

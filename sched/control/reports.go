@@ -169,10 +169,10 @@ func (t *Term) heartbeatDiff(node *fsm.Node, hb *sched.Heartbeat) {
 	})
 }
 
-// volumesDiff compares the volumes in a heartbeat with their records, and proposes the report if it has news. A report
+// volumesDiff compares the volumes in a heartbeat with their records, and proposes the report if it would change them. A report
 // that is lost is repeated with the next full heartbeat.
 func (t *Term) volumesDiff(hb *sched.Heartbeat) {
-	if hb.Volumes == nil || !fsm.ReportsNews(t.view, hb.Volumes) {
+	if hb.Volumes == nil || !fsm.ChangesVolumes(t.view, hb.Volumes) {
 		return
 	}
 	t.propose(func(error) {}, &commandv1.Command{Head: t.head(), Body: &commandv1.Command_ReportVolumes{ReportVolumes: hb.Volumes}})

@@ -18,7 +18,7 @@ type Term struct {
 	over  bool
 
 	// The time, the view of the state and the effects of the step that is being processed.
-	now  Moment
+	now  Time
 	view fsm.View // newest view of this replica
 	out  []Effect
 
@@ -46,7 +46,7 @@ type Term struct {
 
 // New starts a term. It is called right after this replica became the leader; view is the state at that time.
 // Every node gets a full lease. The first step requests a plan.
-func New(cfg Settings, epoch fsm.Epoch, now Moment, view fsm.View) *Term {
+func New(cfg Settings, epoch fsm.Epoch, now Time, view fsm.View) *Term {
 	t := &Term{cfg: cfg.WithDefaults(), epoch: epoch, now: now, view: view, waiting: map[ID]func(Input){}}
 	t.pause.observe(now)
 	t.live.init(&t.cfg)
@@ -75,7 +75,7 @@ func (t *Term) WakeAt() int64 {
 }
 
 // Step processes one input and returns the effects that follow. view is the newest state of this replica.
-func (t *Term) Step(now Moment, view fsm.View, in Input) []Effect {
+func (t *Term) Step(now Time, view fsm.View, in Input) []Effect {
 	if t.over {
 		return nil
 	}

@@ -15,11 +15,11 @@ import (
 type Config struct {
 	control.Settings // New sets the field Inspect if there is an Inspector
 
-	Inspector Inspector             // nil: agents are not read
-	Scaler    Scaler                // nil: no group is scaled
-	Clock     func() control.Moment // source of time; nil = the clocks of this machine
-	Logger    *slog.Logger          // nil: nothing is logged
-	Metrics   Metrics               // nil: nothing is counted
+	Inspector Inspector           // nil: agents are not read
+	Scaler    Scaler              // nil: no group is scaled
+	Clock     func() control.Time // source of time; nil = the clocks of this machine
+	Logger    *slog.Logger        // nil: nothing is logged
+	Metrics   Metrics             // nil: nothing is counted
 }
 
 // Proposer puts commands into the Raft log. *cluster.Node implements it.
@@ -92,10 +92,10 @@ func (c Config) withDefaults() Config {
 }
 
 // machineClock reads both clocks of this machine at once.
-func machineClock() func() control.Moment {
+func machineClock() func() control.Time {
 	start := time.Now()
-	return func() control.Moment {
+	return func() control.Time {
 		now := time.Now()
-		return control.Moment{Wall: now.UnixNano(), Mono: int64(now.Sub(start))}
+		return control.Time{Wall: now.UnixNano(), Mono: int64(now.Sub(start))}
 	}
 }

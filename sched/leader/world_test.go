@@ -205,9 +205,9 @@ func inWorld(t *testing.T, nodes []string, fn func(w *world), tune ...func(*Conf
 			w.register(n)
 		}
 		start := time.Now()
-		cfg := Config{Clock: func() control.Moment {
+		cfg := Config{Clock: func() control.Time {
 			missed := w.missed.Load()
-			return control.Moment{
+			return control.Time{
 				Wall: time.Now().UnixNano() + w.ahead.Load() + missed,
 				Mono: int64(time.Since(start)) + missed,
 			}

@@ -76,10 +76,10 @@ func (d *Driver) of(labels map[string]string) (driver.ID, driver.Ownership) {
 		if id != "" && d.identity.Owns != nil && labels[api.WorkingDirLabel] == LegacyDir+"/"+string(id) && d.identity.Owns(id) {
 			return id, driver.Claimed
 		}
-		return "", driver.Stranger
+		return "", driver.Foreign
 	}
 	if otherKind(labels) {
-		return "", driver.Stranger
+		return "", driver.Foreign
 	}
 	return driver.ID(labels[driver.LabelWorkload]), d.identity.Of(labels)
 }
@@ -93,7 +93,7 @@ func (d *Driver) find(ctx context.Context, id driver.ID) (map[string][]member, e
 	}
 	out := map[string][]member{}
 	for _, m := range all {
-		if of, ownership := d.of(m.Labels); of == id && (ownership == driver.Ours || ownership == driver.Claimed) {
+		if of, ownership := d.of(m.Labels); of == id && (ownership == driver.Owned || ownership == driver.Claimed) {
 			out[m.project] = append(out[m.project], m)
 		}
 	}
@@ -117,7 +117,7 @@ func (d *Driver) projectFor(ctx context.Context, id driver.ID) (string, []member
 		}
 		free := true
 		for _, m := range all {
-			if _, ownership := d.of(m.Labels); ownership == driver.Stranger {
+			if _, ownership := d.of(m.Labels); ownership == driver.Foreign {
 				return "", nil, driver.Errorf(driver.NameConflict, "create",
 					"Compose project %q of workload %q is taken by container %s (image %s), which is not ours; remove that project, or use another workload id",
 					name, id, moby.Short(m.ID), m.Image)
@@ -171,7 +171,7 @@ func (d *Driver) dropTwins(ctx context.Context, id driver.ID) bool {
 	}
 	dropped := false
 	for _, n := range networks.Items {
-		if _, ownership := d.of(n.Labels); ownership != driver.Ours || left[n.Name] < 2 {
+		if _, ownership := d.of(n.Labels); ownership != driver.Owned || left[n.Name] < 2 {
 			continue
 		}
 		// The engine refuses to remove a network that a container uses. So only an unused network of the same
@@ -632,7 +632,7 @@ func (d *Driver) sweep(ctx context.Context, id driver.ID, volumes bool) error {
 		return moby.Classify("remove", err)
 	}
 	for _, n := range networks.Items {
-		if _, ownership := d.of(n.Labels); ownership != driver.Ours {
+		if _, ownership := d.of(n.Labels); ownership != driver.Owned {
 			continue
 		}
 		_, err := d.eng.Client.NetworkRemove(ctx, n.ID, client.NetworkRemoveOptions{})
@@ -665,7 +665,7 @@ func (d *Driver) leftToOthers(ctx context.Context, id driver.ID, kind, ref, name
 	}
 	var names []string
 	for _, c := range by {
-		if of, ownership := d.of(c.Labels); of == id && (ownership == driver.Ours || ownership == driver.Claimed) {
+		if of, ownership := d.of(c.Labels); of == id && (ownership == driver.Owned || ownership == driver.Claimed) {
 			return false
 		}
 		names = append(names, strings.TrimPrefix(strings.Join(c.Names, " "), "/"))

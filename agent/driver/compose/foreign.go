@@ -89,7 +89,7 @@ func (d *Driver) volumes(ctx context.Context, id driver.ID) ([]volume.Volume, er
 	}
 	return slices.DeleteFunc(res.Items, func(v volume.Volume) bool {
 		_, ownership := d.of(v.Labels)
-		return ownership != driver.Ours
+		return ownership != driver.Owned
 	}), nil
 }
 

@@ -28,7 +28,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	live, orphans := map[string]bool{}, map[driver.ID]int{}
 	for _, m := range all {
 		live[m.project] = true
-		if id, ownership := d.of(m.Labels); ownership == driver.Ours && !q.Wanted(id) && !q.Busy(id) {
+		if id, ownership := d.of(m.Labels); ownership == driver.Owned && !q.Wanted(id) && !q.Busy(id) {
 			orphans[id]++
 		}
 	}
@@ -98,7 +98,7 @@ func (d *Driver) networks(ctx context.Context) ([]network, error) {
 	}
 	var out []network
 	for _, n := range res.Items {
-		if _, ownership := d.of(n.Labels); ownership == driver.Ours {
+		if _, ownership := d.of(n.Labels); ownership == driver.Owned {
 			out = append(out, network{n.ID, n.Name, n.Labels})
 		}
 	}

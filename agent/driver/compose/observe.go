@@ -41,7 +41,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	}
 	groups := map[key][]member{}
 	for _, m := range all {
-		if id, ownership := d.of(m.Labels); ownership == driver.Ours || ownership == driver.Claimed {
+		if id, ownership := d.of(m.Labels); ownership == driver.Owned || ownership == driver.Claimed {
 			groups[key{id, m.project}] = append(groups[key{id, m.project}], m)
 		}
 	}
@@ -97,7 +97,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 			o.Revision = ""
 		}
 		_, ownership := d.of(seen[0].Labels)
-		o.Owned = ownership == driver.Ours
+		o.Owned = ownership == driver.Owned
 		if other, dup := byID[k.id]; !dup || other.Content == "" && o.Content != "" {
 			byID[k.id] = o
 		}
@@ -279,6 +279,6 @@ func services(parts []*part) map[string]string {
 func (d *Driver) Events(ctx context.Context) (<-chan driver.ID, error) {
 	return d.eng.Events(ctx, func(labels map[string]string) bool {
 		_, ownership := d.of(labels)
-		return ownership == driver.Ours || ownership == driver.Claimed
+		return ownership == driver.Owned || ownership == driver.Claimed
 	})
 }

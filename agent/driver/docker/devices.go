@@ -46,7 +46,7 @@ func (d *Driver) withDevices(ctx context.Context, id driver.ID, want settings, c
 	for _, item := range res.Items {
 		// The workload's previous container ends before the new one starts, so the new one may get the same
 		// devices.
-		if d.of(item.Labels) == driver.Ours && item.Labels[driver.LabelWorkload] == string(id) {
+		if d.of(item.Labels) == driver.Owned && item.Labels[driver.LabelWorkload] == string(id) {
 			continue
 		}
 		has, err := d.eng.Client.ContainerInspect(ctx, item.ID, client.ContainerInspectOptions{})

@@ -128,7 +128,7 @@ func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) { return d.
 // the Compose driver, so they are not ours here.
 func (d *Driver) of(labels map[string]string) driver.Ownership {
 	if kind := labels[driver.LabelKind]; kind != "" && kind != string(driver.Container) {
-		return driver.Stranger
+		return driver.Foreign
 	}
 	return d.identity.Of(labels)
 }

@@ -48,7 +48,7 @@ func (d *Driver) find(ctx context.Context, id driver.ID) (found, error) {
 	for _, item := range res.Items {
 		in := instance{Summary: item, name: nameOf(item)}
 		switch d.of(item.Labels) {
-		case driver.Ours, driver.Claimed:
+		case driver.Owned, driver.Claimed:
 			out.ours = append(out.ours, in)
 		case driver.Sibling:
 			out.sibling[in.name] = true
@@ -377,9 +377,9 @@ func (d *Driver) nameTaken(ctx context.Context, spec driver.Spec, name string, c
 	}
 	who := "no label of ours"
 	switch d.of(holder.Config.Labels) {
-	case driver.Ours, driver.Claimed, driver.Sibling:
+	case driver.Owned, driver.Claimed, driver.Sibling:
 		return driver.Errorf(driver.RuntimeError, "create", "container %s of workload %q: %w", moby.Short(holder.ID), spec.ID, &inFlight{cause})
-	case driver.Stranger:
+	case driver.Foreign:
 		if cluster := holder.Config.Labels[driver.LabelCluster]; cluster != "" {
 			who = "cluster " + cluster
 		} else if holder.Config.Labels[driver.LabelManaged] == "true" {

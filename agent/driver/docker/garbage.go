@@ -35,7 +35,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 		used[item.ImageID] = true
 		// Containers without a node label are never garbage. For them only the record in the agent's store
 		// shows that they are ours, and no label proves it.
-		if d.of(item.Labels) != driver.Ours {
+		if d.of(item.Labels) != driver.Owned {
 			continue
 		}
 		id := driver.ID(item.Labels[driver.LabelWorkload])
@@ -136,7 +136,7 @@ func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 			return err
 		}
 		for _, in := range have.ours {
-			if in.name == g.Name && d.of(in.Labels) == driver.Ours {
+			if in.name == g.Name && d.of(in.Labels) == driver.Owned {
 				if err := d.discard(ctx, in); err != nil || len(have.ours) > 1 {
 					return err
 				}

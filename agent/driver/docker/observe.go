@@ -54,7 +54,7 @@ func (d *Driver) observe(ctx context.Context, labels ...string) ([]driver.Observ
 	}
 	out := make([]*driver.Observed, len(chosen))
 	err = d.eng.InspectAll(ctx, items, func(i int, _ container.InspectResponse, o driver.Observed) {
-		o.Owned = d.of(o.Labels) == driver.Ours
+		o.Owned = d.of(o.Labels) == driver.Owned
 		out[i] = &o
 	})
 	if err != nil {
@@ -74,7 +74,7 @@ func (d *Driver) observe(ctx context.Context, labels ...string) ([]driver.Observ
 func (d *Driver) choose(items []container.Summary) []instance {
 	best := make(map[string]instance, len(items))
 	for _, item := range items {
-		if ownership := d.of(item.Labels); ownership != driver.Ours && ownership != driver.Claimed {
+		if ownership := d.of(item.Labels); ownership != driver.Owned && ownership != driver.Claimed {
 			continue
 		}
 		id := item.Labels[driver.LabelWorkload]

@@ -13,7 +13,7 @@ import (
 func (d *Driver) Events(ctx context.Context) (<-chan driver.ID, error) {
 	return d.eng.Events(ctx, func(labels map[string]string) bool {
 		ownership := d.of(labels)
-		return ownership == driver.Ours || ownership == driver.Claimed
+		return ownership == driver.Owned || ownership == driver.Claimed
 	})
 }
 

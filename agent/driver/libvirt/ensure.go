@@ -46,7 +46,7 @@ func (d *Driver) find(ctx context.Context, id driver.ID) (in *instance, name str
 		in := &instance{}
 		in.read(*dom)
 		switch d.of(in.config, name) {
-		case driver.Ours, driver.Claimed:
+		case driver.Owned, driver.Claimed:
 			if in.config == nil || in.config.Labels[driver.LabelWorkload] == string(id) {
 				return in, name, nil
 			}

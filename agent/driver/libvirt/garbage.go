@@ -77,7 +77,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 		in.read(dom)
 		// Domains whose metadata lacks our record are never garbage. For them only the record in the agent's
 		// store shows that they are ours, and nothing in libvirt proves it.
-		if !dom.persistent || in.config == nil || d.of(in.config, dom.name) != driver.Ours {
+		if !dom.persistent || in.config == nil || d.of(in.config, dom.name) != driver.Owned {
 			continue
 		}
 		id := driver.ID(in.config.Labels[driver.LabelWorkload])

@@ -31,7 +31,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 		in.read(dom)
 		// If somebody undefined one of our domains, libvirt keeps it until its guest ends. List returns it
 		// until then.
-		if of := d.of(in.config, dom.name); of == driver.Ours || of == driver.Claimed && dom.persistent {
+		if of := d.of(in.config, dom.name); of == driver.Owned || of == driver.Claimed && dom.persistent {
 			seen = append(seen, in)
 		}
 	}
@@ -57,7 +57,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 			d.opt.Logger.Debug("could not record a guest's end", "domain", in.name, "err", err)
 		}
 		o := d.observe(in)
-		o.Owned = d.of(in.config, in.name) == driver.Ours
+		o.Owned = d.of(in.config, in.name) == driver.Owned
 		if in.active {
 			d.addAddresses(patience, in, answers[i], table, &o)
 			if r := in.live; r != nil && r.Leases > 0 && len(o.Addresses) < r.Leases+len(r.Static) {

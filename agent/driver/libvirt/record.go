@@ -165,10 +165,10 @@ func (d *Driver) of(r *record, name string) driver.Ownership {
 		if d.opt.Owns != nil && d.opt.Owns(driver.ID(name)) {
 			return driver.Claimed
 		}
-		return driver.Stranger
+		return driver.Foreign
 	}
 	if r.Labels[driver.LabelKind] != string(driver.VM) {
-		return driver.Stranger
+		return driver.Foreign
 	}
 	return d.identity.Of(r.Labels)
 }

@@ -87,7 +87,7 @@ func (d *Driver) find(id driver.ID) (record, bool, error) {
 
 func (d *Driver) ours(r record) bool {
 	ownership := d.identity.Of(r.Labels)
-	return ownership == driver.Ours || ownership == driver.Claimed
+	return ownership == driver.Owned || ownership == driver.Claimed
 }
 
 // Ensure implements driver.Driver. It returns at once; while a slow start lasts, the state is Pending.
@@ -316,7 +316,7 @@ func (d *Driver) Look(ctx context.Context, id driver.ID) (*driver.Observed, erro
 func (d *Driver) observe(r record) driver.Observed {
 	p := r.at(d.engine.opt.Mono())
 	o := driver.FromLabels(r.Labels)
-	o.Owned = d.identity.Of(r.Labels) == driver.Ours
+	o.Owned = d.identity.Of(r.Labels) == driver.Owned
 	o.State, o.RestartCount = p.state, p.restarts
 	o.RuntimeID, o.Name = r.RuntimeID, r.Name
 	o.Metadata = map[string]string{"container.id": r.RuntimeID, "container.image": driver.Bound(r.Image)}
