@@ -128,6 +128,9 @@ const (
 	TaintNoExecute        = "NoExecute"
 )
 
+// AnyTaint is the key of a toleration that tolerates every taint.
+const AnyTaint = "*"
+
 // HostPort is a port on the host that a workload publishes. Protocol is tcp or udp. Address is an address
 // of the host, or empty for all.
 type HostPort struct {

@@ -243,7 +243,7 @@ func constraintText(c *fsm.Constraint) string {
 // any value or effect.
 func tolerated(t fsm.Taint, tolerations []fsm.Taint) bool {
 	for _, o := range tolerations {
-		if o.Key == t.Key && (o.Value == "" || o.Value == t.Value) && (o.Effect == "" || o.Effect == t.Effect) {
+		if (o.Key == t.Key || o.Key == fsm.AnyTaint) && (o.Value == "" || o.Value == t.Value) && (o.Effect == "" || o.Effect == t.Effect) {
 			return true
 		}
 	}
@@ -274,14 +274,14 @@ func evicts(d *fsm.Demand, n *fsm.Node) (first fsm.Taint, at int64) {
 	return first, at
 }
 
-// avoids reports whether a node has a PreferNoSchedule taint that d does not tolerate.
-func avoids(d *fsm.Demand, n *fsm.Node) bool {
+// avoids reports whether a node has a PreferNoSchedule taint that d does not tolerate, and returns the first.
+func avoids(d *fsm.Demand, n *fsm.Node) (fsm.Taint, bool) {
 	for _, t := range n.Taints() {
 		if t.Effect == fsm.TaintPreferNoSchedule && !tolerated(t, d.Tolerations) {
-			return true
+			return t, true
 		}
 	}
-	return false
+	return fsm.Taint{}, false
 }
 
 // room applies the filters for resources that can be used up: CPU, memory, disk and host ports. It runs for

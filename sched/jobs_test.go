@@ -117,7 +117,7 @@ func TestJobsRunToCompletion(t *testing.T) {
 				t.Fatalf("orders without an answer: %v", w.sent)
 			}
 		}},
-		{"the deadline counts from the first start, also when the node is lost", func(t *testing.T, w *world) {
+		{"the deadline counts from the first placement, also when the node is lost", func(t *testing.T, w *world) {
 			w.apply("pack", job(func(p *commandv1.WorkloadPut) { p.Demand.Job.Deadline = deadline }))
 			w.settle()
 			w.now += deadline / 2

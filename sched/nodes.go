@@ -582,7 +582,7 @@ func (x *nodeIndex) classOf(in *fsm.Namespace, d *fsm.Demand) *class {
 		}
 		c.allowed.set(s)
 		c.count++
-		if avoids(d, r) {
+		if _, ok := avoids(d, r); ok {
 			c.avoid.set(s)
 			c.avoided++
 			c.shunned[x.hot[s].shape]++

@@ -436,7 +436,7 @@ func (b *balancing) weigh(w *fsm.Workload) (weighed, bool) {
 func (b *balancing) hopeless(w *fsm.Workload, from int32) bool {
 	x, d := b.p.c.nodes, w.Demand
 	b.p.c.loadRepelling(b.p.State)
-	if d.Placement != nil || len(b.p.c.repelled) > 0 || avoids(d, x.recs[from]) || x.packs(d) {
+	if _, avoided := avoids(d, x.recs[from]); avoided || d.Placement != nil || len(b.p.c.repelled) > 0 || x.packs(d) {
 		return false
 	}
 	if d.Group != "" && b.p.c.groupOf(b.p.State, d.Group).at(from) > 1 {

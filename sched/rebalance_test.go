@@ -267,7 +267,7 @@ func clusterCost(v fsm.View, t Tuning) (sum int64) {
 		if x.packs(w.Demand) {
 			packed[s] += x.share(w.Demand, s)
 		}
-		if avoids(w.Demand, n) {
+		if _, ok := avoids(w.Demand, n); ok {
 			sum += perAvoid
 		}
 		if g := w.Demand.Group; g != "" {

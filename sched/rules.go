@@ -2,6 +2,7 @@ package sched
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -193,10 +194,12 @@ func (e *term) on(s int32) int64 { return e.judge(e.at(s), e.t == nil || e.t.of[
 type rules struct {
 	terms      []term
 	dims       []dim
-	soft       []int32 // class.soft
-	elsewhere  int64   // cost of nodes that are not listed
-	onlyListed bool    // nodes that are not listed are rejected
-	differ     bool    // unlisted nodes that are not rejected may differ in cost
+	soft       []int32           // class.soft
+	elsewhere  int64             // cost of nodes that are not listed
+	onlyListed bool              // nodes that are not listed are rejected
+	differ     bool              // unlisted nodes that are not rejected may differ in cost
+	setsOf     map[string]member // Cache.setsOf, by which text names the workloads of a set
+	who        string            // id of the workload that is placed
 }
 
 // dim is the sum of all rules (terms) about one label. cost has an entry for each value of the label: what the
@@ -293,6 +296,7 @@ func (c *Cache) apply(v fsm.View, who subject, q *query) {
 	if d.Placement == nil && len(c.repelled) == 0 {
 		return
 	}
+	r.setsOf, r.who = c.setsOf, who.id
 	add := func(e term) { r.terms = append(r.terms, e) }
 	if p := d.Placement; p != nil {
 		for i := range p.Spread {
@@ -563,6 +567,19 @@ func (x *nodeIndex) ruleRejection(s int32) rejection {
 	return rejection{}
 }
 
+// firstAt returns the id of the first other workload, in the order of ids, that a term counts in the topology domain of
+// the node with slot s.
+func (x *nodeIndex) firstAt(e *term, s int32) string {
+	for _, id := range slices.Sorted(maps.Keys(x.rules.setsOf)) {
+		m := x.rules.setsOf[id]
+		same := m.slot == s || e.t != nil && e.t.of[m.slot] == e.t.of[s]
+		if same && id != x.rules.who && slices.Contains(m.sets, e.set) {
+			return id
+		}
+	}
+	return "?" // the set counts no other workload there: the caller asks only about nodes that this term rejects
+}
+
 // ruleSentence describes in words and figures why a rule rejects a node.
 func (x *nodeIndex) ruleSentence(s int32, r rejection) string {
 	for i := range x.rules.terms {
@@ -593,18 +610,22 @@ func (e *term) text(x *nodeIndex, s int32) string {
 	case notNear:
 		return fmt.Sprintf("%s: %s is not at %s", e.field(), e.target(), place)
 	case repelled:
-		return "the rule anti_affinity of a workload at " + place + " keeps this workload away"
+		return "anti_affinity (by " + e.by + ") of workload " + x.firstAt(e, s) + " keeps this workload away from " + place + "; change that rule, or the group or tag by which it names this workload"
 	}
 	return fmt.Sprintf("%s: %s is at %s", e.field(), e.target(), place)
 }
 
-// ruleCosts lists the preferred rules that a node does not satisfy, with their costs.
+// ruleCosts lists the preferred rules that a node does not satisfy, and a taint of the node that workloads should avoid,
+// with their costs.
 func (x *nodeIndex) ruleCosts(d *fsm.Demand, s int32) (out []RuleCost) {
 	for i := range x.rules.terms {
 		e := &x.rules.terms[i]
 		if c := e.on(s); c > 0 {
 			out = append(out, RuleCost{c, e.text(x, s)})
 		}
+	}
+	if t, ok := avoids(d, x.recs[s]); ok {
+		out = append(out, RuleCost{perAvoid, "tolerations: the taint " + t.Key + prefixed("=", t.Value) + ":" + t.Effect + " is not tolerated"})
 	}
 	if d.Placement != nil {
 		for i := range d.Placement.Affinities {

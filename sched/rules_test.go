@@ -483,3 +483,25 @@ func ruledDemand(i int) fsm.Demand {
 		},
 	}
 }
+
+// The rejection by another workload's rule names that workload, and a score names the taint that makes it worse.
+func TestWhyNamesTheOtherWorkloadAndTheTaint(t *testing.T) {
+	w := newWorld(t)
+	w.node("n1", nodeInZone("z1"))
+	tainted := &commandv1.Taint{Key: "old", Value: "yes", Effect: fsm.TaintPreferNoSchedule}
+	w.node("n2", nodeInZone("z2"), func(n *commandv1.RegisterNode) { n.Taints = []*commandv1.Taint{tainted} })
+	w.apply("db", affine(&commandv1.Affinity{Anti: true, Must: true, Tag: &commandv1.Label{Key: "tier", Value: "batch"}, By: "zone"}))
+	w.settle()
+	if got := w.get("db").Node; got != "n1" {
+		t.Fatalf("db is on node %q, want n1", got)
+	}
+	w.apply("batch", demand(func(d *commandv1.Demand) { d.Tags = []*commandv1.Label{{Key: "tier", Value: "batch"}} }))
+	for _, n := range Explain(w.state, w.get("batch"), w.tuning).Nodes {
+		switch {
+		case n.Node == "n1" && !strings.HasPrefix(n.Reason, "anti_affinity (by zone) of workload db keeps this workload away from zone=z1;"):
+			t.Errorf("n1 is rejected for the reason %q", n.Reason)
+		case n.Node == "n2" && (len(n.Rules) != 1 || n.Rules[0].Text != "tolerations: the taint old=yes:PreferNoSchedule is not tolerated" || n.Rules[0].Parts != n.Score.Taint):
+			t.Errorf("n2 has the costs %v", n.Rules)
+		}
+	}
+}

@@ -106,7 +106,7 @@ func (x *nodeIndex) scoreOf(d *fsm.Demand, s int32) Score {
 	h := &x.hot[s]
 	sc := Score{Load: int64(h.load), Added: x.sizes[x.shapes[h.shape].size].added(d)}
 	sc.Group = int64(h.members) * perMember
-	if avoids(d, x.recs[s]) {
+	if _, ok := avoids(d, x.recs[s]); ok {
 		sc.Taint = perAvoid
 	}
 	sc.Rules = x.rules.cost(s)

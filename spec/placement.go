@@ -112,17 +112,47 @@ func (e *Errors) rules(id string, s *controlv1.WorkloadSpec) {
 		return
 	}
 	for i, a := range s.GetAffinity() {
-		e.affinity(fmt.Sprintf("spec.affinity[%d]", i), id, s, a)
+		at := fmt.Sprintf("spec.affinity[%d]", i)
+		e.affinity(at, id, s, a)
+		if w := strings.TrimSpace(a.GetWorkload()); normalRule(a).When == whenMust && isMember(id, s, w) {
+			e.add(at+".workload", "is a member of this group: the rule would hold for that member too, which can never be beside itself. Write group: "+id, w)
+		}
 	}
 	for i, a := range s.GetAntiAffinity() {
 		at := fmt.Sprintf("spec.anti_affinity[%d]", i)
 		e.affinity(at, id, s, a)
 		for j, o := range s.GetAffinity() {
-			if x, y := normalRule(a), normalRule(o); x.When == whenMust && y.When == whenMust && sameTarget(x, y) && x.By == y.By {
+			switch x, y := normalRule(a), normalRule(o); {
+			case x.When != whenMust || y.When != whenMust:
+			case sameTarget(x, y) && x.By == y.By:
 				e.addf(at, "", "can never hold together with affinity[%d], which must hold for the same target", j)
+			case several(s) && ofOwnMembers(id, s, x) && ofOwnMembers(id, s, y) && (y.By == fsm.ByHost || y.By == x.By):
+				e.addf(at, "", "can never hold together with affinity[%d], which keeps all members of this group on one %s", j, y.By)
 			}
 		}
 	}
+}
+
+// several reports whether a specification has two members or more.
+func several(s *controlv1.WorkloadSpec) bool {
+	n, ok := membersOf(s)
+	return ok && n > 1
+}
+
+// isMember reports whether w is the id of a member of the group whose specification s with this id is.
+func isMember(id string, s *controlv1.WorkloadSpec, w string) bool {
+	n, many := membersOf(s)
+	number, ok := strings.CutPrefix(w, id+"-")
+	i, err := strconv.Atoi(number)
+	return many && ok && err == nil && strconv.Itoa(i) == number && i >= 0 && (i < n || s.GetAutoscale() != nil && i < int(s.GetAutoscale().GetMax()))
+}
+
+// ofOwnMembers reports whether a rule in its normal form names all members of the group whose specification s with this
+// id is: by the name of the group, or by one of the tags that all members have.
+func ofOwnMembers(id string, s *controlv1.WorkloadSpec, a *controlv1.AffinityRule) bool {
+	k, v, ok := strings.Cut(a.GetTag(), "=")
+	have, tagged := s.GetTags()[k]
+	return a.GetGroup() == id || ok && tagged && have == v
 }
 
 // by checks the field by of a placement rule: the key of a node label, or the word host.

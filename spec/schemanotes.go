@@ -52,7 +52,7 @@ func notes() map[string]note {
 		"spec.job.parallelism":                         {what: "How many of the completions may run at the same time; default all.", low: 0, high: MaxCount},
 		"spec.job.retries":                             {what: "How often a failed run is repeated; default 3.", low: 0, high: maxRetries},
 		"spec.job.every_node":                          {what: "The job runs once on every node that matches, also on nodes that join later. Not with completions."},
-		"spec.job.deadline_seconds":                    {what: "Time from the first start, in whole seconds, after which an unfinished job is stopped and has failed.", example: "10m"},
+		"spec.job.deadline_seconds":                    {what: "Time from the first placement on a node, in whole seconds, after which an unfinished job is stopped and has failed.", example: "10m"},
 		"spec.job.success_codes":                       {what: "Exit codes that mean success; default 0.", example: []any{0, 3}},
 		"spec.job.ttl_after_finished_seconds":          {what: "Time after the end of the job, in whole seconds, at which its record is deleted. Without it the record stays.", example: "24h"},
 		"spec.constraints":                             {what: "Conditions on the labels of nodes on which the workload may run: \"region = eu\", \"disk in ssd,nvme\", \"gpu exists\".", example: []any{"region = eu"}},
@@ -156,7 +156,7 @@ func notes() map[string]note {
 		"spec.constraints[].key":      {what: "Key of a node label."},
 		"spec.constraints[].operator": {what: "How the node's label is compared with values; default =.", words: operators},
 		"spec.constraints[].values":   {what: "Values with which the node's label is compared."},
-		"spec.tolerations[].key":      {what: "Key of the tolerated taint."},
+		"spec.tolerations[].key":      {what: "Key of the tolerated taint; * matches every key, so {key: \"*\"} tolerates every taint."},
 		"spec.tolerations[].value":    {what: "Value of the tolerated taint; empty matches any value."},
 		"spec.tolerations[].effect":   {what: "Effect of the tolerated taint; empty matches any effect.", words: effects},
 	}

@@ -15,6 +15,7 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/engine"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/policy"
@@ -581,8 +582,11 @@ func (e *Errors) placement(id string, s *controlv1.WorkloadSpec) {
 	}
 	for i, t := range s.Tolerations {
 		at := fmt.Sprintf("spec.tolerations[%d]", i)
-		if !labelPattern.MatchString(strings.TrimSpace(t.GetKey())) {
-			e.add(at+".key", labelRule, t.GetKey())
+		switch key := strings.TrimSpace(t.GetKey()); {
+		case key == fsm.AnyTaint && t.GetValue() != "":
+			e.add(at+".value", "must be empty with the key *, which matches every taint", t.GetValue())
+		case key != fsm.AnyTaint && !labelPattern.MatchString(key):
+			e.add(at+".key", labelRule+"; or * for every taint", t.GetKey())
 		}
 		e.labelValue(at+".value", t.GetValue())
 		e.word(at+".effect", t.GetEffect(), effects)

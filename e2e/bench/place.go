@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"strings"
 	"time"
 
@@ -60,7 +61,7 @@ func placements(ctx context.Context, v fsm.View, demands []fsm.Demand, d time.Du
 // placeConstraints measures placement over 5,000 nodes in 50 zones with constraints and two required rules:
 // each group is spread over the zones, and no node has two members of one group (see placements). The peer
 // figure is half the rate of the same placements without the two rules, so a ratio of 1 means that the rules
-// halve the rate.
+// halve the rate; a lower ratio misses the goal.
 func placeConstraints(ctx context.Context, _ *env) (result, error) {
 	view, err := fleetIn(5000, 50)
 	if err != nil {
@@ -70,9 +71,10 @@ func placeConstraints(ctx context.Context, _ *env) (result, error) {
 	for i := range ruled {
 		ruled[i].Placement = &fsm.Placement{Spread: []fsm.Spread{{By: "zone", MaxSkew: 1, Must: true}}}
 	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // the goal is for one core
 	ours := placements(ctx, view, ruled, 4*time.Second)
 	without := placements(ctx, view, plain, 4*time.Second)
-	return result{ours: ours, peer: without / 2, unit: "decisions/s", goal: 50_000,
+	return result{ours: ours, peer: without / 2, unit: "decisions/s", goal: 50_000, missed: ours < without/2,
 		note: fmt.Sprintf("without rules: %.0f decisions/s; rules cost %.1f times the time", without, without/ours)}, ctx.Err()
 }
 

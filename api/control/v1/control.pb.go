@@ -3072,7 +3072,7 @@ type JobSpec struct {
 	Parallelism int32 `protobuf:"varint,2,opt,name=parallelism,proto3" json:"parallelism,omitempty"`
 	// Number of times that a failed run is repeated, 0 to 100; if absent, 3.
 	Retries *int32 `protobuf:"varint,3,opt,name=retries,proto3,oneof" json:"retries,omitempty"`
-	// Time limit of a run: seconds from its first start after which a run that has not finished has failed; 0
+	// Time limit of a run: seconds from its first placement on a node after which a run that has not finished has failed; 0
 	// means no limit.
 	DeadlineSeconds int64 `protobuf:"varint,4,opt,name=deadline_seconds,json=deadlineSeconds,proto3" json:"deadline_seconds,omitempty"`
 	// Exit codes that mean success; empty means 0 only.

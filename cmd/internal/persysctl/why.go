@@ -115,7 +115,7 @@ func (c *cli) verdicts(r *clusterv1.WhyResponse) *screen.Table {
 		if v.GetNodeId() == r.GetAssignedNodeId() {
 			verdict.Text = "here"
 			if !v.GetFeasible() {
-				verdict = screen.Styled("here", screen.Warn) // the workload no longer fits on its node, but running workloads are not moved
+				verdict = screen.Styled("here", screen.Warn) // the node does not fit for a new placement
 			}
 		}
 		t.Add(screen.Text(v.GetNodeId()), verdict, screen.Text(score), screen.Text(why))
@@ -153,7 +153,7 @@ func (c *cli) showWhyNot(r *clusterv1.WhyResponse, node string) {
 	case !v.GetFeasible():
 		line = fmt.Sprintf("%s cannot run on %s: %s", r.GetWorkloadId(), node, rejection(v))
 	case r.GetAssignedNodeId() != "":
-		line = fmt.Sprintf("%s could run on %s, but it is on %s, and running workloads are not moved.", r.GetWorkloadId(), node, r.GetAssignedNodeId())
+		line = fmt.Sprintf("%s could run on %s, but it is on %s, and a workload that runs is not moved to a node with a better score unless the cluster rebalances.", r.GetWorkloadId(), node, r.GetAssignedNodeId())
 	case r.GetChosenNodeId() != "" && r.GetChosenNodeId() != node:
 		line = fmt.Sprintf("%s could run on %s, but %s scores better.", r.GetWorkloadId(), node, r.GetChosenNodeId())
 	default:
