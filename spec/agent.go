@@ -44,7 +44,7 @@ func ToAgent(w *fsm.Workload, plain *controlv1.WorkloadSpec) *agentv1.ApplyWorkl
 		Adopts:       w.Adopted != "",
 		Exclusive:    plain.GetExclusive(),
 		OnLostLease:  orElse(plain.GetOnLostLease(), fsm.OnLostLeaseKeep),
-		OnUnhealthy:  plain.GetOnUnhealthy(),
+		OnUnhealthy:  orderedOnUnhealthy(plain),
 		Labels:       plain.GetLabels(),
 		Spec:         &agentv1.WorkloadSpec{},
 	}

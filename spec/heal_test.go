@@ -5,7 +5,38 @@ import (
 	"testing"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
 )
+
+// TestDefaultOnUnhealthy: a system workload is restarted when it is unhealthy unless its file says keep, a service only if
+// its file says restart, and a job never.
+func TestDefaultOnUnhealthy(t *testing.T) {
+	for _, c := range []struct {
+		name, text, stored, ordered string
+	}{
+		{"a service", "", "", ""},
+		{"a service that is kept", "on_unhealthy: keep", "", ""},
+		{"a service that is restarted", "on_unhealthy: Restart", "restart", "restart"},
+		{"a system workload", "kind: system", "", "restart"},
+		{"a system workload that is restarted", "kind: System\non_unhealthy: restart", "", "restart"},
+		{"a system workload that is kept", "kind: system\non_unhealthy: keep", "keep", ""},
+		{"a job", "kind: job", "", ""},
+		{"a job on every node", "kind: job\njob: {every_node: true}", "", ""},
+		{"a parameterized job", "kind: job\njob: {parameterized: {}}", "", ""},
+		{"a cron", "kind: cron\ncron: {schedule: '@daily'}", "", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := parseOne(t, "id: web\ncontainer: {image: 'nginx:1'}\n"+c.text+"\n")
+			Normalise(r.Spec)
+			if got := r.Spec.OnUnhealthy; got != c.stored {
+				t.Errorf("on_unhealthy is stored as %q, want %q", got, c.stored)
+			}
+			if got := ToAgent(&fsm.Workload{ID: "web"}, r.Spec).GetOnUnhealthy(); got != c.ordered {
+				t.Errorf("the agent is told %q, want %q", got, c.ordered)
+			}
+		})
+	}
+}
 
 func TestOnUnhealthy(t *testing.T) {
 	const web = "id: web\ncontainer: {image: 'nginx:1'}\n"

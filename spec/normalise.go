@@ -38,7 +38,7 @@ func Normalise(s *controlv1.WorkloadSpec) {
 		delete(s.Metadata, MetadataVMSpec)
 	}
 	normaliseJob(s)
-	s.OnUnhealthy = normalOnUnhealthy(s.OnUnhealthy)
+	s.OnUnhealthy = normalOnUnhealthy(s)
 	s.Group = strings.TrimSpace(s.Group)
 	s.Namespace = strings.TrimSpace(s.Namespace)
 	s.OnLostLease = orElse(strings.ToLower(strings.TrimSpace(s.OnLostLease)), "keep")

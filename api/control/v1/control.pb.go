@@ -2382,7 +2382,8 @@ type WorkloadSpec struct {
 	Job *JobSpec `protobuf:"bytes,1321,opt,name=job,proto3" json:"job,omitempty"`
 	// Schedule of a cron. Only for kind cron; job then has the settings of its runs.
 	Cron *CronSpec `protobuf:"bytes,1322,opt,name=cron,proto3" json:"cron,omitempty"`
-	// What happens when the workload becomes unhealthy: keep (default) or restart. Not for jobs.
+	// What happens when the workload becomes unhealthy: keep or restart. The default is restart for a system
+	// workload, and keep for every other workload. Not for jobs.
 	OnUnhealthy string `protobuf:"bytes,1380,opt,name=on_unhealthy,json=onUnhealthy,proto3" json:"on_unhealthy,omitempty"`
 	// How often the workload may be moved because its node cannot run it. If absent, at most 3 times an hour, or
 	// never if it can write to folders of its host. Not for exclusive and system workloads.
