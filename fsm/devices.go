@@ -24,12 +24,35 @@ func (d DeviceCount) Lacks(free, total int64) bool {
 	return d.Count > 0 && d.Count > free || d.Count == 0 && total == 0
 }
 
-// DevicesNamed returns the number of devices with a name in a list.
-func DevicesNamed(list []DeviceCount, name string) int64 {
-	if i := slices.IndexFunc(list, func(d DeviceCount) bool { return d.Name == name }); i >= 0 {
-		return list[i].Count
+// AnyGPU is the name under which a demand reserves GPUs of any kind, as gpus: 2 in a container does. Nodes offer GPUs
+// under the names of their kinds, such as nvidia.com/gpu, or as gpu.
+const AnyGPU = "gpu"
+
+// IsGPU reports whether a name of devices is a kind of GPUs.
+func IsGPU(name string) bool { return name == AnyGPU || strings.HasSuffix(name, "/gpu") }
+
+// Offers reports whether devices that a node offers as offered satisfy a demand for devices with the name wanted.
+func Offers(offered, wanted string) bool {
+	return offered == wanted || wanted == AnyGPU && IsGPU(offered)
+}
+
+// Shares reports whether devices that are reserved under one of the names may be among those of the other. GPUs of any
+// kind may be of each kind, so they count against every kind of GPUs that a node has.
+func Shares(one, other string) bool { return Offers(one, other) || Offers(other, one) }
+
+// DevicesNamed returns the number of devices with a name in a list. For AnyGPU it returns the number of all GPUs.
+func DevicesNamed(list []DeviceCount, name string) int64 { return countDevices(list, name, Offers) }
+
+// DevicesShared returns how many of the devices that are reserved in list count against a demand for devices with a name.
+func DevicesShared(list []DeviceCount, name string) int64 { return countDevices(list, name, Shares) }
+
+func countDevices(list []DeviceCount, name string, counts func(string, string) bool) (n int64) {
+	for _, d := range list {
+		if counts(d.Name, name) {
+			n += d.Count
+		}
 	}
-	return 0
+	return n
 }
 
 // addDevices returns a new list, sorted by name: the counts in list plus (sign +1) or minus (sign
@@ -55,8 +78,12 @@ func addDevices(list, more []DeviceCount, sign int) []DeviceCount {
 func lacksDevices(n *Node, a *Alloc, d *Demand, free, taken []DeviceCount) string {
 	for _, want := range d.Devices {
 		total := DevicesNamed(n.Facts.Devices, want.Name)
-		left := total - DevicesNamed(a.Devices, want.Name) + DevicesNamed(free, want.Name) - DevicesNamed(taken, want.Name)
-		if want.Lacks(left, total) {
+		left := total - DevicesShared(a.Devices, want.Name) + DevicesShared(free, want.Name) - DevicesShared(taken, want.Name)
+		switch {
+		case !want.Lacks(left, total):
+		case want.Count == 0:
+			return fmt.Sprintf("node %q offers no devices %s", n.ID, want.Name)
+		default:
 			return fmt.Sprintf("node %q has no %d devices %s left", n.ID, want.Count, want.Name)
 		}
 	}

@@ -90,9 +90,31 @@ func TestNamedDevices(t *testing.T) {
 	w.ok(put("holder", gpus(1)))
 	w.ok(w.assign("holder", "a"))
 	w.ok(put("named", gpus(0)))
-	skipped(t, w.do(w.assign("named", "b")), `node "b" has no`)
+	skipped(t, w.do(w.assign("named", "b")), `node "b" offers no devices gpu`)
 	w.ok(w.assign("named", "a"))
 	is(t, "used devices", w.s.UseOf(DefaultNamespace).Devices, 1)
+}
+
+// TestGPUsOfAnyKind: a demand for gpu reserves GPUs whatever the node calls them, and they are not free for a demand that
+// names the kind.
+func TestGPUsOfAnyKind(t *testing.T) {
+	w := formed(t)
+	nvidia := func(n int64) []*commandv1.DeviceCount {
+		return []*commandv1.DeviceCount{{Name: "nvidia.com/gpu", Count: n}}
+	}
+	w.ok(register("a", func(r *commandv1.RegisterNode) { r.Devices = nvidia(2) }))
+	w.ok(register("b", func(r *commandv1.RegisterNode) { r.Devices = []*commandv1.DeviceCount{{Name: "fpga", Count: 2}} }))
+	w.ok(put("any", gpus(1)))
+	skipped(t, w.do(w.assign("any", "b")), `node "b" has no 1 devices gpu left`)
+	w.ok(w.assign("any", "a"))
+	w.ok(put("two", demand(func(d *commandv1.Demand) { d.Devices = nvidia(2) })))
+	skipped(t, w.do(w.assign("two", "a")), `node "a" has no 2 devices nvidia.com/gpu left`)
+	w.ok(put("one", demand(func(d *commandv1.Demand) { d.Devices = nvidia(1) })))
+	w.ok(w.assign("one", "a"))
+	w.ok(put("more", gpus(1)))
+	skipped(t, w.do(w.assign("more", "a")), `node "a" has no 1 devices gpu left`)
+	w.ok(put("all", gpus(0)))
+	w.ok(w.assign("all", "a"))
 }
 
 func namedDevicesScenario(w *world) {

@@ -114,7 +114,7 @@ func judgeStack(req *controlv1.ApplyWorkloadRequest, p *loadedStack, put *comman
 // stackIn returns what the planner needs to know about a loaded stack: the sums of the CPU and memory limits of all
 // its containers, and the secrets and configs of the cluster that its services use.
 func stackIn(p *loadedStack) (*spec.LoadedStack, error) {
-	out := &spec.LoadedStack{Objects: objectsIn(p.Project)}
+	out := &spec.LoadedStack{Objects: objectsIn(p.Project), Devices: devicesIn(p.Project)}
 	if n := len(out.Objects); n > fsm.MaxObjectUses {
 		return nil, spec.Errors{{Field: "spec.compose.inline_yaml", Rule: fmt.Sprintf("its services have %d external secrets and configs, at most %d", n, fsm.MaxObjectUses)}}
 	}
@@ -134,6 +134,32 @@ func stackIn(p *loadedStack) (*spec.LoadedStack, error) {
 		out.Memory = int64(min(float64(out.Memory)+math.Ceil(float64(memory)/(1<<20))*copies, maxLimits))
 	}
 	return out, nil
+}
+
+// devicesIn returns the devices that the services of a loaded stack ask for.
+func devicesIn(p *types.Project) spec.StackDevices {
+	out := spec.StackDevices{}
+	for _, s := range p.Services {
+		copies := int64(s.GetScale())
+		if copies == 0 {
+			continue
+		}
+		for _, d := range s.Devices {
+			out.Named(d.Source)
+		}
+		requests := s.Gpus
+		if s.Deploy != nil && s.Deploy.Resources.Reservations != nil {
+			requests = slices.Concat(requests, s.Deploy.Resources.Reservations.Devices)
+		}
+		for _, r := range requests {
+			driver := r.Driver
+			if len(r.Capabilities) > 0 && !slices.Contains(r.Capabilities, "gpu") {
+				driver = "cdi" // no GPU, so only devices with the name of a kind count
+			}
+			out.Requested(driver, int64(r.Count), r.IDs, copies)
+		}
+	}
+	return out
 }
 
 // objectsIn returns the secrets and configs of the cluster that the services of a loaded stack use.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,7 +14,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/stack"
 	stackfiles "github.com/persys/compute/stack/bundle"
 	"github.com/persys/compute/testbed"
@@ -190,6 +193,50 @@ services:
 	resp, err := g.control(0).ApplyWorkload(t.Context(), composeRequest("huge", "services: {web: {image: a, scale: 1000, mem_limit: 7000000t}}"))
 	if err != nil || !strings.Contains(resp.GetErrorMessage(), "demand.memory_mib: 1099511627776 is not in") {
 		t.Errorf("limits too large to be added up returned %v and error %v, want a refusal that names demand.memory_mib", resp, err)
+	}
+}
+
+// TestDevicesOfTheLoadedStack: a stack reserves the GPUs that its services ask for, unless resources.devices reserves GPUs.
+// Kinds of devices that the services name must be there.
+func TestDevicesOfTheLoadedStack(t *testing.T) {
+	g := newGroup(t, 1, withStacks(stack.Options{}))
+	g.elect(0)
+	g.do(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: &commandv1.RegisterNode{
+		Id: "gpus", Endpoint: "10.0.0.9:50051", CpuMillicores: 8000, MemoryMib: 8192, Types: []string{"compose"}, Protocol: 1, InstanceId: "i-gpus",
+		Devices: []*commandv1.DeviceCount{{Name: "amd.com/gpu", Count: 4}, {Name: "x.org/npu", Count: 1}},
+	}}})
+	for _, c := range []struct {
+		name, text string
+		own        map[string]int64
+		want       []fsm.DeviceCount
+	}{
+		{"gpus", "services:\n  a: {image: a, scale: 2, gpus: [{count: 2}]}\n  b: {image: a, gpus: all}\n  off: {image: a, scale: 0, gpus: [{count: 9}]}\n",
+			nil, []fsm.DeviceCount{{Name: "gpu", Count: 4}}},
+		{"gpus of which resources.devices reserves some", "services:\n  a: {image: a, gpus: [{count: 2}]}\n",
+			map[string]int64{"amd.com/gpu": 1}, []fsm.DeviceCount{{Name: "amd.com/gpu", Count: 1}}},
+		{"reservations", "services:\n  a:\n    image: a\n    deploy: {resources: {reservations: {devices: [{driver: nvidia, count: 1, capabilities: [gpu]}, {driver: cdi, device_ids: ['x.org/npu=0'], capabilities: [npu]}]}}}\n",
+			nil, []fsm.DeviceCount{{Name: "gpu", Count: 1}, {Name: "x.org/npu"}}},
+		{"named devices", "services:\n  a: {image: a, devices: ['x.org/npu=1', /dev/fuse]}\n", nil, []fsm.DeviceCount{{Name: "x.org/npu"}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			request := composeRequest("w", c.text)
+			request.Spec.Resources = &controlv1.ResourceRequirements{Devices: c.own}
+			resp, err := g.control(0).ApplyWorkload(t.Context(), request)
+			if err != nil || !resp.GetSuccess() {
+				t.Fatal(resp, err)
+			}
+			if w, _ := g.view().Workload("w"); !slices.Equal(w.Demand.Devices, c.want) {
+				t.Errorf("the demand of the stack has the devices %v, want %v", w.Demand.Devices, c.want)
+			}
+		})
+	}
+	var many []string
+	for i := range 17 {
+		many = append(many, fmt.Sprintf("x.org/n%d=0", i))
+	}
+	resp, err := g.control(0).ApplyWorkload(t.Context(), composeRequest("many", "services:\n  a: {image: a, devices: ["+strings.Join(many, ", ")+"]}\n"))
+	if err != nil || !strings.Contains(resp.GetErrorMessage(), "devices of 17 kinds, at most 16") {
+		t.Errorf("17 kinds of devices returned %v and error %v, want a refusal with the number", resp, err)
 	}
 }
 

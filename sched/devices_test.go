@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
 )
 
 func withDevices(name string, n int64) func(*commandv1.RegisterNode) {
@@ -80,6 +81,48 @@ func TestDevicesAreReserved(t *testing.T) {
 		w.settle()
 		at(t, w, "other", "")
 		at(t, w, "named", "b")
+	})
+	t.Run("GPUs of any kind are taken from the kinds that nodes offer, and wait with the numbers", func(t *testing.T) {
+		w := newWorld(t)
+		w.node("a", withDevices("nvidia.com/gpu", 2))
+		w.node("b", withDevices("fpga", 2))
+		w.apply("any", wantsDevices(fsm.AnyGPU, 1))
+		w.settle()
+		at(t, w, "any", "a")
+		w.apply("two", wantsDevices("nvidia.com/gpu", 2))
+		w.apply("both", wantsDevices(fsm.AnyGPU, 2))
+		w.settle()
+		for id, want := range map[string]string{
+			"two":  "devices nvidia.com/gpu: needs 2 devices, 1 free of 2 (1 promised)",
+			"both": "devices gpu: needs 2 devices, 1 free of 2 (1 promised)",
+		} {
+			at(t, w, id, "")
+			var all []string
+			for _, n := range Explain(w.state, w.get(id), w.tuning).Nodes {
+				all = append(all, n.Node+" "+n.Reason)
+			}
+			if text := strings.Join(all, "\n"); !strings.Contains(text, "a "+want) {
+				t.Errorf("the explanation of %s lacks %q:\n%s", id, want, text)
+			}
+		}
+		w.apply("both", wantsDevices(fsm.AnyGPU, 2), priority(5))
+		w.settle()
+		at(t, w, "both", "a")
+		at(t, w, "any", "")
+	})
+	t.Run("a node with two kinds of GPUs gives any of them, and nobody has to leave", func(t *testing.T) {
+		w := newWorld(t)
+		w.node("a", withDevices("amd.com/gpu", 1), withDevices("nvidia.com/gpu", 1))
+		w.apply("x", wantsDevices(fsm.AnyGPU, 2))
+		w.settle()
+		at(t, w, "x", "a")
+		w.node("a", withDevices("amd.com/gpu", 1), withDevices("nvidia.com/gpu", 1))
+		w.settle()
+		at(t, w, "x", "a")
+		w.node("b", withDevices("gpu", 1))
+		w.apply("y", wantsDevices(fsm.AnyGPU, 1))
+		w.settle()
+		at(t, w, "y", "b")
 	})
 	t.Run("devices that a node gets are used", func(t *testing.T) {
 		w := newWorld(t)

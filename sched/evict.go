@@ -297,7 +297,7 @@ func (x *nodeIndex) overfull(s int32) bool {
 	if x.cpu[s] > 0 && x.usedCPU[s] > x.cpu[s] || x.mem[s] > 0 && x.usedMem[s] > x.mem[s] {
 		return true
 	}
-	if slices.ContainsFunc(x.devices[s], func(d devices) bool { return d.used > d.total }) {
+	if slices.ContainsFunc(x.devices[s], func(d devices) bool { return overbooked(x.devices[s], d.name) }) {
 		return true
 	}
 	return slices.ContainsFunc(x.pools[s], func(p pool) bool { return p.total > 0 && p.used > p.total })
@@ -352,9 +352,7 @@ func (u *usage) add(d *fsm.Demand, sign int64) {
 	if p := u.pool(d.Pool); p != nil {
 		p.used += sign * d.Disk
 	}
-	for i := range u.devices {
-		u.devices[i].used += sign * fsm.DevicesNamed(d.Devices, u.devices[i].name)
-	}
+	u.devices = takeDevices(u.devices, d.Devices, sign)
 }
 
 // over returns the first resource that d uses and of which more is reserved than the node has.
@@ -368,8 +366,8 @@ func (u *usage) over(d *fsm.Demand) rejection {
 		return rejection{filter: shortDisk, key: p.name}
 	}
 	for _, want := range d.Devices {
-		i := slices.IndexFunc(u.devices, func(have devices) bool { return have.name == want.Name })
-		if i < 0 || want.Count > 0 && u.devices[i].used > u.devices[i].total {
+		offered := slices.ContainsFunc(u.devices, func(have devices) bool { return have.total > 0 && fsm.Offers(have.name, want.Name) })
+		if !offered || want.Count > 0 && overbooked(u.devices, want.Name) {
 			return rejection{filter: shortDevice, key: want.Name}
 		}
 	}

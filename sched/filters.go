@@ -63,7 +63,7 @@ type rejection struct {
 // nodes pass; "" if only a change of the node or of another object helps.
 var filterFields = [...]string{
 	wrongType: "type", noDriver: "managed_volumes", noLabel: "labels", constraint: "constraints", taint: "tolerations",
-	shortCPU: "resources.cpu", shortMemory: "resources.memory", shortDisk: "resources.disk", noPool: "resources.disk", shortDevice: "resources.devices",
+	shortCPU: "resources.cpu", shortMemory: "resources.memory", shortDisk: "resources.disk", noPool: "resources.disk", shortDevice: "resources.devices, gpus",
 	portTaken: "ports", noFencer: "on_lost_lease", noMemory: "secrets, configs", networkGone: "networks", smallMTU: "networks", noSlice: "networks",
 	noNetworks: "networks", wrongNode: "affinity", unevenSpread: "spread", notNear: "affinity", tooNear: "anti_affinity", repelled: "",
 }
@@ -481,11 +481,11 @@ func (x *nodeIndex) sentence(v fsm.View, d *fsm.Demand, s int32, r rejection) st
 		}
 		return "disk: needs pool " + d.Pool + ", the node offers " + list(names)
 	case shortDevice:
-		total := fsm.DevicesNamed(n.Facts.Devices, r.key)
+		total, used := x.countDevices(s, r.key)
 		if total == 0 {
 			return "devices: needs " + r.key + ", the node has none (PERSYS_NODE_DEVICES of its agent, or CDI devices of its engine)"
 		}
-		return amount("devices "+r.key, "devices", fsm.DevicesNamed(d.Devices, r.key), total, x.usedDevices(s, r.key))
+		return amount("devices "+r.key, "devices", fsm.DevicesNamed(d.Devices, r.key), total, used)
 	case portTaken:
 		for _, p := range d.Ports {
 			if portText(p) == r.key {

@@ -87,41 +87,52 @@ type devices struct {
 	total, used int64
 }
 
-// freeDevices returns the number of free devices with a name on a node.
-func (x *nodeIndex) freeDevices(s int32, name string) int64 {
+// countDevices returns how many devices a node has for a demand with a name, and how many of these are reserved.
+func (x *nodeIndex) countDevices(s int32, name string) (total, used int64) {
 	for i := range x.devices[s] {
-		if d := &x.devices[s][i]; d.name == name {
-			return d.total - d.used
+		d := &x.devices[s][i]
+		if fsm.Offers(d.name, name) {
+			total += d.total
+		}
+		if fsm.Shares(d.name, name) {
+			used += d.used
 		}
 	}
-	return 0
+	return total, used
 }
 
 // lacksDevices reports whether a node does not have the devices that a workload demands.
 func (x *nodeIndex) lacksDevices(s int32, want fsm.DeviceCount) bool {
-	for i := range x.devices[s] {
-		if d := &x.devices[s][i]; d.name == want.Name {
-			return want.Lacks(d.total-d.used, d.total)
-		}
-	}
-	return want.Lacks(0, 0)
+	total, used := x.countDevices(s, want.Name)
+	return want.Lacks(total-used, total)
 }
 
-// usedDevices returns how many devices with a name are reserved on a node.
-func (x *nodeIndex) usedDevices(s int32, name string) int64 {
-	return fsm.DevicesNamed(x.recs[s].Facts.Devices, name) - x.freeDevices(s, name)
-}
-
-// takeDevices changes the numbers of devices that are reserved on a node.
+// takeDevices adds the numbers of devices in list to those that are reserved on a node, or subtracts them (sign -1).
 func (x *nodeIndex) takeDevices(s int32, list []fsm.DeviceCount, sign int64) {
+	x.devices[s] = takeDevices(x.devices[s], list, sign)
+}
+
+func takeDevices(have []devices, list []fsm.DeviceCount, sign int64) []devices {
 	for _, d := range list {
-		i := slices.IndexFunc(x.devices[s], func(have devices) bool { return have.name == d.Name })
+		i := slices.IndexFunc(have, func(h devices) bool { return h.name == d.Name })
 		if i < 0 {
-			i = len(x.devices[s])
-			x.devices[s] = append(x.devices[s], devices{name: d.Name})
+			i, have = len(have), append(have, devices{name: d.Name})
 		}
-		x.devices[s][i].used += sign * d.Count
+		have[i].used += sign * d.Count
 	}
+	return have
+}
+
+// overbooked reports whether more devices with a name are reserved than a node has. A node with several kinds of GPUs
+// may give GPUs of any kind from each of them.
+func overbooked(have []devices, name string) bool {
+	var left int64
+	for _, d := range have {
+		if fsm.Offers(d.name, name) {
+			left += d.total - d.used
+		}
+	}
+	return left < 0
 }
 
 // hot holds those fields of a node that the search reads, next to each other in memory.
@@ -462,15 +473,17 @@ func (x *nodeIndex) sameAlloc(s int32, a fsm.Alloc) bool {
 	if x.usedCPU[s] != a.CPU || x.usedMem[s] != a.Memory || x.workloads[s] != int32(a.Workloads) {
 		return false
 	}
+	held := 0
 	for _, d := range x.devices[s] {
-		if d.used != fsm.DevicesNamed(a.Devices, d.name) {
+		if d.used == 0 {
+			continue
+		}
+		if held++; !slices.Contains(a.Devices, fsm.DeviceCount{Name: d.name, Count: d.used}) {
 			return false
 		}
 	}
-	for _, d := range a.Devices {
-		if x.usedDevices(s, d.Name) != d.Count {
-			return false
-		}
+	if held != len(a.Devices) {
+		return false
 	}
 	var disk int64
 	for _, u := range a.Disk {

@@ -239,17 +239,18 @@ func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan
 	}
 	devices := make([]int64, len(d.Devices)) // free devices of each kind once the demand is there
 	for i, want := range d.Devices {
-		if total := fsm.DevicesNamed(n.Facts.Devices, want.Name); want.Lacks(total, total) {
+		total, used := x.countDevices(s, want.Name)
+		if want.Lacks(total, total) {
 			return plan{}, false
 		}
 		if want.Count > 0 {
-			devices[i] = x.freeDevices(s, want.Name) - want.Count
+			devices[i] = total - used - want.Count
 		}
 	}
 	free := func(o *fsm.Demand, sign int64) {
 		for i := range devices {
 			if d.Devices[i].Count > 0 {
-				devices[i] += sign * fsm.DevicesNamed(o.Devices, d.Devices[i].Name)
+				devices[i] += sign * fsm.DevicesShared(o.Devices, d.Devices[i].Name)
 			}
 		}
 		cpu += sign * o.CPU

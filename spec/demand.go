@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -41,15 +42,7 @@ func DemandOf(id string, s *controlv1.WorkloadSpec) *commandv1.Demand {
 		Ingress:        ingressDemand(s.GetContainer()),
 		MemoryFiles:    slices.ContainsFunc(refsOf(s), func(r objectRef) bool { return r.file != nil }),
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.GetDevices())) {
-		d.Devices = append(d.Devices, &commandv1.DeviceCount{Name: name, Count: r.GetDevices()[name]})
-	}
-	for _, kind := range namedDevices(s.GetContainer()) { // the node must offer the kind; nothing is reserved
-		if _, counted := r.GetDevices()[kind]; !counted {
-			d.Devices = append(d.Devices, &commandv1.DeviceCount{Name: kind})
-		}
-	}
-	slices.SortFunc(d.Devices, func(a, b *commandv1.DeviceCount) int { return strings.Compare(a.Name, b.Name) })
+	d.Devices = devicesDemand(r, containerDevices(s.GetContainer()))
 	for _, k := range sortedKeys(s.GetTags()) {
 		d.Tags = append(d.Tags, &commandv1.Label{Key: k, Value: s.GetTags()[k]})
 	}
@@ -119,24 +112,62 @@ func cdiDevices(r *controlv1.ResourceRequirements) (names []string) {
 	return names
 }
 
-// namedDevices returns the CDI kinds (VENDOR/CLASS) of the devices that a container names, such as nvidia.com/gpu for
-// nvidia.com/gpu=0.
-func namedDevices(c *controlv1.ContainerSpec) (kinds []string) {
-	add := func(name string) {
-		kind, _, cdi := strings.Cut(name, "=")
-		if cdi && strings.Contains(kind, "/") && bounds.ValidDevice(kind) && !slices.Contains(kinds, kind) && len(kinds) < bounds.MaxDevices {
-			kinds = append(kinds, kind)
-		}
+// StackDevices are the devices that containers ask for in their own words (devices, gpus) by the names of the kinds that
+// nodes offer. With the count 0 the node must offer the kind, and nothing is reserved.
+type StackDevices map[string]int64
+
+// Named adds the kind of a device that a container names, such as nvidia.com/gpu for nvidia.com/gpu=0. Other names, such
+// as the path /dev/fuse, are no kind that nodes offer.
+func (d StackDevices) Named(name string) {
+	if kind, _, cdi := strings.Cut(name, "="); cdi && strings.Contains(kind, "/") && bounds.ValidDevice(kind) {
+		d[kind] += 0
 	}
+}
+
+// Requested adds what copies of a container request: count devices of a driver, or those with the ids. A count of -1 means
+// all devices of the node, which are then not reserved, because their number depends on the node.
+func (d StackDevices) Requested(driver string, count int64, ids []string, copies int64) {
+	for _, id := range ids {
+		d.Named(id)
+	}
+	if driver != "cdi" {
+		d[fsm.AnyGPU] += max(count, 0) * copies
+	}
+}
+
+// kindsOfDevices validates how many kinds of devices a workload asks for: those in resources.devices, and those that its
+// containers name.
+func (e *Errors) kindsOfDevices(field string, list []*commandv1.DeviceCount) {
+	if n := len(list); n > bounds.MaxDevices {
+		e.addf(field, strconv.Itoa(n), "names, together with gpus and resources.devices, devices of %d kinds, at most %d", n, bounds.MaxDevices)
+	}
+}
+
+func containerDevices(c *controlv1.ContainerSpec) StackDevices {
+	out := StackDevices{}
 	for _, d := range c.GetDevices() {
-		add(d.GetSource())
+		out.Named(d.GetSource())
 	}
 	for _, g := range c.GetGpus() {
-		for _, id := range g.GetDeviceIds() {
-			add(id)
+		out.Requested(g.GetDriver(), g.GetCount(), g.GetDeviceIds(), 1)
+	}
+	return out
+}
+
+// devicesDemand returns the devices of a demand: those that resources.devices reserves, and of those that the containers
+// ask for in their own words the kinds that resources.devices does not reserve.
+func devicesDemand(r *controlv1.ResourceRequirements, own StackDevices) (out []*commandv1.DeviceCount) {
+	for name, n := range r.GetDevices() {
+		out = append(out, &commandv1.DeviceCount{Name: name, Count: n})
+	}
+	counted := len(out)
+	for name, n := range own {
+		if !slices.ContainsFunc(out[:counted], func(d *commandv1.DeviceCount) bool { return fsm.Shares(d.Name, name) }) {
+			out = append(out, &commandv1.DeviceCount{Name: name, Count: min(n, bounds.DevicesOfOne)})
 		}
 	}
-	return kinds
+	slices.SortFunc(out, func(a, b *commandv1.DeviceCount) int { return strings.Compare(a.Name, b.Name) })
+	return out
 }
 
 // SetPorts sets the host ports, and the names of ports, that the planner reads from a workload's demand.

@@ -28,12 +28,46 @@ func TestDevices(t *testing.T) {
 	if got, want := fmt.Sprint(DemandOf("w", named).GetDevices()), `[name:"amd.com/gpu" count:1 name:"nvidia.com/gpu" name:"x.org/npu"]`; strings.Join(strings.Fields(got), " ") != want {
 		t.Errorf("the demand has the devices %s, want %s", got, want)
 	}
+	for text, want := range map[string]string{
+		"gpus: all": `[name:"gpu"]`,
+		"gpus: [{count: 2}, {driver: nvidia, count: 1}]":                `[name:"gpu" count:3]`,
+		"gpus: [{device_ids: ['0']}]":                                   `[name:"gpu"]`,
+		"gpus: [{driver: cdi, device_ids: ['amd.com/gpu=1']}]":          `[name:"amd.com/gpu"]`,
+		"gpus: [{count: 2}]}\nresources: {devices: {nvidia.com/gpu: 1}": `[name:"nvidia.com/gpu" count:1]`,
+	} {
+		s := specOf(t, "id: w\ncontainer: {image: x, "+text+"}\n")
+		if got := fmt.Sprint(DemandOf("w", s).GetDevices()); strings.Join(strings.Fields(got), " ") != want {
+			t.Errorf("%s: the demand has the devices %s, want %s", text, got, want)
+		}
+	}
 	content := func(devices string) string { return contentOf(t, parsed(devices)) }
 	if content("{nvidia.com/gpu: 2}") == content("{nvidia.com/gpu: 1}") {
 		t.Error("another number of CDI devices must be another content")
 	}
 	if content("{license: 2}") != content("{license: 1}") {
 		t.Error("devices that are only counted must not be part of the content")
+	}
+}
+
+// TestKindsOfDevices: the kinds that resources.devices reserves and those that a container names count together.
+func TestKindsOfDevices(t *testing.T) {
+	file := func(counted, named int) string {
+		var reserved, own []string
+		for i := range counted {
+			reserved = append(reserved, fmt.Sprintf("x.org/d%d: 1", i))
+		}
+		for i := range named {
+			own = append(own, fmt.Sprintf("x.org/n%d=0", i))
+		}
+		return "id: w\ncontainer:\n  image: x\n  devices: [" + strings.Join(own, ", ") + "]\nresources: {devices: {" + strings.Join(reserved, ", ") + "}}\n"
+	}
+	if _, err := Parse("w.yaml", []byte(file(8, 8)), Options{}); err != nil {
+		t.Errorf("16 kinds of devices are refused: %v", err)
+	}
+	want := `w.yaml:4:`
+	_, err := Parse("w.yaml", []byte(file(8, 9)), Options{})
+	if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "devices of 17 kinds, at most 16") {
+		t.Errorf("the error of 17 kinds is %v, want one that names line 4 and the number of kinds", err)
 	}
 }
 

@@ -306,7 +306,6 @@ func UnknownDevices(s *controlv1.WorkloadSpec, asks []policy.Ask, offered []stri
 				strconv.FormatInt(s.GetResources().GetDevices()[name], 10))
 		}
 	}
-	isGPU := func(name string) bool { return name == "gpu" || strings.HasSuffix(name, "/gpu") }
 	for _, a := range asks {
 		if a.Rule != policy.RuleDevice || strings.HasPrefix(a.Field, "resources.") {
 			continue
@@ -315,8 +314,8 @@ func UnknownDevices(s *controlv1.WorkloadSpec, asks []policy.Ask, offered []stri
 		if strings.HasPrefix(field, "container") {
 			field = "spec." + field
 		}
-		if a.Value == asksGPU {
-			if !slices.ContainsFunc(offered, isGPU) {
+		if a.Value == fsm.AnyGPU {
+			if !slices.ContainsFunc(offered, fsm.IsGPU) {
 				e.add(field, "no node offers GPUs; offered devices are: "+have+". An agent offers them with PERSYS_NODE_DEVICES=nvidia.com/gpu"+shown, "")
 			}
 			continue
@@ -330,9 +329,6 @@ func UnknownDevices(s *controlv1.WorkloadSpec, asks []policy.Ask, offered []stri
 	}
 	return e.asError()
 }
-
-// asksGPU is the value of an ask for a GPU (package policy/asks).
-const asksGPU = "gpu"
 
 // UnknownLabels returns an error for each required placement rule that names a label which no node has, because then
 // no node satisfies the rule. A preferred rule with such a label is accepted. known reports whether a node has a label

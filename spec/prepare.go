@@ -64,6 +64,8 @@ type Defaults struct {
 type LoadedStack struct {
 	// CPU and Memory are the sums of the limits of its services, in millicores and MiB; 0 = no limit.
 	CPU, Memory int64
+	// Devices are the devices that its services ask for.
+	Devices StackDevices
 	// Objects are the secrets and configs of the namespace that its services use.
 	Objects []*controlv1.StackObject
 }
@@ -102,6 +104,7 @@ func demandWith(id string, s *controlv1.WorkloadSpec, loaded *LoadedStack) *comm
 	if loaded != nil {
 		d.CpuMillicores = cmp.Or(s.GetResources().GetCpuMillicores(), loaded.CPU)
 		d.MemoryMib = cmp.Or(s.GetResources().GetMemoryMb(), loaded.Memory)
+		d.Devices = devicesDemand(s.GetResources(), loaded.Devices)
 	}
 	return d
 }
@@ -203,6 +206,12 @@ func PrepareWith(req *controlv1.ApplyWorkloadRequest, key Sealer, defaults Defau
 		return Prepared{}, err
 	}
 	demand := demandWith(id, s, loaded) // all members may share one demand, because commands are never modified
+	if loaded != nil {
+		var faults Errors
+		if faults.kindsOfDevices("spec.compose.inline_yaml", demand.GetDevices()); len(faults) > 0 {
+			return Prepared{}, faults
+		}
+	}
 	size := len(files.GetData())
 	own, extra := ids[:len(ids)-surge], demand
 	if surge > 0 {

@@ -130,6 +130,9 @@ func (e *Errors) spec(id string, s *controlv1.WorkloadSpec) (image string) {
 	case *controlv1.WorkloadSpec_Container:
 		image = e.container(w.Container)
 		e.options(s)
+		if len(s.GetResources().GetDevices()) <= bounds.MaxDevices {
+			e.kindsOfDevices("spec.container.devices", devicesDemand(s.GetResources(), containerDevices(w.Container)))
+		}
 		if m := s.GetResources().GetMemoryMb(); m > 0 && m < minMemory {
 			e.addf("spec.resources.memory_mb", strconv.FormatInt(m, 10), "must be 0 or at least %d MiB: engines take no smaller limit", minMemory)
 		}

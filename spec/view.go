@@ -201,7 +201,7 @@ func NodeView(n *fsm.Node, a fsm.Alloc) *controlv1.NodeView {
 		v.StoragePools = append(v.StoragePools, pool)
 	}
 	for _, d := range f.Devices {
-		v.Devices = append(v.Devices, &controlv1.DeviceView{Name: d.Name, Total: d.Count, Reserved: fsm.DevicesNamed(a.Devices, d.Name)})
+		v.Devices = append(v.Devices, &controlv1.DeviceView{Name: d.Name, Total: d.Count, Reserved: fsm.DevicesShared(a.Devices, d.Name)})
 	}
 	return v
 }
