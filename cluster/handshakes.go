@@ -5,15 +5,16 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/persys/compute/hosts"
 )
 
 // Limits of the unfinished handshakes on the Raft port. Addresses of replicas are known by gossip, or by a handshake that
-// succeeded within knownFor. Half of all places are for them alone.
+// succeeded within hosts.KnownFor. Half of all places are for them alone.
 const (
 	handshakesMax        = 256
 	handshakesStrangers  = handshakesMax / 2
 	handshakesPerNetwork = 16
-	knownFor             = time.Hour
 	maxKnown             = 256
 )
 
@@ -24,12 +25,12 @@ type handshakes struct {
 	mu        sync.Mutex
 	all       int
 	strangers int
-	networks  map[netip.Prefix]int // of strangers
-	known     map[netip.Addr]time.Time
+	networks  map[string]int // of strangers, see hosts.NetworkOf
+	known     *hosts.Known
 }
 
 func newHandshakes() *handshakes {
-	return &handshakes{now: time.Now, networks: map[netip.Prefix]int{}, known: map[netip.Addr]time.Time{}}
+	return &handshakes{now: time.Now, networks: map[string]int{}, known: hosts.NewKnown(maxKnown)}
 }
 
 // enter counts a connection from an address. replica says that gossip knows the address as that of a replica. The
@@ -37,15 +38,14 @@ func newHandshakes() *handshakes {
 func (h *handshakes) enter(from netip.Addr, replica bool) (leave func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	at, ok := h.known[from]
-	if replica || ok && h.now().Sub(at) < knownFor {
+	if replica || h.known.Has(from.String(), h.now()) {
 		if h.all >= handshakesMax {
 			return nil
 		}
 		h.all++
-		return func() { h.leave(netip.Prefix{}) }
+		return func() { h.leave("") }
 	}
-	network := networkOf(from)
+	network := hosts.NetworkOf(from.String())
 	if h.all >= handshakesMax || h.strangers >= handshakesStrangers || h.networks[network] >= handshakesPerNetwork {
 		return nil
 	}
@@ -55,11 +55,12 @@ func (h *handshakes) enter(from netip.Addr, replica bool) (leave func()) {
 	return func() { h.leave(network) }
 }
 
-func (h *handshakes) leave(stranger netip.Prefix) {
+// leave ends the count of a connection. stranger is the network of a stranger; "" for a replica.
+func (h *handshakes) leave(stranger string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.all--
-	if !stranger.IsValid() {
+	if stranger == "" {
 		return
 	}
 	h.strangers--
@@ -72,30 +73,7 @@ func (h *handshakes) leave(stranger netip.Prefix) {
 func (h *handshakes) succeeded(from netip.Addr) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	now := h.now()
-	if len(h.known) >= maxKnown {
-		for a, at := range h.known {
-			if now.Sub(at) >= knownFor {
-				delete(h.known, a)
-			}
-		}
-	}
-	if _, ok := h.known[from]; ok || len(h.known) < maxKnown {
-		h.known[from] = now
-	}
-}
-
-// networkOf returns the network of an address: a /24 of IPv4, or a /64 of IPv6, which one person may have to themselves.
-func networkOf(a netip.Addr) netip.Prefix {
-	bits := 64
-	if a.Is4() {
-		bits = 24
-	}
-	p, err := a.Prefix(bits)
-	if err != nil { // an address that is not valid: all of these share one network
-		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-	}
-	return p
+	h.known.Add(from.String(), h.now())
 }
 
 // addrOf returns the address of a connection's peer; the zero address if it has none.

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/persys/compute/hosts"
 )
 
 // TestUnfinishedHandshakesOfStrangers: strangers cannot take the room of replicas on the Raft port, and no network can
@@ -41,7 +43,7 @@ func TestUnfinishedHandshakesOfStrangers(t *testing.T) {
 			l()
 		}
 	}
-	now = now.Add(knownFor)
+	now = now.Add(hosts.KnownFor)
 	if enter("192.0.2.1", false) != nil {
 		t.Error("an address is known an hour after its last handshake")
 	}

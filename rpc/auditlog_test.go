@@ -17,7 +17,6 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
-	"github.com/persys/compute/rpc/limits"
 )
 
 // TestAuditLogsAreServedWithHashes: any replica serves the audit logs, and each record has the hash of the
@@ -132,14 +131,6 @@ func TestRefusalsAreCoalesced(t *testing.T) {
 		is(t, "recorded later", strings.Join(said, ","), "user/vera 6")
 		is(t, "callers in memory at the end", len(r.callers), 0)
 	})
-}
-
-func TestNetworkOfAddresses(t *testing.T) {
-	for from, want := range map[string]string{
-		"192.0.2.77": "192.0.2.0/24", "::ffff:192.0.2.77": "192.0.2.0/24", "2001:db8:1:2:3::4": "2001:db8:1:2::/64", "fe80::1%eth0": "fe80::/64", "pipe": "pipe",
-	} {
-		is(t, from, limits.NetworkOf(from), want)
-	}
 }
 
 func audited1(message string) *commandv1.Command {

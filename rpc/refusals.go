@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/persys/compute/rpc/limits"
+	"github.com/persys/compute/hosts"
 )
 
 const (
@@ -164,5 +164,5 @@ func refusalKey(c caller) string {
 	case !c.id.IsZero():
 		return string(c.id.Role) + "/" + c.id.ID
 	}
-	return networkKey + limits.NetworkOf(c.from)
+	return networkKey + hosts.NetworkOf(c.from)
 }

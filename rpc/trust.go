@@ -18,6 +18,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/bounds"
+	"github.com/persys/compute/hosts"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/limits"
 )
@@ -161,7 +162,7 @@ func SchedulerRevoked(v fsm.View, name string) bool {
 // token, counts its use and serves as the audit event.
 func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clusterv1.EnrolResponse, error) {
 	c := callOf(ctx)
-	network := limits.NetworkOf(c.from)
+	network := hosts.NetworkOf(c.from)
 	entry, err := s.joins.Enter(limits.Peer{Kind: "network", Name: network})
 	if err != nil {
 		return nil, errorf(KindBusy, "more than %d joins per second from %s: try again in a moment", joinRate, network)

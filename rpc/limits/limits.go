@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/persys/compute/hosts"
 )
 
 // Limits are the limits of one server. 0 means no limit.
@@ -21,10 +23,10 @@ type Limits struct {
 	Streams int
 	// Connections is the maximum number of connections in total, and PerHost the maximum from one host.
 	Connections, PerHost int
-	// PerNetwork is the maximum number of connections from one network (NetworkOf).
+	// PerNetwork is the maximum number of connections from one network (hosts.NetworkOf).
 	PerNetwork int
 	// Strangers is the maximum number of connections whose clients have not shown a certificate
-	// (Identifying). StrangersPerNetwork is the maximum number of such connections from one network (NetworkOf). If a
+	// (Identifying). StrangersPerNetwork is the maximum number of such connections from one network (hosts.NetworkOf). If a
 	// new connection exceeds one of these limits, the oldest such connection is closed. A connection without a
 	// certificate is closed after StrangerLife. 0 means no limit.
 	Strangers, StrangersPerNetwork int
@@ -216,6 +218,7 @@ func (l *listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		out := &conn{Conn: c, l: l, host: HostOf(c.RemoteAddr())}
+		out.network = hosts.NetworkOf(out.host)
 		oldest, reason := l.enter(out)
 		if oldest != nil {
 			l.refused(ReasonStrangers)
@@ -238,20 +241,19 @@ func (l *listener) enter(c *conn) (oldest *conn, reason string) {
 	if l.limits.PerHost > 0 && l.hosts[c.host] >= l.limits.PerHost {
 		return nil, ReasonHost
 	}
-	network := NetworkOf(c.host)
-	if l.limits.PerNetwork > 0 && l.networks[network] >= l.limits.PerNetwork {
+	if l.limits.PerNetwork > 0 && l.networks[c.network] >= l.limits.PerNetwork {
 		return nil, ReasonHost
 	}
 	if l.limits.Connections > 0 && l.all >= l.limits.Connections {
 		return nil, ReasonConnections
 	}
-	if l.strangers.full(c.host) {
+	if l.strangers.full(c) {
 		return nil, ReasonStrangers
 	}
 	oldest = l.strangers.add(c)
 	l.all++
 	l.hosts[c.host]++
-	l.networks[network]++
+	l.networks[c.network]++
 	return oldest, ""
 }
 
@@ -263,17 +265,17 @@ func (l *listener) leave(c *conn) {
 	if l.hosts[c.host]--; l.hosts[c.host] == 0 {
 		delete(l.hosts, c.host)
 	}
-	network := NetworkOf(c.host)
-	if l.networks[network]--; l.networks[network] == 0 {
-		delete(l.networks, network)
+	if l.networks[c.network]--; l.networks[c.network] == 0 {
+		delete(l.networks, c.network)
 	}
 }
 
 type conn struct {
 	net.Conn
-	l    *listener
-	host string
-	once sync.Once
+	l       *listener
+	host    string
+	network string // network of the host (hosts.NetworkOf)
+	once    sync.Once
 	// place is the connection's element in the list of strangers (connections whose clients have shown no
 	// certificate), and end is the timer that closes the connection after StrangerLife. Once the client has shown a
 	// certificate, place is nil and the timer is stopped.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/persys/compute/hosts"
 	"github.com/persys/compute/testbed"
 )
 
@@ -130,12 +131,12 @@ func TestHostsThatShowedACertificateAreForgotten(t *testing.T) {
 		s.identify(&conn{host: string(rune(i + 1000))})
 	}
 	s.identify(&conn{host: "one more"})
-	if s.isKnown("one more") || len(s.known) != maxKnown {
-		t.Errorf("%d hosts that showed a certificate are remembered, want one", len(s.known))
+	if s.known.Has("one more", now) || s.known.Len() != maxKnown {
+		t.Errorf("%d hosts that showed a certificate are remembered, want one", s.known.Len())
 	}
-	now = now.Add(knownFor)
+	now = now.Add(hosts.KnownFor)
 	s.identify(&conn{host: "one more"})
-	if !s.isKnown("one more") || len(s.known) != 1 {
-		t.Errorf("%d hosts with a certificate are remembered an hour later", len(s.known))
+	if !s.known.Has("one more", now) || s.known.Len() != 1 {
+		t.Errorf("%d hosts with a certificate are remembered an hour later", s.known.Len())
 	}
 }
