@@ -99,7 +99,7 @@ func (e *Errors) options(s *controlv1.WorkloadSpec) {
 				e.addf(where, "", "must be text without NUL, with a key of at most 256 bytes and a value of at most %d", maxMetadata)
 			case m.field == "labels" && strings.HasPrefix(k, "persys."):
 				e.add(where, "begins with persys., which is for the labels of the agents", "")
-			case m.field == "logging.options" && fromView(v):
+			case m.field == "logging.options":
 				e.secret(where, v)
 			}
 		}

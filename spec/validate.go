@@ -354,8 +354,7 @@ func (e *Errors) env(at string, env map[string]string) {
 			}
 		case !isText(v):
 			e.add(at+"."+k, "must be text without NUL", "")
-		case fromView(v):
-			e.secret(at+"."+k, v)
+		case e.secret(at+"."+k, v): // refused, or the redaction marker
 		default:
 			if rule := engine.Arg(len(k) + len("=") + len(v)); rule != "" {
 				e.add(at+"."+k, rule, "")
@@ -364,18 +363,15 @@ func (e *Errors) env(at string, env map[string]string) {
 	}
 }
 
-// fromView reports whether a value can only have been copied from an answer that shows a specification: it
-// is the redaction marker or a sealed value.
-func fromView(value string) bool {
+// secret reports whether a value can only have been copied from an answer that shows a specification: it is the
+// redaction marker or a sealed value. It refuses a sealed value. The redaction marker is accepted: it keeps the stored
+// value (see Keep).
+func (e *Errors) secret(at, value string) (copied bool) {
 	_, sealed := pki.SealedUnder(value)
-	return sealed || pki.IsRedacted(value)
-}
-
-// secret refuses a sealed value. The redaction marker is accepted: it keeps the stored value (see Keep).
-func (e *Errors) secret(at, value string) {
-	if _, sealed := pki.SealedUnder(value); sealed {
+	if sealed {
 		e.add(at, "is a sealed value from the store or a backup: give the real value", "")
 	}
+	return sealed || pki.IsRedacted(value)
 }
 
 func (e *Errors) ports(at string, ports []*controlv1.Port) {
