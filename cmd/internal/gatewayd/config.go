@@ -158,7 +158,11 @@ func (c *Config) complete() error {
 // limits returns the limits of each listener. A quarter of the connections may come from one /24 or /64 network, so that
 // nobody with many addresses in one network takes all.
 func (c *Config) limits() limits.Limits {
-	return limits.Limits{Calls: c.LimitCalls, Concurrent: c.LimitConcurrent, Connections: c.LimitConnections, PerHost: c.LimitPerHost, PerNetwork: c.LimitConnections / 4}
+	out := limits.Limits{Calls: c.LimitCalls, Concurrent: c.LimitConcurrent, Connections: c.LimitConnections, PerHost: c.LimitPerHost}
+	if c.LimitConnections > 0 {
+		out.PerNetwork = max(1, c.LimitConnections/4)
+	}
+	return out
 }
 
 // clusters returns the clusters that this gateway serves and the id of the default cluster. They come from the first of

@@ -106,3 +106,12 @@ func TestTheUnitMayWriteItsStateFolder(t *testing.T) {
 		}
 	}
 }
+
+// TestANetworkHasAtLeastOneConnection: PerNetwork 0 would mean no limit.
+func TestANetworkHasAtLeastOneConnection(t *testing.T) {
+	for connections, want := range map[int]int{0: 0, 1: 1, 3: 1, 4: 1, 8: 2} {
+		if got := (&Config{LimitConnections: connections}).limits().PerNetwork; got != want {
+			t.Errorf("of %d connections, one network gets %d, want %d", connections, got, want)
+		}
+	}
+}
