@@ -161,7 +161,7 @@ type Config struct {
 	Overlay    func(Parts) (network.Overlay, error)
 	Names      *names.Resolver
 	Networking func(advertise string) *controlv1.NodeNetworking
-	// HeldPorts returns the ports in ingress mode that programs of the machine use. When the list changes, the agent
+	// HeldPorts returns the ports in ingress mode at which the machine does not answer. When the list changes, the agent
 	// registers again, because the result of Networking contains these ports. It may be nil.
 	HeldPorts func() string
 	// Host measures the machine; default host.New("/").

@@ -355,8 +355,8 @@ func (n *Network) Answers(node *Node) bool {
 	return n.Ingress && has && node.Facts.Networking.Ingress
 }
 
-// Holds reports whether another program of the machine uses a port, so that the node does not
-// answer at this port.
+// Holds reports whether the node does not answer at a port, because another program of the machine uses it or the
+// PERSYS_POLICY of the node forbids it.
 func (n Networking) Holds(port string) bool {
 	return n.Held != "" && slices.Contains(strings.Split(n.Held, ", "), port)
 }

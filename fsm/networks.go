@@ -48,7 +48,7 @@ type Networking struct {
 	MTU     uint32 // largest MTU of a network on the node, in bytes
 	Problem string // why the node cannot take part in networks; "" if it can
 	Ingress bool   // the node can answer at ports in ingress mode
-	Held    string // ports in ingress mode that a program of the machine uses, for example "22/tcp, 80/tcp"
+	Held    string // ports in ingress mode at which the machine does not answer, for example "22/tcp, 80/tcp"
 }
 
 // Lacks returns why a node cannot take part in any network; "" if it can.

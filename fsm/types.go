@@ -733,7 +733,7 @@ const (
 	EventMemberRemoved      = "MemberRemoved" // a system workload lost its member for a node; Message says why
 	EventNetworkCreated     = "NetworkCreated"
 	EventNetworkDeleted     = "NetworkDeleted"
-	EventPortsHeld          = "PortsHeld"     // programs of a node began or ceased to use ports in ingress mode
+	EventPortsHeld          = "PortsHeld"     // the ports in ingress mode at which a node does not answer have changed
 	EventSecretChanged      = "SecretChanged" // a secret was created or got a version; Details has the version
 	EventSecretDeleted      = "SecretDeleted"
 	EventSecretShown        = "SecretShown" // the value of a secret was shown to a user

@@ -96,7 +96,7 @@ func ingressText(v fsm.View, w *fsm.Workload) string {
 		policies := v.NodePolicies(node)
 		for _, p := range w.Demand.Ingress {
 			if node.Facts.Networking.Holds(p.Key()) {
-				texts = append(texts, fmt.Sprintf("port %s does not answer on node %s: a program of the machine uses it (ss -lnp sport = :%d shows it)", p.Key(), node.ID, p.Port))
+				texts = append(texts, fmt.Sprintf("port %s does not answer on node %s: a program of the machine uses it (ss -lnp sport = :%d shows it), or the PERSYS_POLICY of the node forbids it", p.Key(), node.ID, p.Port))
 			} else if why := forbidsPort(policies, uint32(p.Port), p.Protocol); why != "" {
 				texts = append(texts, fmt.Sprintf("port %s does not answer on node %s: %s", p.Key(), node.ID, why))
 			}

@@ -192,6 +192,34 @@ func TestIngress(t *testing.T) {
 	})
 }
 
+// TestForbiddenIngressPorts: a machine does not answer at a port that its policy forbids, and reports the port. It
+// answers at other ports.
+func TestForbiddenIngressPorts(t *testing.T) {
+	namespaces(t)
+	fab := fabric(t)
+	a := newNode(t, fab, "a", 11)
+	a.forbids = func(p workload.IngressPort) bool { return p.Port == 8080 && !p.UDP }
+	v := viewOf(a, []*node{a}, map[uint32][]*node{1: {a}})
+	v.Networks[0].Ingress = true
+	a.Start(t, v)
+	c := newContainer(t, a, "web", 1)
+	var s workload.ServiceView
+	for _, p := range []uint16{8080, 8081} {
+		s.Ingress = append(s.Ingress, workload.NetworkIngress{IngressPort: workload.IngressPort{Port: p}, Endpoints: []netip.AddrPort{netip.AddrPortFrom(c.address, 80)}})
+	}
+	a.overlay.SetServices(s)
+	testbed.Within(t, 10*time.Second, "the allowed port answers", func() error {
+		_, err := fab.askAt(netip.AddrPortFrom(a.address, 8081))
+		return err
+	})
+	if got, err := fab.askAt(netip.AddrPortFrom(a.address, 8080)); err == nil {
+		t.Errorf("at the forbidden port, %q answers", got)
+	}
+	if got := a.overlay.HeldPorts(); got != "8080/tcp" {
+		t.Errorf("the held ports are %q, want 8080/tcp", got)
+	}
+}
+
 // TestIngressPortsOfPrograms: if a program of the machine already listens at a port in ingress mode, the agent
 // leaves the port to that program and reports this. When the program has ended, the port leads to the
 // instances. A program that listens only at loopback addresses does not keep the agent from using the port.

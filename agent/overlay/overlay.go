@@ -28,6 +28,9 @@ type Config struct {
 	// Names answers the DNS queries of containers. If Names is nil, containers get no DNS server on this
 	// machine.
 	Names Names
+	// Forbids reports whether the policy of this machine (PERSYS_POLICY) forbids a port in ingress mode. If Forbids is
+	// nil, no port is forbidden.
+	Forbids func(workload.IngressPort) bool
 	// Metrics may be nil.
 	Metrics Metrics
 	Logger  *slog.Logger
@@ -105,6 +108,9 @@ const (
 func New(cfg Config) (*Overlay, error) {
 	if cfg.Metrics == nil {
 		cfg.Metrics = noMetrics{}
+	}
+	if cfg.Forbids == nil {
+		cfg.Forbids = func(workload.IngressPort) bool { return false }
 	}
 	o := &Overlay{
 		cfg: cfg, log: cfg.Logger, compare: compareEvery, passed: make(chan struct{}),

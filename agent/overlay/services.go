@@ -33,7 +33,7 @@ type serviceState struct {
 	routed   []netip.Prefix // slices of services that the network's bridge answers for, or did when it was last ready
 	problems []string
 	looked   []workload.IngressPort // ports in ingress mode for which the sockets of the machine were looked at
-	held     []workload.IngressPort // ports in ingress mode that programs of the machine use, sorted
+	held     []workload.IngressPort // ports in ingress mode that programs of the machine use or Config.Forbids forbids, sorted
 }
 
 // SetServices gives Run a newer view of the services. It does not block.
@@ -209,9 +209,9 @@ func (o *Overlay) rebalance(b *Balancer, v *workload.NetworkView, s workload.Ser
 	return err2
 }
 
-// heldPorts returns the ports in ingress mode at which programs of the machine listen. It lists the sockets if
-// anew is set or if a port was not checked before. If listing fails, it treats ports that were not checked as
-// used by programs, so that no program loses its port.
+// heldPorts returns the ports in ingress mode at which programs of the machine listen, and those that the policy of the
+// machine forbids. It lists the sockets if anew is set or if a port was not checked before. If listing fails, it treats
+// ports that were not checked as used by programs, so that no program loses its port.
 func (o *Overlay) heldPorts(b *Balancer, v *workload.NetworkView, s workload.ServiceView, anew bool) ([]workload.IngressPort, error) {
 	var ports []workload.IngressPort
 	for _, x := range s.Ingress {
@@ -238,17 +238,23 @@ func (o *Overlay) heldPorts(b *Balancer, v *workload.NetworkView, s workload.Ser
 		})
 		err = fmt.Errorf("cannot find out which ports programs of this machine use: %w", err)
 	}
+	for _, p := range ports {
+		if o.cfg.Forbids(p) && !slices.Contains(held, p) {
+			held = append(held, p)
+		}
+	}
+	slices.SortFunc(held, workload.IngressPort.Compare)
 	o.mu.Lock()
 	o.services.held, o.services.looked = held, ports
 	o.mu.Unlock()
 	if !slices.Equal(held, former) {
-		o.log.Warn("ports in ingress mode that programs of this machine use", "ports", portsText(held))
+		o.log.Warn("ports in ingress mode that programs of this machine use, or that PERSYS_POLICY forbids", "ports", portsText(held))
 	}
 	return held, err
 }
 
-// HeldPorts returns the ports in ingress mode at which this machine does not answer, because its programs use them,
-// for example "22/tcp, 80/tcp". Ports that do not fit into 200 bytes are left out.
+// HeldPorts returns the ports in ingress mode at which this machine does not answer, because its programs use them or its
+// policy forbids them, for example "22/tcp, 80/tcp". Ports that do not fit into 200 bytes are left out.
 func (o *Overlay) HeldPorts() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -134,7 +134,8 @@ type node struct {
 	store   memory
 	log     *lines
 	counts  counts
-	compare time.Duration // time between two full comparisons
+	compare time.Duration                   // time between two full comparisons
+	forbids func(workload.IngressPort) bool // see Config
 	names   Names
 
 	stop    func()
@@ -178,7 +179,7 @@ func firewall() error {
 // Start runs an overlay until Stop or the end of the test.
 func (n *node) Start(t *testing.T, v workload.NetworkView) {
 	t.Helper()
-	o, err := New(Config{Node: n.name, Store: &n.store, Names: n.names, Metrics: &n.counts, Logger: slog.New(slog.NewTextHandler(n.log, nil))})
+	o, err := New(Config{Node: n.name, Store: &n.store, Names: n.names, Forbids: n.forbids, Metrics: &n.counts, Logger: slog.New(slog.NewTextHandler(n.log, nil))})
 	must(t, err)
 	o.compare = cmp.Or(n.compare, 2*time.Second)
 	o.engine = func(string) (engine, error) { return &fakeEngine{space: n.space}, nil }

@@ -14183,7 +14183,8 @@ type NetworkSlice struct {
 	// The slice holds addresses of services.
 	Services bool `protobuf:"varint,1601,opt,name=services,proto3" json:"services,omitempty"`
 	// Set if the node accepts connections at the ports that services of the network publish on every node (mode ingress).
-	// Exceptions are the ports in held_ports, which another process of the node holds.
+	// Exceptions are the ports in held_ports: another process of the node uses them, or the PERSYS_POLICY of the node
+	// forbids them.
 	Answers       bool   `protobuf:"varint,1701,opt,name=answers,proto3" json:"answers,omitempty"`
 	HeldPorts     string `protobuf:"bytes,1702,opt,name=held_ports,json=heldPorts,proto3" json:"held_ports,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -6035,8 +6035,8 @@ type NodeNetworking struct {
 	Problem string `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
 	// The node can answer at ports in ingress mode, which are published on every node.
 	Ingress bool `protobuf:"varint,485,opt,name=ingress,proto3" json:"ingress,omitempty"`
-	// Ports that services publish on every node (ingress mode) and that another program of this machine uses,
-	// for example "22/tcp, 80/tcp". The node does not answer for the services at these ports.
+	// Ports that services publish on every node (ingress mode) and at which this node does not answer, for example
+	// "22/tcp, 80/tcp": another program of the machine uses them, or the PERSYS_POLICY of the node forbids them.
 	HeldPorts     string `protobuf:"bytes,486,opt,name=held_ports,json=heldPorts,proto3" json:"held_ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

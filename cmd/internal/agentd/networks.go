@@ -12,7 +12,10 @@ import (
 	"github.com/persys/compute/agent/names"
 	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/overlay"
+	"github.com/persys/compute/agent/workload"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/policy"
+	"github.com/persys/compute/policy/asks"
 )
 
 // probeTime is the time limit for finding out, before each registration, whether this machine supports
@@ -29,7 +32,7 @@ func networks(acfg *agent.Config, cfg *Config, log *slog.Logger) {
 	resolver := names.New(running, "/etc/resolv.conf", log)
 	acfg.Names = resolver
 	acfg.Overlay = func(p agent.Parts) (o network.Overlay, err error) {
-		running.Overlay, err = overlay.New(overlay.Config{Node: acfg.NodeID, DockerHost: cfg.DockerHost, Store: p.Store, Names: resolver, Metrics: p.Metrics, Logger: log})
+		running.Overlay, err = overlay.New(overlay.Config{Node: acfg.NodeID, DockerHost: cfg.DockerHost, Store: p.Store, Names: resolver, Forbids: forbids(acfg.Ceiling.Policy), Metrics: p.Metrics, Logger: log})
 		return running.Overlay, err
 	}
 	acfg.Networking = func(advertise string) *controlv1.NodeNetworking {
@@ -40,6 +43,21 @@ func networks(acfg *agent.Config, cfg *Config, log *slog.Logger) {
 		return out
 	}
 	acfg.HeldPorts = func() string { return running.HeldPorts() }
+}
+
+// forbids returns a function that reports whether a policy forbids a port in ingress mode. It returns nil for no policy.
+func forbids(p *policy.Policy) func(workload.IngressPort) bool {
+	if p == nil {
+		return nil
+	}
+	return func(port workload.IngressPort) bool {
+		protocol := "tcp"
+		if port.UDP {
+			protocol = "udp"
+		}
+		bad := policy.Judge(p, policy.Workload{Asks: asks.IngressPort(int32(port.Port), protocol, "ports")})
+		return slices.ContainsFunc(bad, func(v policy.Violation) bool { return v.Rule == policy.RulePort || v.Rule == policy.RuleAddress })
+	}
 }
 
 // lateOverlay holds the overlay network for the DNS resolver. Each of the two needs the other, so the resolver is

@@ -7,6 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/persys/compute/agent/workload"
+	"github.com/persys/compute/policy"
 )
 
 // TestNetworkingKeepsTheAddress: a node's endpoint is a host name whose look-up fails. The function networking must
@@ -42,6 +45,34 @@ func TestNetworkingKeepsTheAddress(t *testing.T) {
 		got := networking(t.Context(), c.advertise, c.present, lookup, probe)
 		if got.GetAddress() != c.address || (got.GetProblem() == "") != (c.problem == "") || !strings.Contains(got.GetProblem(), c.problem) {
 			t.Errorf("%s: the address is %q and the problem %q; want %q and %q", c.name, got.GetAddress(), got.GetProblem(), c.address, c.problem)
+		}
+	}
+}
+
+// TestThePolicyOfAMachineForbidsIngressPorts: PERSYS_POLICY decides at which ports in ingress mode the machine answers.
+func TestThePolicyOfAMachineForbidsIngressPorts(t *testing.T) {
+	if forbids(nil) != nil {
+		t.Error("without PERSYS_POLICY, a function judges the ports")
+	}
+	open, _ := policy.Builtin(policy.Privileged)
+	strict, _ := policy.Builtin(policy.Restricted)
+	own, _ := policy.Builtin(policy.Baseline)
+	narrow := *own
+	narrow.Addresses = []string{"10.0.0.1"}
+	for _, tt := range []struct {
+		name   string
+		policy *policy.Policy
+		port   workload.IngressPort
+		want   bool
+	}{
+		{"privileged", open, workload.IngressPort{Port: 22}, false},
+		{"a low port", strict, workload.IngressPort{Port: 80}, true},
+		{"a low UDP port", strict, workload.IngressPort{Port: 53, UDP: true}, true},
+		{"a high port", strict, workload.IngressPort{Port: 8080}, false},
+		{"only one address of the machine", &narrow, workload.IngressPort{Port: 8080}, true},
+	} {
+		if got := forbids(tt.policy)(tt.port); got != tt.want {
+			t.Errorf("%s: port %s is forbidden: %v, want %v", tt.name, tt.port, got, tt.want)
 		}
 	}
 }
