@@ -62,7 +62,6 @@ var needs = map[string]Role{
 	clusterv1.Cluster_ListVolumes_FullMethodName:            Viewer,
 	clusterv1.Cluster_GetAccess_FullMethodName:              Nobody,
 	clusterv1.Cluster_CheckAccess_FullMethodName:            Nobody,
-	clusterv1.Cluster_LinkConsole_FullMethodName:            Nobody,
 	clusterv1.Cluster_OpenConsole_FullMethodName:            Nobody,
 	clusterv1.Cluster_ListConsoles_FullMethodName:           Nobody,
 	clusterv1.Cluster_EndConsole_FullMethodName:             Nobody,
