@@ -45,7 +45,7 @@ move to another node. persysctl why shows the reason.`,
 			}
 			return c.nodeAction(ctx, args[:1], func(string) (*clusterv1.NodeActionResponse, error) {
 				return change(ctx, c, c.cluster.LabelNode, req)
-			}, "labelled")
+			}, setOrRemoved("labelled", "label", len(req.Labels) > 0, req.Remove))
 		}),
 	}
 }
@@ -83,9 +83,25 @@ local data behind: see persysctl why.`,
 			}
 			return c.nodeAction(ctx, args[:1], func(string) (*clusterv1.NodeActionResponse, error) {
 				return change(ctx, c, c.cluster.TaintNode, req)
-			}, "tainted")
+			}, setOrRemoved("tainted", "taint", len(req.Taints) > 0, req.Remove))
 		}),
 	}
+}
+
+// setOrRemoved returns what a command has done to a node: set keys, removed keys, or both. said is the word for a set, and
+// what a key is.
+func setOrRemoved(said, what string, set bool, removed []string) string {
+	if len(removed) == 0 {
+		return said
+	}
+	if len(removed) > 1 {
+		what += "s"
+	}
+	gone := "removed " + what + " " + strings.Join(removed, ", ")
+	if set {
+		return said + ", " + gone
+	}
+	return gone
 }
 
 // setText lists the keys of those labels and taints of a node that users have set or removed by command; "zone disk-"
