@@ -70,6 +70,7 @@ func ToAgent(w *fsm.Workload, plain *controlv1.WorkloadSpec) *agentv1.ApplyWorkl
 
 func agentContainer(s *controlv1.WorkloadSpec) *agentv1.ContainerSpec {
 	c, r := s.GetContainer(), s.GetResources()
+	word, times := restartPolicyOf(c)
 	out := &agentv1.ContainerSpec{
 		Image:   c.GetImage(),
 		Command: c.GetCommand(),
@@ -80,7 +81,7 @@ func agentContainer(s *controlv1.WorkloadSpec) *agentv1.ContainerSpec {
 			CpuMillicores: r.GetCpuMillicores(),
 			MemoryBytes:   r.GetMemoryMb() << 20,
 		},
-		RestartPolicy:  &agentv1.RestartPolicy{Policy: c.GetRestartPolicy()},
+		RestartPolicy:  &agentv1.RestartPolicy{Policy: word, MaxRetryCount: times},
 		ManagedVolumes: inPool(fromControlVolumes(c.GetManagedVolumes()), s),
 		Privileged:     c.GetPrivileged(),
 		DiskGb:         r.GetDiskGb(),

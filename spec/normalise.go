@@ -115,7 +115,7 @@ func canonicalWord(s string, known []string) string {
 func normaliseContainer(c *controlv1.ContainerSpec) {
 	normaliseObjects(c)
 	c.Image = strings.TrimSpace(c.Image)
-	c.RestartPolicy = strings.ToLower(strings.TrimSpace(c.RestartPolicy))
+	c.RestartPolicy = normalRestartPolicy(c)
 	c.User = strings.TrimSpace(c.User)
 	c.CapAdd, c.CapDrop = normaliseWords(c.CapAdd, asks.Capability), normaliseWords(c.CapDrop, asks.Capability)
 	c.SecurityOpt = normaliseWords(c.SecurityOpt, asks.SecurityOption)

@@ -256,7 +256,7 @@ func TestParseErrors(t *testing.T) {
 		{"a port with an invalid address", container(`ports: [{host: 80, container: 80, address: web}]`), `container.ports[0].address: must be an IP address of the node`},
 		{"duplicate host port", container("ports: ['80:80', '80:81']"), `container.ports[1]`},
 		{"a misspelt protocol", container("ports: ['80:80/tpc']"), `must be one of tcp, udp, got "tpc", did you mean "tcp"?`},
-		{"restart with a count", container("restart: on-failure:3"), `t.yaml:4:12: container.restart: takes no number of attempts: write on-failure, got "on-failure:3"`},
+		{"restart with a count", container("restart: always:3"), `t.yaml:4:12: container.restart: must not have a number, which is for on-failure only: write always, got "always:3"`},
 		{"a misspelt restart policy", container("restart: allways"), `t.yaml:4:12: container.restart: must be one of no, always, on-failure, unless-stopped, got "allways", did you mean "always"?`},
 		{"a stop grace period above the maximum", container("stop_grace_period: 11m"), `container.stop_grace_period: must be 0 to 600, the maximum in any cluster`},
 		{"a stop grace period without a unit", container("stop_grace_period: 90"), `t.yaml:4:22: container.stop_grace_period: must be whole seconds such as 10s or 1m`},

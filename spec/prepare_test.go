@@ -312,7 +312,12 @@ func TestPrepareRefuses(t *testing.T) {
 		{"a seccomp profile of the node", over(func(r *controlv1.ApplyWorkloadRequest) {
 			r.Spec.GetContainer().SecurityOpt = []string{"seccomp=/etc/profile.json"}
 		}), "must be an option of the engine"},
-		{"a number of restarts", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().RestartPolicy = "on-failure:3" }), "takes no number of attempts: write on-failure"},
+		{"a number of restarts", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().RestartPolicy = "always:3" }), "must not have a number, which is for on-failure only: write always"},
+		{"a number of restarts that is none", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().RestartPolicy = "on-failure:x" }), "such as on-failure:3"},
+		{"too many restarts", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().RestartPolicy = "on-failure:2147483648" }), "must have at most 2147483647 restarts"},
+		{"a number of restarts of an exclusive workload", over(func(r *controlv1.ApplyWorkloadRequest) {
+			r.Spec.GetContainer().RestartPolicy, r.Spec.Exclusive = "on-failure:3", true
+		}), "must not have a number in an exclusive workload"},
 		{"an image in upper case", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().Image = "Team/Web:1" }), `did you mean "team/web:1"?`},
 		{"an argument longer than Linux takes", over(func(r *controlv1.ApplyWorkloadRequest) {
 			r.Spec.GetContainer().Command = []string{strings.Repeat("x", engine.MaxArg+1)}

@@ -26,6 +26,7 @@ type note struct {
 	what      string
 	words     []string // the words that the field may have, in upper or lower case; empty = any text
 	low, high int64    // range of a whole number; if high is not above low, the range is not limited
+	pattern   string   // further texts that a field with words may have, as a regular expression
 	example   any
 }
 
@@ -256,7 +257,11 @@ func (d *decoder) limit(s object, wire string) {
 			words[i] = w
 		}
 		delete(s, "type")
-		s["anyOf"] = []any{object{"enum": words}, object{"type": "string", "pattern": anyCase(n.words...)}}
+		forms := []any{object{"enum": words}, object{"type": "string", "pattern": anyCase(n.words...)}}
+		if n.pattern != "" {
+			forms = append(forms, object{"type": "string", "pattern": n.pattern})
+		}
+		s["anyOf"] = forms
 	}
 	if n.high > n.low {
 		s["minimum"], s["maximum"] = n.low, n.high

@@ -107,7 +107,7 @@ func notes() map[string]note {
 		"spec.container.volumes[].host_path":       {what: "Folder or file on the node."},
 		"spec.container.volumes[].container_path":  {what: "Path in the container."},
 		"spec.container.volumes[].read_only":       {what: "Mounted read-only."},
-		"spec.container.restart_policy":            {what: "When a container that has ended is started again: always, unless-stopped, on-failure (until it ends with exit code 0), or no (never). Without a policy the agent starts the container again a few times.", words: restartPolicies},
+		"spec.container.restart_policy":            {what: "When a container that has ended is started again: always, unless-stopped, on-failure (until it ends with exit code 0), on-failure:3 (at most 3 times), or no (never). Without a policy the agent starts the container again a few times.", words: restartPolicies, pattern: `^\s*on-failure:[0-9]+\s*$`},
 		"spec.container.privileged":                {what: "The container runs with all privileges on the node; default false."},
 		"spec.container.user":                      {what: "User that runs the container, or UID[:GID]; default is the user of the image.", example: "1000:1000"},
 		"spec.container.cap_add":                   {what: "Linux capabilities that the container gets in addition to those that the engine gives.", example: []any{"NET_ADMIN"}},

@@ -130,6 +130,7 @@ func (e *Errors) spec(id string, s *controlv1.WorkloadSpec) (image string) {
 	case *controlv1.WorkloadSpec_Container:
 		image = e.container(w.Container)
 		e.options(s)
+		e.restart("spec.container.restart_policy", s)
 		if len(s.GetResources().GetDevices()) <= bounds.MaxDevices {
 			e.kindsOfDevices("spec.container.devices", devicesDemand(s.GetResources(), containerDevices(w.Container)))
 		}
@@ -242,11 +243,6 @@ func (e *Errors) container(c *controlv1.ContainerSpec) (full string) {
 	}
 	e.env(at+".env", c.GetEnv())
 	e.ports(at+".ports", c.GetPorts())
-	if policy, _, counts := strings.Cut(strings.TrimSpace(c.GetRestartPolicy()), ":"); counts && slices.Contains(restartPolicies, strings.ToLower(policy)) {
-		e.add(at+".restart_policy", "takes no number of attempts: write "+strings.ToLower(policy), c.GetRestartPolicy())
-	} else {
-		e.word(at+".restart_policy", c.GetRestartPolicy(), restartPolicies)
-	}
 	e.hardening(at, c)
 	e.stopping(at, c)
 	if n := len(c.GetVolumes()); n > maxEntriesOf {

@@ -77,6 +77,7 @@ type Intent struct {
 // Traits are the properties of a specification that the core needs.
 type Traits struct {
 	RestartPolicy string // restart policy of a container: "", no, on-failure, always, unless-stopped
+	MaxRestarts   int32  // with on-failure, the number of restarts after which the engine gives up; 0 = no limit
 	Job           bool   // the workload is a job, whose failed runs the schedulers repeat
 	// Promises are the resources that schedulers reserve for the workload on its node: CPU in millicores,
 	// memory in MiB, disk in GiB.
@@ -116,6 +117,12 @@ func (in *Intent) keepsEnded(o *workload.Observed) bool {
 		return !in.Exclusive || o == nil || o.State != workload.Failed
 	}
 	return false
+}
+
+// neverAgain reports whether nobody starts the container again once the engine has given it up: its policy is no, or
+// on-failure with a number of restarts.
+func (t Traits) neverAgain() bool {
+	return t.RestartPolicy == "no" && !t.Job || t.RestartPolicy == "on-failure" && t.MaxRestarts > 0
 }
 
 // ranFor reports whether the instance o was created for the generation of this order and has ended. The order

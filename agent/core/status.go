@@ -226,7 +226,7 @@ func (x *step) judge(st *Status, w *Workload) {
 		st.failure(f)
 		st.State = workload.Failed
 		st.former(match.state == workload.Running && !fits)
-		if fits && in.Traits.RestartPolicy == "no" && !in.Traits.Job && w.hasRun() {
+		if fits && in.Traits.neverAgain() && w.hasRun() {
 			st.Message += neverAgain
 			st.terminal()
 		}

@@ -350,6 +350,8 @@ func TestStepGivesUpAFailedContainerThatNeverRestarts(t *testing.T) {
 		{"a service", Traits{RestartPolicy: "no"}, workload.Generation{Incarnation: 1, Sequence: 5}, "true"},
 		{"a job", Traits{RestartPolicy: "no", Job: true}, workload.Generation{Incarnation: 1, Sequence: 5}, ""},
 		{"a service of a legacy v1 scheduler", Traits{RestartPolicy: "no"}, workload.Generation{}, ""},
+		{"a service with a number of restarts", Traits{RestartPolicy: "on-failure", MaxRestarts: 3}, workload.Generation{Incarnation: 1, Sequence: 5}, "true"},
+		{"a service without a number of restarts", Traits{RestartPolicy: "on-failure"}, workload.Generation{Incarnation: 1, Sequence: 5}, ""},
 		{"a service without a policy", Traits{}, workload.Generation{Incarnation: 1, Sequence: 5}, ""},
 	} {
 		h := newHistory(t, nil).step(order(5, 7, func(o *Order) { o.Traits, o.Generation = c.traits, c.given }))

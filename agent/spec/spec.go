@@ -351,7 +351,8 @@ func Of(in *core.Intent) *agentv1.WorkloadSpec {
 func Traits(spec *agentv1.WorkloadSpec) (core.Traits, error) {
 	cpu, memory, disk := promised(spec)
 	t := core.Traits{
-		RestartPolicy: spec.GetContainer().GetRestartPolicy().GetPolicy(), Job: spec.GetJob(),
+		RestartPolicy: spec.GetContainer().GetRestartPolicy().GetPolicy(), MaxRestarts: spec.GetContainer().GetRestartPolicy().GetMaxRetryCount(),
+		Job:      spec.GetJob(),
 		Promises: [3]int64{cpu, memory, disk}, DiskLimit: diskLimit(spec),
 	}
 	if check := spec.GetHealthCheck(); check != nil {

@@ -3940,7 +3940,7 @@ type ContainerSpec struct {
 	// Bind mounts.
 	Volumes []*VolumeMount `protobuf:"bytes,4,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	Ports   []*Port        `protobuf:"bytes,5,rep,name=ports,proto3" json:"ports,omitempty"`
-	// Restart policy: no, always, on-failure or unless-stopped. In the agent API it is a message.
+	// Restart policy: no, always, unless-stopped, on-failure, or on-failure:TIMES. In the agent API it is a message.
 	RestartPolicy  string               `protobuf:"bytes,6,opt,name=restart_policy,json=restartPolicy,proto3" json:"restart_policy,omitempty"`
 	Privileged     bool                 `protobuf:"varint,7,opt,name=privileged,proto3" json:"privileged,omitempty"`
 	ManagedVolumes []*ManagedVolumeSpec `protobuf:"bytes,8,rep,name=managed_volumes,json=managedVolumes,proto3" json:"managed_volumes,omitempty"`

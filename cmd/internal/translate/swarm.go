@@ -312,6 +312,9 @@ func (t *translation) swarmRestart(w *workload, s *source) {
 		return
 	case condition == "none":
 		w.Container.Restart = "no"
+	case condition == "on-failure" && attempts > 0:
+		w.Container.Restart = fmt.Sprintf("on-failure:%d", attempts)
+		return
 	case condition == "on-failure":
 		w.Container.Restart = "on-failure"
 	default:
