@@ -100,7 +100,7 @@ func (b *batch) addAlone(ctx context.Context, i int, ownID bool) error {
 			}
 		}
 		if ownID {
-			c.Head.RequestHash = requestHash(controlv1.AgentControl_ApplyWorkload_FullMethodName, b.reqs[i])
+			c.Head.RequestHash = requestHash(callOf(ctx).subject(), controlv1.AgentControl_ApplyWorkload_FullMethodName, b.reqs[i])
 		}
 		b.note(i, c.GetPutWorkloads())
 		b.cmds, b.of = append(b.cmds, c), append(b.of, []int{i})

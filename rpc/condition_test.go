@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/rpc/dial"
 )
 
@@ -148,6 +150,31 @@ func TestRequestIDOfAnotherRequest(t *testing.T) {
 			}
 			is(t, "number of records that the second request changed", g.now().Info().Sequence, was)
 		})
+	}
+}
+
+// TestRequestIDsBelongToTheirCallers: a caller repeats the request of another caller, under its id. The repeat must not
+// get the answer to the first request. The first caller gets it from every replica.
+func TestRequestIDsBelongToTheirCallers(t *testing.T) {
+	_, as := spaces(t)
+	for i := range 2 {
+		apply := webIn("shared", "a")
+		apply.RequestId = requestID(t)
+		secret := &clusterv1.PutObjectRequest{Kind: fsm.KindSecret, Name: fmt.Sprint("password-", i), Namespace: "a", Data: []byte("hunter2"), RequestId: requestID(t)}
+		for name, call := range map[string]func(replica int, who string) error{
+			"apply": func(replica int, who string) error {
+				return inBand(controlv1.NewAgentControlClient(as(replica, who)).ApplyWorkload(ctxFor(t), proto.CloneOf(apply)))
+			},
+			"put a secret": func(replica int, who string) error {
+				return second(clusterv1.NewClusterClient(as(replica, who)).PutObject(ctxFor(t), proto.CloneOf(secret)))
+			},
+		} {
+			ok(t, call(i, "user/ada"))
+			if err := call(i, "user/admin"); dial.Reason(err) != dial.ReasonOtherRequest {
+				t.Errorf("%s: another caller with the request id got %v, want a refusal", name, err)
+			}
+			ok(t, call(1-i, "user/ada"))
+		}
 	}
 }
 

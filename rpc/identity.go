@@ -91,6 +91,17 @@ func (c caller) who() string {
 	return who
 }
 
+// subject returns the role and the name of the caller. They stay the same when the caller gets another certificate.
+func (c caller) subject() string {
+	switch {
+	case !c.behalf.IsZero():
+		return string(c.behalf.Role) + "/" + c.behalf.ID
+	case c.user != "":
+		return c.user
+	}
+	return string(c.id.Role) + "/" + c.id.ID
+}
+
 // anonymous is the text form of the anonymous admin: under -insecure every caller is that user.
 var anonymous = pki.Anonymous().String()
 

@@ -117,7 +117,7 @@ func (s *Server) PutObject(ctx context.Context, req *clusterv1.PutObjectRequest)
 			// The receipt stores a hash of the request. The hash must change if the value of the secret changes, but
 			// must not allow anyone who reads the state to test guesses of the value. So the value enters the hash
 			// only as a digest that is keyed with the cluster key.
-			callOf(ctx).hash = objectHash(req, key)
+			callOf(ctx).hash = objectHash(callOf(ctx).subject(), req, key)
 			return key.Seal(req.GetData(), objectContext(in, req.GetKind(), req.GetName()))
 		})
 		if err != nil {
@@ -136,14 +136,15 @@ func noSealingKey(err error) error {
 	return errorf(KindInternal, "seal: %w", err)
 }
 
-// objectHash returns the requestHash of a request in which a keyed digest replaces the value of the secret.
-func objectHash(req *clusterv1.PutObjectRequest, key spec.Sealer) uint64 {
+// objectHash returns the requestHash of a request by the caller who, in which a keyed digest replaces the value of the
+// secret.
+func objectHash(who string, req *clusterv1.PutObjectRequest, key spec.Sealer) uint64 {
 	mac := key.ContentHash()
 	_, _ = mac.Write([]byte("persys object\x00"))
 	_, _ = mac.Write(req.GetData()) // writing to a hash never fails
 	with := req.CloneVT()
 	with.Data = []byte(hex.EncodeToString(mac.Sum(nil)))
-	return requestHash(clusterv1.Cluster_PutObject_FullMethodName, with)
+	return requestHash(who, clusterv1.Cluster_PutObject_FullMethodName, with)
 }
 
 // objectContext returns the context under which a value is sealed (encrypted). A value that somebody copies into

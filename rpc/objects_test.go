@@ -201,7 +201,7 @@ func TestRepeatedPutOfASecret(t *testing.T) {
 	for range 2 {
 		key, err := pki.NewKey()
 		ok(t, err)
-		hashes = append(hashes, objectHash(first, key))
+		hashes = append(hashes, objectHash(caller{id: pki.Anonymous()}.subject(), first, key))
 	}
 	if len(slices.Compact(hashes)) != 2 {
 		t.Errorf("the hash of the request does not depend on the key: %v", hashes)
@@ -209,10 +209,10 @@ func TestRepeatedPutOfASecret(t *testing.T) {
 	key, err := g.replicas[0].server.cfg.Keys.Key()
 	ok(t, err)
 	id := uuid.MustParse(first.GetRequestId())
-	if r, known := g.view().Receipt(id, objectHash(first, key)); !known || r.Kind == fsm.OtherRequest {
+	if r, known := g.view().Receipt(id, objectHash(caller{id: pki.Anonymous()}.subject(), first, key)); !known || r.Kind == fsm.OtherRequest {
 		t.Errorf("the receipt does not have the keyed hash of the request: %+v, %v", r, known)
 	}
-	if r, _ := g.view().Receipt(id, requestHash(clusterv1.Cluster_PutObject_FullMethodName, first)); r.Kind != fsm.OtherRequest {
+	if r, _ := g.view().Receipt(id, requestHash(caller{id: pki.Anonymous()}.subject(), clusterv1.Cluster_PutObject_FullMethodName, first)); r.Kind != fsm.OtherRequest {
 		t.Errorf("the receipt has a hash of the request without a key: %+v", r)
 	}
 	if h := hashOfCall(ctxFor(t), &call{}, clusterv1.Cluster_PutObject_FullMethodName, first); h != 0 {

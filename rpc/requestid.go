@@ -54,15 +54,15 @@ func settleRequestID(ctx context.Context, id string, set func(string)) error {
 	return err
 }
 
-// requestHash returns a hash of a method and its request. The hash reveals that a request id is used again for another
-// request. It is never 0.
-func requestHash(full string, m proto.Message) uint64 {
+// requestHash returns a hash of the caller (caller.subject), a method and its request. The hash reveals that a request id is
+// used again for another request or by another caller, who must not get the stored answer. It is never 0.
+func requestHash(who, full string, m proto.Message) uint64 {
 	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
 		return 1 // cannot happen: a message that has arrived can be encoded
 	}
 	h := xxhash.New()
-	_, _ = h.WriteString(full)
+	_, _ = h.WriteString(who + "\x00" + full)
 	_, _ = h.Write(data)
 	return max(1, h.Sum64())
 }
@@ -84,7 +84,7 @@ func hashOfCall(ctx context.Context, c *call, full string, req any) uint64 {
 	if put, ok := req.(*clusterv1.PutObjectRequest); ok && put.GetKind() == fsm.KindSecret {
 		return 0 // a hash without key would allow to guess the value; the leader computes one with the cluster key (objectHash)
 	}
-	return requestHash(full, m)
+	return requestHash(c.subject(), full, m)
 }
 
 // otherRequest returns an error if a request id in this call already has the receipt of another call. The state machine

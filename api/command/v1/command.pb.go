@@ -206,7 +206,7 @@ type Head struct {
 	// Identity of the gateway that forwarded the call of the user named in the field by; empty if that user
 	// called directly.
 	Via string `protobuf:"bytes,120,opt,name=via,proto3" json:"via,omitempty"`
-	// Hash of the call's method and message; 0 if not known. If a request id comes again with another hash, the
+	// Hash of the call's caller, method and message; 0 if not known. If a request id comes again with another hash, the
 	// command is refused, because the answer that is stored for the id belongs to another call.
 	RequestHash   uint64 `protobuf:"fixed64,290,opt,name=request_hash,json=requestHash,proto3" json:"request_hash,omitempty"`
 	unknownFields protoimpl.UnknownFields
