@@ -19,7 +19,7 @@ const DefaultMaxAttempts = 5
 // against which it was checked before.
 func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 	puts := b.GetWorkloads()
-	t.offered, t.pool = b.GetBundles(), b.GetNetworkPool()
+	t.offered, t.pool, t.growth = b.GetBundles(), b.GetNetworkPool(), 0
 	switch {
 	case b.GetEach():
 		return t.putEach(b)
@@ -80,13 +80,20 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 	if res, ok := t.admitsSurge(b); !ok {
 		return res
 	}
+	by := make([]int64, len(puts))
+	for i, p := range puts {
+		by[i] = t.grows(p, olds[i])
+		t.growth += by[i]
+	}
 	roll, res := t.rolls(b, under, back)
 	if res.Kind != OK {
+		t.growth = 0
 		return res
 	}
 	t.makeNetwork()
 	items := make([]Item, 0, len(puts))
 	for i, p := range puts {
+		t.growth -= by[i]
 		item, waits := t.waits(roll, p.GetId())
 		if !waits {
 			item = t.putOne(p, olds[i], under[i])

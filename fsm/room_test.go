@@ -150,6 +150,41 @@ func sizedGroup(version, size int) Command {
 	return c
 }
 
+// TestFormerSpecificationsYieldToTheSameCommand: the first workload of a large command keeps no former revision in room
+// that the other workloads of the command need.
+func TestFormerSpecificationsYieldToTheSameCommand(t *testing.T) {
+	for name, limit := range map[string]func(w *world){
+		"of the state": func(w *world) { w.ok(replicaWith("r1", 4)) }, // 512 KiB of specifications
+		"of the namespace": func(w *world) {
+			w.ok(putPolicy("small", func(m *commandv1.Policy) { m.MaxSpecBytes = 512 << 10 }))
+			w.ok(bind("small", DefaultNamespace))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := formed(t, "a")
+			limit(w)
+			both := func(first, second int) Command {
+				c := put("first", specOf(first), content("c1:"+decimal(first)))
+				two := put("second", specOf(second), content("c1:"+decimal(second))).GetPutWorkloads().Workloads
+				c.GetPutWorkloads().Workloads = append(c.GetPutWorkloads().Workloads, two...)
+				return c
+			}
+			w.ok(both(120<<10, 1<<10))
+			w.ok(both(110<<10, 390<<10))
+			is(t, "former revisions of the first workload", len(w.s.Revisions("first"))-1, 0)
+			if total := w.s.Total().Bytes; total > 512<<10 {
+				t.Errorf("the specifications take %d bytes, more than the limit of %d", total, 512<<10)
+			}
+			w.ok(both(100<<10, 100<<10))
+			w.ok(both(90<<10, 90<<10))
+			is(t, "former revisions when there is room", len(w.s.Revisions("first"))-1, 1)
+			if err := w.s.Check(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // TestFormerSpecificationsYield: former revisions, and what an update keeps for an undo, use only room that is to
 // spare, so a change of a specification is not refused because of them.
 func TestFormerSpecificationsYield(t *testing.T) {

@@ -93,16 +93,29 @@ func (w *Workload) replacedBytes(v bundleView, content string) (specs, files int
 
 // spare returns how many more bytes the former specifications of a namespace may take. They are kept only while the
 // state is at most warnAt percent full and the namespace uses at most warnAt percent of its max_spec_bytes, so that
-// present specifications always find room.
+// present specifications always find room. Specifications that the same command stores later count as present ones.
 func (t *Tx) spare(namespace string) int64 {
 	s, spare := t.state(), int64(math.MaxInt64/2)
 	if room := s.Room(); room.Memory > 0 {
-		spare = room.Bytes/100*warnAt - s.Total().Bytes
+		spare = room.Bytes/100*warnAt - s.Total().Bytes - t.growth
 	}
 	if p := s.PolicyIn(namespace); p != nil && p.MaxSpecBytes > 0 {
-		spare = min(spare, p.MaxSpecBytes/100*warnAt-s.UseOf(namespace).Bytes)
+		spare = min(spare, p.MaxSpecBytes/100*warnAt-s.UseOf(namespace).Bytes-t.growth)
 	}
 	return spare
+}
+
+// grows returns the bytes by which the put p makes the state larger when it replaces old, which may be nil, without former
+// revisions.
+func (t *Tx) grows(p *commandv1.WorkloadPut, old *Workload) int64 {
+	specs, files := putBytes(t.state(), t.offered, p)
+	by := specs + files
+	if old != nil {
+		specs, files = old.countedBytes(t.state())
+		formerSpecs, formerFiles := old.formerBytes(t.state())
+		by -= specs + files - formerSpecs - formerFiles
+	}
+	return max(0, by)
 }
 
 // countBytes adds by to the use of a namespace and, without the files of stacks, to the size of the whole state.

@@ -40,6 +40,7 @@ type Tx struct {
 	olds    []*Workload            // present records of the workloads that the command puts; from the method replaced
 	alone   commandv1.PutWorkloads // the message that the method putAlone reuses
 	offered []*commandv1.Bundle    // bundles that the command carries
+	growth  int64                  // bytes by which the puts that the command has not stored yet make the state larger
 	pool    string                 // pool of the network that the command may create; "" = it creates none
 	// newNetwork is the network that the command creates if it is accepted; nil if it creates none.
 	newNetwork *Network
