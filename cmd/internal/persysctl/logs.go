@@ -150,9 +150,11 @@ func (c *cli) programOutput() (stdout, stderr io.Writer) {
 	return stdout, stderr
 }
 
-// outputLook is the interval at which outputGoesOn reads the state of a workload whose output has ended, to find out
-// whether the workload runs again.
-const outputLook = 500 * time.Millisecond
+// looks holds the intervals at which logs --follow reads the state of the cluster.
+type looks struct {
+	output time.Duration // outputGoesOn reads a workload whose output has ended, to find out whether it runs again
+	member time.Duration // memberOutputs.follow lists the members of a group, to find members that run later
+}
 
 // longestLook is the longest time that outputGoesOn and memberOutputs.follow wait after a failed read. After each further
 // failed read they wait twice as long, up to this time.
@@ -161,9 +163,9 @@ const longestLook = 30 * time.Second
 // outputGoesOn prints to stderr why the output of a workload has ended. If the workload will run again, the
 // function waits for the next run and returns true.
 func (c *cli) outputGoesOn(ctx context.Context, id string) bool {
-	look := time.NewTimer(outputLook)
+	look := time.NewTimer(c.looks.output)
 	defer look.Stop()
-	pause := outputLook
+	pause := c.looks.output
 	for waiting, failing := false, false; ; {
 		r, err := call(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id, Level: c.level()})
 		w := r.GetWorkload()
@@ -188,7 +190,7 @@ func (c *cli) outputGoesOn(ctx context.Context, id string) bool {
 		}
 		if failing = err != nil; failing {
 			pause = min(2*pause, longestLook)
-		} else if pause = outputLook; !waiting {
+		} else if pause = c.looks.output; !waiting {
 			waiting = true
 			fmt.Fprintf(c.err, "The output of %s has ended: it is %s. It goes on when %s runs again; Ctrl-C ends.\n", id, screen.Join(": ", shownStatus(w), screen.Clean(reasonText(w))), id)
 		}
@@ -288,16 +290,12 @@ func (s *memberOutputs) begin(ctx context.Context, id string, o logOptions, from
 	})
 }
 
-// memberLook is the interval at which the command logs --follow lists the members of a group, to find members that run
-// later.
-const memberLook = 2 * time.Second
-
 // follow starts to write the output of each member that runs, and of members that run later. It returns when no output
 // is being written and no member will run again. If the members cannot be listed, it says so once and lists them again.
 func (s *memberOutputs) follow(ctx context.Context) {
-	look := time.NewTimer(memberLook)
+	look := time.NewTimer(s.c.looks.member)
 	defer look.Stop()
-	pause := memberLook
+	pause := s.c.looks.member
 	for first, failing := true, false; ctx.Err() == nil; {
 		r, err := s.c.allPages(ctx, &controlv1.ListWorkloadsRequest{Group: s.group})
 		waits := false
@@ -313,7 +311,7 @@ func (s *memberOutputs) follow(ctx context.Context) {
 		case err == nil && !shown && !waits:
 			return
 		case err == nil:
-			first, failing, pause = false, false, memberLook
+			first, failing, pause = false, false, s.c.looks.member
 		case !failing:
 			failing = true
 			s.say("The members of %s cannot be listed: %s. They are listed again until the answer comes; Ctrl-C ends.\n", s.group, s.c.explain(err, false).text)

@@ -51,7 +51,7 @@ func newSession(t testing.TB) *session {
 			}
 			return out
 		},
-		now: func() time.Time { return epoch },
+		now: func() time.Time { return epoch }, looks: looks{output: time.Millisecond, member: time.Millisecond},
 	}
 	return s
 }

@@ -29,6 +29,7 @@ type world struct {
 	shell         func() []string // all environment variables, as KEY=VALUE
 	home          string
 	now           func() time.Time
+	looks         looks
 	zone          *time.Location
 	readFile      func(string) ([]byte, error)
 
@@ -48,7 +49,7 @@ func system(name, version string, programs []Program) world {
 		inTerm:  term.IsTerminal(int(os.Stdin.Fd())),
 		outTerm: term.IsTerminal(int(os.Stdout.Fd())),
 		errTerm: term.IsTerminal(int(os.Stderr.Fd())),
-		environ: os.LookupEnv, shell: os.Environ, now: time.Now, zone: time.Local, readFile: os.ReadFile,
+		environ: os.LookupEnv, shell: os.Environ, now: time.Now, looks: looks{output: 500 * time.Millisecond, member: 2 * time.Second}, zone: time.Local, readFile: os.ReadFile,
 	}
 	if w.inTerm {
 		fd := int(os.Stdin.Fd())
