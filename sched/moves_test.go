@@ -258,6 +258,27 @@ func TestWorkloadsLeaveANodeOrStay(t *testing.T) {
 			w.settle()
 			w.on(t, "db", "b")
 		}},
+		{"a label that its node loses stops no workload with data, with or without another node for it", func(t *testing.T, w *world) {
+			w.label("a", "zone", "x")
+			w.apply("db", withData, inZone("x"))
+			w.settle()
+			before := w.get("db")
+			w.label("a", "zone", "y")
+			w.settle()
+			w.held(t, "db", "a", fsm.CodeHoldsData, "zone=x", "volume data")
+			w.node("b", zone("x"))
+			w.settle()
+			w.held(t, "db", "a", fsm.CodeHoldsData, "zone=x", "volume data")
+			after := w.get("db")
+			residuals := w.state.Alloc("a").Residuals
+			if after.Generation != before.Generation || !after.Acknowledged || after.Actual.State != fsm.ActualRunning || residuals != 0 {
+				t.Errorf("node a got an order: generation %s, then %s, acknowledged %t, state %s, %d instances to remove",
+					before.Generation, after.Generation, after.Acknowledged, after.Actual.State, residuals)
+			}
+			w.label("a", "zone", "x")
+			w.settle()
+			w.on(t, "db", "a")
+		}},
 		{"a demand that no node has room for leaves the workload running", func(t *testing.T, w *world) {
 			w.apply("web")
 			w.settle()
