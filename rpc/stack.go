@@ -53,7 +53,7 @@ func (s *Server) loadStack(ctx context.Context, req *controlv1.ApplyWorkloadRequ
 	files[file] = []byte(text) // set this last, because a file sent with the request may have the same path
 	p, err := s.cfg.Stacks.Load(ctx, stack.Source{
 		Project: stack.ProjectName(id), Env: c.GetEnv(), Compose: []string{file}, Files: files,
-		MaxStopGrace: policy.MaxStopGrace, Strict: true,
+		MaxStopGrace: policy.MaxStopGrace, Job: spec.IsJob(req.GetSpec()), Strict: true,
 	})
 	var faults stack.Faults
 	var busy *stack.Busy

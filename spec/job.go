@@ -11,6 +11,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/bounds"
+	"github.com/persys/compute/stack/service"
 )
 
 // Kinds of workloads (the field kind). In a normalised specification of a service, the field is empty.
@@ -115,8 +116,9 @@ func (e *Errors) job(id string, s *controlv1.WorkloadSpec) {
 	if data := localData(s); len(data) > 0 {
 		e.addf("spec.kind", KindJob, "cannot have data that only its node keeps (%s), because a job leaves its node when it ends: use a volume that other nodes reach too", data[0].GetName())
 	}
-	if p := strings.ToLower(strings.TrimSpace(s.GetContainer().GetRestartPolicy())); p != "" && p != "no" {
-		e.add("spec.container.restart_policy", "must be no or absent in a job: job.retries says how often a failed run is repeated", p)
+	p := strings.ToLower(strings.TrimSpace(s.GetContainer().GetRestartPolicy()))
+	if rule := service.InJob(p); rule != "" {
+		e.add("spec.container.restart_policy", rule, p)
 	}
 	if j == nil {
 		return

@@ -41,6 +41,7 @@ type StackText struct {
 	// own.
 	Name string
 	Env  map[string]string
+	Job  bool // whether the stack is a job
 }
 
 // Stack is the result of loading a Compose file: the name of the stack, the environment that it

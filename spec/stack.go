@@ -72,7 +72,7 @@ func (d *decoder) fileStack(req *controlv1.ApplyWorkloadRequest) {
 	if env == nil {
 		env = map[string]string{}
 	}
-	s, err := d.options.Stack(StackText{File: d.beside, Text: c.GetInlineYaml(), Name: req.GetWorkloadId(), Env: env})
+	s, err := d.options.Stack(StackText{File: d.beside, Text: c.GetInlineYaml(), Name: req.GetWorkloadId(), Env: env, Job: IsJob(req.GetSpec())})
 	if err != nil {
 		d.stackFaults(err, 0)
 		return

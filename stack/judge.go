@@ -25,6 +25,7 @@ type judge struct {
 	faults    Faults
 	warnings  []string
 	grace     time.Duration     // largest stop_grace_period, see Source.MaxStopGrace
+	job       bool              // see Source.Job
 	mask      bool              // true if faults must not repeat values of the stack (Source.Mask)
 	addresses map[string]string // for each network and fixed address: the service that has the address
 }

@@ -148,7 +148,7 @@ func (l *loading) run(ctx context.Context) {
 		p.Services[name] = s
 		l.out.Services[name] = resolved{s.Environment, s.Labels, s.SecurityOpt}
 	}
-	j := judge{p: p, dir: l.dir, main: names[0], docs: w.docs, faults: l.faults, grace: l.src.MaxStopGrace, mask: l.src.Mask, addresses: map[string]string{}}
+	j := judge{p: p, dir: l.dir, main: names[0], docs: w.docs, faults: l.faults, grace: l.src.MaxStopGrace, job: l.src.Job, mask: l.src.Mask, addresses: map[string]string{}}
 	j.all()
 	l.faults, l.out.Warnings = j.faults, j.warnings
 	l.refs(p, w.refs) // the method refs adds faults for files that cannot be used

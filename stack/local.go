@@ -44,6 +44,8 @@ type Local struct {
 	Shell map[string]string
 	// MaxStopGrace: see Source.MaxStopGrace.
 	MaxStopGrace time.Duration
+	// Job: see Source.Job.
+	Job bool
 }
 
 // Packed holds everything that a stack needs on another machine.
@@ -103,7 +105,7 @@ func (in *Local) source() (src Source, vars map[string]string, err error) {
 	}
 	src = Source{
 		Folder: folder, Compose: []string{in.File}, Files: map[string][]byte{in.File: in.Text},
-		Shell: maps.Clone(vars), MaxStopGrace: in.MaxStopGrace, Strict: true,
+		Shell: maps.Clone(vars), MaxStopGrace: in.MaxStopGrace, Job: in.Job, Strict: true,
 	}
 	maps.Copy(src.Shell, shell)
 	if in.Name != "" {

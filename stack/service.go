@@ -47,6 +47,12 @@ func (j *judge) service(s types.ServiceConfig) {
 			j.value("must be none, on-failure or any", c, at("deploy", "restart_policy", "condition")...)
 		}
 	}
+	if at := []string{"services", s.Name, "restart"}; j.job {
+		if s.Restart == "" && s.Deploy != nil && s.Deploy.RestartPolicy != nil {
+			at = []string{"services", s.Name, "deploy", "restart_policy", "condition"}
+		}
+		j.value(service.InJob(service.RestartPolicy(s)), service.RestartPolicy(s), at...)
+	}
 	j.awaits(s)
 	j.mounts(s)
 	j.network(s)

@@ -78,6 +78,8 @@ type Source struct {
 	Kept string
 	// MaxStopGrace is the largest stop_grace_period that a service may have; 0 means no limit.
 	MaxStopGrace time.Duration
+	// Job: the stack is a job, whose failed runs the schedulers repeat, so its services have no restart policy.
+	Job bool
 	// Strict makes it a fault if the source of a bind mount does not exist and is mounted read-only or has the
 	// name of a file (with an extension). Without Strict it is no fault, and the engine makes an empty folder
 	// at the missing path.

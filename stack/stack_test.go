@@ -464,3 +464,22 @@ func TestParseEnv(t *testing.T) {
 		})
 	}
 }
+
+// A service of a job has no restart policy: the schedulers repeat a failed job.
+func TestServicesOfAJobHaveNoRestartPolicy(t *testing.T) {
+	for lines, line := range map[string]int{
+		"    restart: always\n": 4, "    restart: unless-stopped\n": 4, "    restart: on-failure:3\n": 4,
+		"    deploy:\n      restart_policy:\n        condition: any\n": 6,
+		"    restart: \"no\"\n": 0, "    deploy: {restart_policy: {condition: none}}\n": 0, "    tty: true\n": 0,
+	} {
+		for _, job := range []bool{true, false} {
+			_, err := loadHere(t, Source{Project: "shop", Files: map[string][]byte{"compose.yaml": []byte("services:\n  web:\n    image: a:1\n" + lines)}, Job: job})
+			var faults Faults
+			errors.As(err, &faults)
+			want := job && line > 0
+			if (err != nil) != want || want && (len(faults) != 1 || faults[0].Line != line || !strings.Contains(faults[0].Rule, "must be no or absent in a job")) {
+				t.Errorf("with %q, as a job: %t, the load returned %v; want a fault in line %d only in a job", lines, job, err, line)
+			}
+		}
+	}
+}

@@ -79,6 +79,7 @@ func (s Source) Options(name string, readFile func(string) ([]byte, error), pack
 		ReadFile: func(path string) ([]byte, error) { return readFile(resolved(path)) },
 		Stack: func(t spec.StackText) (spec.Stack, error) {
 			in := s.Local(t.Name, []byte(t.Text))
+			in.Job = t.Job
 			if t.File != "" {
 				path := resolved(t.File)
 				in.Dir, in.File, in.Env = filepath.Dir(path), filepath.Base(path), t.Env
