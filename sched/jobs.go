@@ -129,12 +129,22 @@ func turnOf(w *fsm.Workload) string {
 	return w.Demand.Group
 }
 
+// onLostNode reports whether m is a member of a job on every node and its node is lost. Such a member stays bound to that
+// node, which may never return, so it must not keep the turn of the other members.
+func (p *planner) onLostNode(m *fsm.Workload) bool {
+	if !m.IsMember() {
+		return false
+	}
+	n, ok := p.State.Node(m.Node)
+	return !ok || !n.Up || p.lost[m.Node]
+}
+
 // active returns how many unfinished jobs of a group have a node, including those that this step has placed.
 func (p *planner) active(group string) int {
 	n, ok := p.turns[group]
 	if !ok {
 		p.State.Group(group, func(m *fsm.Workload) bool {
-			if turnOf(m) == group {
+			if turnOf(m) == group && !p.onLostNode(m) {
 				n++
 			}
 			return true

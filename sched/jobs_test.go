@@ -50,6 +50,34 @@ func TestATurnIsFreeWhenAMemberLeavesTheGroup(t *testing.T) {
 	}
 }
 
+// TestALostNodeKeepsNoTurnOfAJobOnEveryNode: a job that runs once on every node, one node at a time, goes on when the node
+// of the member that runs is lost. That member stays bound to its node.
+func TestALostNodeKeepsNoTurnOfAJobOnEveryNode(t *testing.T) {
+	w := newWorld(t)
+	for _, n := range []string{"a", "b", "c"} {
+		w.node(n)
+	}
+	w.apply("clean", job(func(p *commandv1.WorkloadPut) { p.Demand.Job.Parallelism = 1 }), system)
+	w.has("clean", "clean-a@a clean-b@ clean-c@")
+	w.heard["a"] = false
+	w.has("clean", "clean-a@a clean-b@b clean-c@")
+	w.exits("clean-b", 0)
+	w.settle()
+	if m := w.get("clean-c"); m.Node != "c" {
+		t.Fatalf("the member of node c is on node %q, want c: %+v", m.Node, m.Reason)
+	}
+	w.heard["a"] = true
+	w.settle()
+	w.exits("clean-a", 0)
+	w.exits("clean-c", 0)
+	w.settle()
+	for _, id := range []string{"clean-a", "clean-b", "clean-c"} {
+		if m := w.get(id); !m.Finished() || !m.Result.Succeeded {
+			t.Errorf("the result of %s is %+v, want success", id, m.Result)
+		}
+	}
+}
+
 // TestJobsRunToCompletion: the planner ends jobs by exit code, retries, deadline and TTL. It starts
 // at most as many members of a job group at a time as its parallelism says.
 func TestJobsRunToCompletion(t *testing.T) {

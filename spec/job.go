@@ -132,7 +132,8 @@ func (e *Errors) job(id string, s *controlv1.WorkloadSpec) {
 	e.between("spec.job.parallelism", int64(j.GetParallelism()), 0, MaxCount, "")
 	// The specification of a single member of a job has the parallelism of the whole job but no completions. So do not
 	// compare the two for a member, which has a group and no completions of its own.
-	if p := int64(j.GetParallelism()); p > completions && completions > 0 && (j.Completions != nil || s.Group == "") {
+	// A job with every_node has as many members as nodes match, which is not known here.
+	if p := int64(j.GetParallelism()); p > completions && completions > 0 && (j.Completions != nil || s.Group == "") && !j.GetEveryNode() {
 		e.addf("spec.job.parallelism", strconv.FormatInt(p, 10), "must be at most completions, %d", completions)
 	}
 	e.between("spec.job.retries", int64(j.GetRetries()), 0, maxRetries, "")

@@ -16,6 +16,7 @@ func TestSystemWorkloadsInFiles(t *testing.T) {
 	}{
 		{"a system workload is updated one by one", "kind: system\n", 1},
 		{"a system workload with an update policy of its own", "kind: System\nupdate: {max_parallel: 3}\n", 3},
+		{"a job may run on several nodes at a time", "kind: job\njob: {every_node: true, parallelism: 2}\n", 0},
 		{"jobs are not updated one by one", "kind: job\njob: {every_node: true}\n", 0},
 	} {
 		p, err := Prepare(parseOne(t, "id: log\ncontainer: {image: a}\n"+c.text), nil)
