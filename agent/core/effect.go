@@ -124,6 +124,9 @@ type Act struct {
 	// then keep running.
 	Heals  bool
 	Orphan workload.Kind
+	// Repeats: no order asks for this start. The agent starts the workload again by itself, so the services of a stack
+	// that ended stay so if their restart policies say so.
+	Repeats bool
 	// Ends: the action removes the instance of a job that has not ended by itself. The instance is then stopped and
 	// inspected before its removal, so that the job's record gets its exit code and output.
 	Ends bool

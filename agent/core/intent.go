@@ -107,7 +107,7 @@ func (in *Intent) WaitsAfterRestart() bool { return in.Exclusive && in.Running()
 // restarts the instance itself, except for exclusive workloads, which the agent restarts. For a stack the
 // driver decides, because only the driver knows the restart policies of its services.
 func (in *Intent) keepsEnded(o *workload.Observed) bool {
-	if o != nil && o.Completed {
+	if o != nil && (o.Completed || o.KeepEnded) {
 		return true
 	}
 	switch in.Traits.RestartPolicy {

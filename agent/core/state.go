@@ -110,6 +110,7 @@ type Workload struct {
 // memory is the part of a workload's state that is not stored.
 type memory struct {
 	asked  bool // the value for desired.asked
+	fresh  bool // no instance was started yet for the last order
 	waits  bool // the value for desired.waits
 	lapsed bool // the value for desired.lapsed
 	over   excess
@@ -164,7 +165,7 @@ func Restore(set Settings, saved Saved, now time.Time) State {
 	}
 	for _, in := range saved.Intents {
 		w := &Workload{ID: in.ID, Intent: in, Kind: in.Type, Task: latest[in.ID]}
-		w.memory.asked = w.Task.Open() // the order was acknowledged, and possibly was not carried out before the restart
+		w.memory.asked, w.memory.fresh = w.Task.Open(), w.Task.Open() // the order was acknowledged, and possibly was not carried out before the restart
 		w.memory.waits = in.WaitsAfterRestart() && !set.Standalone
 		if st, ok := saved.Status[in.ID]; ok {
 			w.Failure, w.Status, w.Healing = st.Failure, st.Status, st.Healing

@@ -226,7 +226,7 @@ func (x *step) judge(st *Status, w *Workload) {
 		st.failure(f)
 		st.State = workload.Failed
 		st.former(match.state == workload.Running && !fits)
-		if fits && in.Traits.neverAgain() && w.hasRun() {
+		if fits && (in.Traits.neverAgain() || w.Observed.KeepEnded && !in.Traits.Job) && w.hasRun() {
 			st.Message += neverAgain
 			st.terminal()
 		}
@@ -249,7 +249,9 @@ func (x *step) judge(st *Status, w *Workload) {
 			st.Message += neverAgain
 		}
 	}
-	if o := w.Observed; fits && w.ended() && (st.Reason == ReasonCompleted || st.State == workload.Failed && o.State == workload.Failed) {
+	// Schedulers take a report with an exit as the end of the workload, which then never leaves its node. So a stack
+	// of which other services still run has an exit only if the stack is a job.
+	if o := w.Observed; fits && w.ended() && (in.Traits.Job || !o.PartlyRunning) && (st.Reason == ReasonCompleted || st.State == workload.Failed && o.State == workload.Failed) {
 		st.Exit = exitOf(o)
 	}
 }

@@ -344,23 +344,29 @@ func TestStepGivesUpAFailedContainerThatNeverRestarts(t *testing.T) {
 	for _, c := range []struct {
 		fact     string
 		traits   Traits
+		kept     bool // Observed.KeepEnded, which the driver of stacks sets
 		given    workload.Generation
 		terminal string
 	}{
-		{"a service", Traits{RestartPolicy: "no"}, workload.Generation{Incarnation: 1, Sequence: 5}, "true"},
-		{"a job", Traits{RestartPolicy: "no", Job: true}, workload.Generation{Incarnation: 1, Sequence: 5}, ""},
-		{"a service of a legacy v1 scheduler", Traits{RestartPolicy: "no"}, workload.Generation{}, ""},
-		{"a service with a number of restarts", Traits{RestartPolicy: "on-failure", MaxRestarts: 3}, workload.Generation{Incarnation: 1, Sequence: 5}, "true"},
-		{"a service without a number of restarts", Traits{RestartPolicy: "on-failure"}, workload.Generation{Incarnation: 1, Sequence: 5}, ""},
-		{"a service without a policy", Traits{}, workload.Generation{Incarnation: 1, Sequence: 5}, ""},
+		{"a service", Traits{RestartPolicy: "no"}, false, workload.Generation{Incarnation: 1, Sequence: 5}, "true"},
+		{"a job", Traits{RestartPolicy: "no", Job: true}, false, workload.Generation{Incarnation: 1, Sequence: 5}, ""},
+		{"a service of a legacy v1 scheduler", Traits{RestartPolicy: "no"}, false, workload.Generation{}, ""},
+		{"a service with a number of restarts", Traits{RestartPolicy: "on-failure", MaxRestarts: 3}, false, workload.Generation{Incarnation: 1, Sequence: 5}, "true"},
+		{"a service without a number of restarts", Traits{RestartPolicy: "on-failure"}, false, workload.Generation{Incarnation: 1, Sequence: 5}, ""},
+		{"a service without a policy", Traits{}, false, workload.Generation{Incarnation: 1, Sequence: 5}, ""},
+		{"a stack whose services never restart", Traits{}, true, workload.Generation{Incarnation: 1, Sequence: 5}, "true"},
+		{"a stack that is a job", Traits{Job: true}, true, workload.Generation{Incarnation: 1, Sequence: 5}, ""},
 	} {
 		h := newHistory(t, nil).step(order(5, 7, func(o *Order) { o.Traits, o.Generation = c.traits, c.given }))
 		h.step(Done{Act: h.look(workload.Absent).act(), Began: h.now})
 		h.step(Done{Act: h.act(), Began: h.now, Observed: &workload.Observed{
 			ID: "db", State: workload.Failed, ExitCode: 3, Content: "c1:a", Generation: c.given, RuntimeID: "r1",
-			StartedAt: h.now.Add(-time.Second), FinishedAt: h.now,
+			StartedAt: h.now.Add(-time.Second), FinishedAt: h.now, KeepEnded: c.kept,
 		}})
 		st := h.s.Get("db").Status
+		if final := c.kept || c.traits.RestartPolicy != ""; (st.State == workload.Failed) != final || final && st.Exit.Code != 3 {
+			t.Errorf("%s that ended with exit code 3 is reported as %+v, want Failed with the exit code: %t", c.fact, st, final)
+		}
 		if got := st.Metadata["retry_terminal"]; got != c.terminal || (got != "") != strings.HasSuffix(st.Message, neverAgain) {
 			t.Errorf("%s that ended with exit code 3 is reported as %+v, want retry_terminal %q", c.fact, st, c.terminal)
 		}

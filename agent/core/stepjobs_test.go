@@ -58,6 +58,48 @@ func TestStepRunsAJobOnceIfTheAgentRestarts(t *testing.T) {
 	}
 }
 
+// A service of a stack fails, and its restart policy lets the agent start it again. That start repeats no order, so the
+// driver must not start the services that their policies keep ended. A start for a newer order starts all of them, also
+// if its first attempt fails.
+func TestStepTellsARepeatedStartFromAnOrder(t *testing.T) {
+	h := newHistory(t, nil).step(order(5, 7))
+	a := h.look(workload.Absent).act()
+	if a.Verb != Ensure || a.Repeats {
+		t.Fatalf("the first start is %+v, want an Ensure that does not repeat", a)
+	}
+	h.step(Done{Act: a, Began: h.now})
+	end := h.now
+	failed := func() {
+		t.Helper()
+		h.step(Done{Act: h.act(), Began: h.now, Observed: &workload.Observed{ID: "db", State: workload.Failed, Content: "c1:a", RuntimeID: "r1",
+			ExitCode: 3, StartedAt: end.Add(-time.Second), FinishedAt: end}})
+	}
+	again := func() *Act {
+		t.Helper()
+		h.now, h.clock = h.now.Add(time.Minute), h.clock+time.Minute
+		for h.step(Wake{"db"}); h.act() != nil && h.act().Verb == Look; {
+			failed()
+		}
+		return h.act()
+	}
+	failed()
+	if a = again(); a == nil || a.Verb != Ensure || !a.Repeats {
+		t.Fatalf("after a failed run the core's action is %+v, want an Ensure that repeats", a)
+	}
+	h.step(Done{Act: a, Began: h.now})
+	failed()
+	h.step(order(6, 7))
+	failed()
+	a = h.act()
+	if a == nil || a.Verb != Ensure || a.Repeats {
+		t.Fatalf("after a newer order the core's action is %+v, want an Ensure that does not repeat", a)
+	}
+	h.step(Done{Act: a, Began: h.now, Failed: &Failed{Class: workload.RuntimeUnhealthy, Message: "the engine is away"}})
+	if a = again(); a == nil || a.Verb != Ensure || a.Repeats {
+		t.Fatalf("after a failed start for the newer order the core's action is %+v, want an Ensure that does not repeat", a)
+	}
+}
+
 // An agent runs a job and gets a newer order with the same specification. The running instance satisfies the
 // new order. When that instance ends, the agent does not start the job again.
 func TestStepRunsAJobOnceIfANewerOrderFindsItRunning(t *testing.T) {

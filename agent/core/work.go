@@ -244,6 +244,7 @@ func (x *step) lookDone(d Done, w *Workload) {
 			// The order is carried out, so the instance is not started again if it ends from now on. This does not
 			// hold while the state is Unknown: the instance may have ended before the order arrived.
 			w.memory.asked = w.memory.asked && w.Observed != nil && w.Observed.State == workload.Unknown
+			w.memory.fresh = w.memory.asked
 			x.do(Settled{id})
 		}
 		x.finishTask(w)
@@ -268,7 +269,8 @@ func (x *step) lookDone(d Done, w *Workload) {
 	a := &Act{
 		Verb: next.do, ID: id, Intent: in, Kinds: []workload.Kind{in.Type}, Retention: retentionOf(in), Cluster: x.Bound,
 		Grace: x.grace(id), Absent: w.Observed == nil, bound: d.Act.bound, Heals: next.heals,
-		Leased: in.Leased() && in.Running() && next.do.starts(),
+		Repeats: next.do == Ensure && !w.memory.fresh && !in.Restart && !in.Recreate,
+		Leased:  in.Leased() && in.Running() && next.do.starts(),
 	}
 	if a.Leased {
 		x.actUnderLease(a)
@@ -295,6 +297,7 @@ func (x *step) grace(id string) time.Duration {
 // of the agent may carry them out a second time.
 func (x *step) carriedOut(w *Workload, verb Verb) {
 	in := w.Intent
+	w.memory.fresh = w.memory.fresh && !verb.starts()
 	next := *in
 	switch {
 	case verb == RemoveFormer:

@@ -281,6 +281,7 @@ func (r *Runner) ensure(ctx context.Context, run *running, e *engine, a *core.Ac
 		ID: driver.ID(in.ID), Revision: in.RevisionID, Content: in.EngineContent, Generation: in.Generation,
 		ClusterID: a.Cluster, NodeID: r.cfg.Core.Node, Running: in.Running(), Body: body, Labels: in.Labels,
 		Legacy: in.RunsLegacy(), Exclusive: in.Exclusive, Volumes: volumes, Files: files, DiskLimit: in.Traits.DiskLimit, Rules: rules,
+		Repeats: a.Repeats,
 	})
 	if err != nil {
 		return err

@@ -77,6 +77,10 @@ type Observed struct {
 	// Completed is set for a stack if every part has ended with success, and no restart policy starts a part
 	// again.
 	Completed bool
+	// KeepEnded is set for a failed stack if the restart policies of its failed parts start none of them again.
+	KeepEnded bool
+	// PartlyRunning is set for a failed stack of which some parts run, or may run.
+	PartlyRunning bool
 
 	// Addresses are the workload's own IP addresses. Ports are the host's ports that are forwarded to
 	// the workload.

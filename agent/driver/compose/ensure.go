@@ -210,7 +210,7 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 		current = !slices.ContainsFunc(members, func(m member) bool { return m.Labels[driver.LabelManaged] != "" })
 	}
 	if len(members) > 0 && current {
-		return d.settle(ctx, spec.ID, project, members, spec.Running)
+		return d.settle(ctx, spec, project, members)
 	}
 	commit := ""
 	if rec != nil && rec.Workload == spec.ID && rec.Content == spec.Content {
@@ -246,9 +246,9 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 	if err := d.note(project, next); err != nil {
 		return err
 	}
-	err = d.narrate(ctx, spec.ID, project, needsOf(s.project), func() error { return d.up(ctx, s, spec.Running) })
-	if err != nil {
-		return err
+	failed := d.narrate(ctx, spec.ID, project, needsOf(s.project), func() error { return d.up(ctx, s, spec.Running) })
+	if failed != nil && !dependencyEnded(failed) {
+		return failed
 	}
 	if !spec.Running {
 		if err := d.halt(ctx, project, driver.OwnGrace); err != nil {
@@ -259,7 +259,14 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 		d.log.Warn("could not remove former files", "workload", string(spec.ID), "error", err)
 	}
 	next.Complete = true
-	return d.note(project, next)
+	return errors.Join(failed, d.note(project, next))
+}
+
+// dependencyEnded reports whether up failed because a service whose success others await has failed. Compose starts
+// containers after it has created all of them, so the stack is complete. If it were not recorded as complete, the next
+// Ensure would run up again, and the failed service with it, whatever its restart policy says.
+func dependencyEnded(err error) bool {
+	return strings.Contains(err.Error(), "didn't complete successfully")
 }
 
 // up runs Compose's up. It does not abort at once when ctx ends, because the engine would still carry out
@@ -344,9 +351,9 @@ func classify(err error) error {
 }
 
 // settle starts or stops the existing containers of a stack whose configuration is unchanged, as the desired
-// state (parameter running) demands.
-func (d *Driver) settle(ctx context.Context, id driver.ID, project string, members []member, running bool) error {
-	if !running {
+// state in its specification demands.
+func (d *Driver) settle(ctx context.Context, spec driver.Spec, project string, members []member) error {
+	if !spec.Running {
 		return d.halt(ctx, project, driver.OwnGrace)
 	}
 	idle := false
@@ -367,9 +374,12 @@ func (d *Driver) settle(ctx context.Context, id driver.ID, project string, membe
 	if !idle {
 		return nil
 	}
-	done, err := d.completed(ctx, members)
+	done, err := d.completed(ctx, members, spec.Repeats)
 	if err != nil {
 		return err
+	}
+	if !slices.ContainsFunc(members, func(m member) bool { return !done[m.service] }) {
+		return nil
 	}
 	bounded, cancel := outlive(ctx)
 	defer cancel()
@@ -377,7 +387,7 @@ func (d *Driver) settle(ctx context.Context, id driver.ID, project string, membe
 	for _, m := range members {
 		of[m.service] = m.dependencies()
 	}
-	err = d.narrate(ctx, id, project, of, func() error { return d.run.start(bounded, project, members, done) })
+	err = d.narrate(ctx, spec.ID, project, of, func() error { return d.run.start(bounded, project, members, done) })
 	if err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -387,22 +397,42 @@ func (d *Driver) settle(ctx context.Context, id driver.ID, project string, membe
 	return nil
 }
 
-// completed returns the services that other services await with the condition service_completed_successfully.
-// The value is true for a service that has ended with success; it is not started again when other containers
-// are started.
-func (d *Driver) completed(ctx context.Context, members []member) (map[string]bool, error) {
+// completed returns the services of which no container may be started now. The value is true for those.
+//
+//   - A service that other services await with the condition service_completed_successfully runs once: it is not
+//     started again after it has ended with success.
+//   - If no order asks for the start (repeats), a service stays ended if its restart policy says so, and services that
+//     await the success of a service that failed for good do not start.
+func (d *Driver) completed(ctx context.Context, members []member, repeats bool) (map[string]bool, error) {
 	out := map[string]bool{}
+	var parts []*part
 	for _, m := range members {
-		if m.Labels[labelAwaited] == "" {
+		if m.Labels[labelAwaited] == "" && (!repeats || m.Labels[labelRestart] == "") {
+			parts = append(parts, &part{service: m.service, needs: m.dependencies()})
+			out[m.service] = false
 			continue
 		}
 		in, err := d.eng.Inspect(ctx, m.ID)
 		if err != nil {
 			return nil, moby.Classify("start", err)
 		}
-		ended := in.State != nil && in.State.Status == container.StateExited && in.State.ExitCode == 0
+		p := &part{service: m.service, needs: m.dependencies()}
+		ended := false
+		if in.State != nil && in.State.Status == container.StateExited {
+			var policy container.RestartPolicyMode
+			if in.HostConfig != nil {
+				policy = in.HostConfig.RestartPolicy.Name
+			}
+			once, final := keepsEnded(m.Labels[labelRestart], policy)
+			p.status, p.final, p.ExitCode = in.State.Status, final && repeats, in.State.ExitCode
+			ended = in.State.ExitCode == 0 && (m.Labels[labelAwaited] != "" || once && repeats) || p.final
+		}
+		parts = append(parts, p)
 		before, seen := out[m.service]
 		out[m.service] = ended && (before || !seen)
+	}
+	for service := range neverStarted(parts) {
+		out[service] = true
 	}
 	return out, nil
 }

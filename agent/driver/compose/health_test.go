@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/compose-spec/compose-go/v2/types"
 	"github.com/moby/moby/api/types/container"
 
 	"github.com/persys/compute/agent/driver"
@@ -71,6 +72,45 @@ func TestTheOutputOfAStackThatIsAJob(t *testing.T) {
 	} {
 		if o := combine("shop", "shop", c.parts, nil); o.Output != c.want {
 			t.Errorf("%s: the output is %q, want %q", c.name, o.Output, c.want)
+		}
+	}
+}
+
+// TestAFailedServiceThatIsNotStartedAgain: a failed stack stays as it is if the restart policies of its failed services
+// say so. A service that was never started does not count if it awaits the success of such a service.
+func TestAFailedServiceThatIsNotStartedAgain(t *testing.T) {
+	ended := func(service, policy string, engine container.RestartPolicyMode, code int) *part {
+		p := &part{service: service, status: container.StateExited, Observed: driver.Observed{
+			RuntimeID: service, State: driver.Stopped, ExitCode: code, StartedAt: time.Unix(1000, 0), FinishedAt: time.Unix(1001, 0),
+		}}
+		if code != 0 {
+			p.State = driver.Failed
+		}
+		p.once, p.final = keepsEnded(policy, engine)
+		return p
+	}
+	created := func(service, on string) *part {
+		return &part{service: service, status: container.StateCreated, Observed: driver.Observed{RuntimeID: service, State: driver.Stopped},
+			needs: map[string]string{on: types.ServiceConditionCompletedSuccessfully}}
+	}
+	web := &part{service: "web", status: container.StateRunning, Observed: driver.Observed{RuntimeID: "web", State: driver.Running}}
+	const no, onFailure = container.RestartPolicyDisabled, container.RestartPolicyOnFailure
+	for _, c := range []struct {
+		name        string
+		parts       []*part
+		kept, rests bool
+	}{
+		{"no, with exit code 3", []*part{ended("a", "no", no, 3)}, true, false},
+		{"no, beside a service that runs", []*part{ended("a", "no", no, 3), web}, true, true},
+		{"on-failure, when the engine has used its attempts", []*part{ended("a", "on-failure", onFailure, 3)}, true, false},
+		{"on-failure of an exclusive stack, which the agent starts again", []*part{ended("a", "on-failure", no, 3)}, false, false},
+		{"no policy", []*part{ended("a", "", no, 3)}, false, false},
+		{"no, beside a failed service without a policy", []*part{ended("a", "no", no, 3), ended("b", "", no, 3)}, false, false},
+		{"no, and a service that awaits its success", []*part{ended("a", "no", no, 3), created("b", "a"), created("c", "b"), web}, true, true},
+		{"no, and a service that awaits another one", []*part{ended("a", "no", no, 3), ended("d", "no", no, 0), created("b", "d"), web}, false, true},
+	} {
+		if o := combine("shop", "shop", c.parts, nil); o.State != driver.Failed || o.KeepEnded != c.kept || o.PartlyRunning != c.rests {
+			t.Errorf("%s: the stack is %s, KeepEnded %t, PartlyRunning %t; want Failed, %t, %t", c.name, o.State, o.KeepEnded, o.PartlyRunning, c.kept, c.rests)
 		}
 	}
 }

@@ -25,8 +25,29 @@ type part struct {
 	endless bool
 	// once means that the restart policy in the Compose file does not start the container again after exit
 	// code 0.
-	once   bool
+	once bool
+	// final means that the restart policy in the Compose file does not start the container again, whatever its exit
+	// code was.
+	final  bool
+	needs  map[string]string // services that this one depends on, with the conditions
 	status container.ContainerState
+}
+
+// exited reports whether the container has run and ended.
+func (p *part) exited() bool { return p.status == container.StateExited && !p.FinishedAt.IsZero() }
+
+// keepsEnded reports whether the restart policy of a service does not start its container again after exit code 0
+// (once) and after any exit code (final). policy is that of the Compose file, and engine the one of the container. With
+// on-failure the engine has started the container as often as the policy allows when the container has ended. The
+// containers of an exclusive stack have no policy in the engine: the agent starts them again.
+func keepsEnded(policy string, engine container.RestartPolicyMode) (once, final bool) {
+	switch policy {
+	case types.RestartPolicyNo:
+		return true, true
+	case types.RestartPolicyOnFailure:
+		return true, engine == container.RestartPolicyOnFailure
+	}
+	return false, false
 }
 
 // List implements driver.Driver.
@@ -49,8 +70,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	var items []container.Summary
 	for _, members := range groups {
 		for _, m := range members {
-			policy := m.Labels[labelRestart]
-			parts[m.ID] = &part{service: m.service, once: policy == types.RestartPolicyNo || policy == types.RestartPolicyOnFailure}
+			parts[m.ID] = &part{service: m.service, needs: m.dependencies()}
 			items = append(items, m.Summary)
 		}
 	}
@@ -63,6 +83,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 		if full.HostConfig != nil {
 			policy := full.HostConfig.RestartPolicy.Name
 			p.endless = policy == container.RestartPolicyAlways || policy == container.RestartPolicyUnlessStopped
+			p.once, p.final = keepsEnded(items[i].Labels[labelRestart], policy)
 		}
 	})
 	if err != nil {
@@ -205,24 +226,33 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 		line = append(line, rec.LeftOut...)
 	}
 	o.Message = driver.Bound(strings.Join(line, "; "))
-	var failed *part
-	pending, unknown, completed := false, false, true
+	var failed, stopped *part
+	pending, unknown, completed, keepEnded := false, false, true, true
+	waits := neverStarted(parts)
 	for _, p := range parts {
-		completed = completed && p.once && p.State == driver.Stopped && p.status == container.StateExited && !p.FinishedAt.IsZero()
+		completed = completed && p.once && p.State == driver.Stopped && p.exited()
 		switch {
 		case p.State == driver.Unknown:
 			unknown = true
 		case p.State == driver.Pending:
 			pending = true
-		case failed == nil && (p.State == driver.Failed || running > 0 && p.State == driver.Stopped && (p.endless || p.FinishedAt.IsZero() || p.status == container.StatePaused)):
-			failed = p
+		case p.State == driver.Failed:
+			failed = cmp.Or(failed, p)
+			keepEnded = keepEnded && p.final && p.exited()
+		case running > 0 && p.State == driver.Stopped && (p.endless || p.FinishedAt.IsZero() || p.status == container.StatePaused):
+			stopped = cmp.Or(stopped, p)
+			keepEnded = keepEnded && waits[p.service]
 		}
 	}
+	if failed == nil && stopped != nil {
+		failed, keepEnded = stopped, false
+	}
+	o.PartlyRunning = failed != nil && (running > 0 || unknown)
 	switch {
 	case pending:
 		o.State = driver.Pending
 	case failed != nil:
-		o.State, o.Class = driver.Failed, cmp.Or(failed.Class, driver.RuntimeError)
+		o.State, o.Class, o.KeepEnded = driver.Failed, cmp.Or(failed.Class, driver.RuntimeError), keepEnded
 		o.ExitCode, o.StartedAt, o.FinishedAt, o.Output = failed.ExitCode, failed.StartedAt, failed.FinishedAt, failed.Output
 		o.Metadata["failure_reason"], o.Metadata["failure_message"] = string(o.Class), driver.Bound("service "+failed.service+": "+failed.Message)
 		if tail := failed.Metadata["container.stderr"]; tail != "" {
@@ -239,6 +269,28 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 		o.State, o.Completed = driver.Stopped, completed
 	}
 	return o
+}
+
+// neverStarted returns the services that do not start, because a service whose success they await
+// (service_completed_successfully) has failed and is not started again. Services that depend on these are among them.
+func neverStarted(parts []*part) map[string]bool {
+	failed, out := map[string]bool{}, map[string]bool{}
+	for _, p := range parts {
+		if p.final && p.status == container.StateExited && p.ExitCode != 0 {
+			failed[p.service] = true
+		}
+	}
+	for n := -1; n != len(out); {
+		n = len(out)
+		for _, p := range parts {
+			for name, condition := range p.needs {
+				if out[name] || failed[name] && condition == types.ServiceConditionCompletedSuccessfully {
+					out[p.service] = true
+				}
+			}
+		}
+	}
+	return out
 }
 
 func runtimeIDs(parts []*part) func(func(string) bool) {

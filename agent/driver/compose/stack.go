@@ -247,8 +247,15 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Services)) {
 		service := p.Services[name]
-		restart := restartOf(service)
+		restart := stackservice.RestartPolicy(service)
 		at := "compose: services." + name
+		if spec.Body.GetJob() {
+			// Schedulers check this when a stack is applied, but they do not read a stack that is in a Git repository.
+			if rule := stackservice.InJob(restart); rule != "" {
+				return invalid("%s.restart: %s, got %q", at, rule, restart)
+			}
+			restart = types.RestartPolicyNo
+		}
 		img, err := moby.ParseImage(at+".image", service.Image)
 		if err != nil {
 			return err
@@ -331,21 +338,6 @@ const labelRestart = driver.LabelPrefix + "restart"
 // (service_completed_successfully). It is needed because some versions of Compose write no labels
 // about dependencies.
 const labelAwaited = driver.LabelPrefix + "awaited"
-
-// restartOf returns the restart policy that the Compose file gives a service, "" if it gives none.
-func restartOf(s types.ServiceConfig) string {
-	if s.Restart == "" && s.Deploy != nil && s.Deploy.RestartPolicy != nil {
-		switch s.Deploy.RestartPolicy.Condition {
-		case "none":
-			return types.RestartPolicyNo
-		case "on-failure":
-			return types.RestartPolicyOnFailure
-		}
-		return types.RestartPolicyAlways
-	}
-	policy, _, _ := strings.Cut(s.Restart, ":") // the retry count, as in on-failure:3, is cut off
-	return policy
-}
 
 // pull fetches the images that a stack needs and the engine lacks.
 func (d *Driver) pull(ctx context.Context, id driver.ID, s *stack) error {
