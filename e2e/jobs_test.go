@@ -1,9 +1,11 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -26,7 +28,8 @@ func TestJobs(t *testing.T) {
 	e, _ := theEngine(t)
 	image := got[string](t)(e.BuildForRun(t.Context(), "persys/probe:e2e", "./agent/driver/moby/mobytest/probe"))
 	t.Cleanup(func() { _ = e.RemoveImage(context.WithoutCancel(t.Context()), image) })
-	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	programs := raced(t)
+	c := start(t, harness.Options{Binaries: programs, SchedulerEnv: fast(nil)})
 	cluster := onDocker(t, e, c)
 	agent := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{}))
 	file := func(text string) string {
@@ -115,6 +118,35 @@ func TestJobs(t *testing.T) {
 		}
 		ctl(t, c, "delete", "away", "--wait")
 	})
+	t.Run("a stack is a job: it ends when its services have ended, and the first failure fails the attempt", func(t *testing.T) {
+		stack := func(id, services string) string {
+			return file("id: " + id + "\nkind: job\njob: {retries: 0}\ncompose:\n  inline: |\n    services:\n" + services)
+		}
+		ctl(t, c, "apply", "-f", stack("batch", "      a: {image: IMAGE, command: [exit, '0']}\n      b: {image: IMAGE, command: [exit, '0'], depends_on: {a: {condition: service_completed_successfully}}}\n"), "--wait", "--timeout", "2m")
+		gone(t, "batch")
+		runs := e.Watch(t.Context(), cluster)
+		defer runs.Close()
+		for id, services := range map[string]string{
+			"bad":    "      a: {image: IMAGE, command: [exit, '3']}\n",
+			"before": "      a: {image: IMAGE, command: [exit, '3']}\n      b: {image: IMAGE, command: [exit, '0'], depends_on: {a: {condition: service_completed_successfully}}}\n",
+		} {
+			if res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "apply", "-f", stack(id, services), "--wait", "--timeout", "2m")); res.Code != 1 {
+				t.Fatalf("persysctl apply --wait of a stack whose service ends with code 3 ended with exit %d, want 1\n%s", res.Code, res.Stderr)
+			}
+			gone(t, id)
+			w := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, finished))
+			if r := w.GetJobResult(); r.GetExit().GetCode() != 3 || w.GetRetryAttempts() > 1 {
+				t.Errorf("the result of %s after %d attempts is %v, want one attempt with exit code 3", id, w.GetRetryAttempts(), r)
+			}
+			if list := got[[]harness.Run](t)(runs.Of(id)); len(list) != 1 {
+				t.Errorf("containers of %s were started %d times, want once: %v", id, len(list), list)
+			}
+		}
+		res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "apply", "-f", stack("endless", "      a: {image: IMAGE, restart: always}\n")))
+		if res.Code == 0 || !strings.Contains(res.Stderr, "line 2: services.a.restart: must be no or absent in a job") {
+			t.Errorf("a service of a job with restart: always: exit %d\n%s", res.Code, res.Stderr)
+		}
+	})
 	t.Run("run shows the output, and ends with the exit code", func(t *testing.T) {
 		began := time.Now()
 		res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "run", image, "--name", "once", "--", "say", "to stdout", "to stderr", "5"))
@@ -122,6 +154,24 @@ func TestJobs(t *testing.T) {
 			t.Fatalf("persysctl run of a job ended with exit %d after %s, want 5 and the job's output\n%s\n%s", res.Code, time.Since(began), res.Stdout, res.Stderr)
 		}
 		gone(t, "once")
+	})
+	t.Run("Ctrl-C of run stops the container, and deletes the record unless --keep is given", func(t *testing.T) {
+		for id, keep := range map[string]bool{"cut": false, "kept": true} {
+			var out bytes.Buffer
+			cmd := exec.CommandContext(t.Context(), programs.Ctl, "run", image, "--name", id, fmt.Sprintf("--keep=%t", keep), "--", "serve")
+			cmd.Env, cmd.Stdout, cmd.Stderr = c.CtlEnv(), &out, &out
+			must(t, cmd.Start())
+			got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+			must(t, cmd.Process.Signal(os.Interrupt))
+			err := cmd.Wait()
+			if code := cmd.ProcessState.ExitCode(); code != 130 {
+				t.Errorf("persysctl run ended with exit %d after Ctrl-C (%v), want 130\n%s", code, err, &out)
+			}
+			gone(t, id)
+			if listed := strings.Contains(ctl(t, c, "list", "-o", "json"), `"`+id+`"`); listed != keep {
+				t.Errorf("after Ctrl-C the record of the job %s exists: %t, want %t", id, listed, keep)
+			}
+		}
 	})
 }
 

@@ -146,6 +146,7 @@ func (c *cli) apply(ctx context.Context, o applyOptions) error {
 	if !o.wait || broke {
 		return failures.err()
 	}
+	o.limit(goals)
 	late := time.After(o.timeout)
 	for _, group := range slices.Sorted(maps.Keys(rolling)) {
 		awaits, err := c.awaitRollout(ctx, group, rolling[group], late)
@@ -227,8 +228,13 @@ func (c *cli) applied(req *controlv1.ApplyWorkloadRequest, r *controlv1.ApplyWor
 		case spec.DesiredState(state) != fsm.DesiredRunning:
 		case req.GetSpec().GetAutoscale() != nil:
 			goals[id] = goalKept() // a group that a person scaled to 0 keeps 0 members
-		case spec.IsJob(req.GetSpec()) && !spec.IsTemplate(req.GetSpec()) && !spec.OnEveryNode(req.GetSpec()):
-			goals[id] = goalFinished()
+		case spec.IsJob(req.GetSpec()) && !spec.IsTemplate(req.GetSpec()):
+			g := goalFinished()
+			if spec.OnEveryNode(req.GetSpec()) { // the members finish, and not the workload that makes them
+				g = goalStatus("Running")
+				g.job = true
+			}
+			goals[id] = g
 		}
 	}
 	for _, id := range r.GetRemovedWorkloadIds() {

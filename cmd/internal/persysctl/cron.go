@@ -93,7 +93,9 @@ func (c *cli) startRunCommand(use, short, example string, takes bool) *cobra.Com
 			if !o.wait {
 				return nil
 			}
-			return c.awaitAll(ctx, map[string]goal{r.GetRunId(): goalFinished()}, r.GetIndex(), o.timeout, time.After(o.timeout))
+			goals := map[string]goal{r.GetRunId(): goalFinished()}
+			o.limit(goals)
+			return c.awaitAll(ctx, goals, r.GetIndex(), o.timeout, time.After(o.timeout))
 		}),
 	}
 	f := cmd.Flags()

@@ -38,8 +38,9 @@ func (c *cli) runCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "run IMAGE [-- COMMAND [ARG…]]", Short: "Run a container to completion, with its output here",
 		Long: `Run a container as a job: show its output, and exit with its exit code. Ctrl-C cancels the
-job. When the job has ended, its record is deleted unless --keep is given. A run that could
-not be placed waits for a node, and says what it waits for.`,
+job: its container is stopped. When the job has ended or was cancelled, its record is deleted
+unless --keep is given. A run that could not be placed waits for a node, and says what it
+waits for.`,
 		Example: `  persysctl run alpine -- echo hello
   persysctl run shop/migrate:7 -e DB=db.shop --deadline 10m
   persysctl run busybox --name probe --keep -- sh -c 'exit 3'`,
@@ -105,7 +106,7 @@ func (c *cli) run(ctx context.Context, image string, words []string, o runOption
 	id := req.GetWorkloadId()
 	got, err := c.send(ctx, list)
 	if ctx.Err() != nil {
-		return c.cancelJob(ctx, id) // the command was interrupted, but the job may have been accepted, so delete it
+		return c.cancelJob(ctx, id, o.keep) // the command was interrupted, but the job may have been accepted, so delete it
 	}
 	if err != nil {
 		return err
@@ -117,7 +118,7 @@ func (c *cli) run(ctx context.Context, image string, words []string, o runOption
 	follower.out, follower.err = c.programOutput()
 	result, err := follower.follow(ctx, got.GetIndex())
 	if result == nil && ctx.Err() != nil {
-		return c.cancelJob(ctx, id)
+		return c.cancelJob(ctx, id, o.keep)
 	}
 	if err == nil && !o.keep {
 		err = c.deleteJob(context.WithoutCancel(ctx), id)
@@ -134,14 +135,27 @@ func (c *cli) run(ctx context.Context, image string, words []string, o runOption
 	return failf(exitFailed, "", "%s has failed: %s", id, screen.Clean(result.GetMessage()))
 }
 
-// cancelJob deletes a job whose run was interrupted.
-func (c *cli) cancelJob(ctx context.Context, id string) error {
+// cancelJob stops a job whose run was interrupted. It deletes the record of the job unless keep is set.
+func (c *cli) cancelJob(ctx context.Context, id string, keep bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), runCleanup)
 	defer cancel()
-	if err := c.deleteJob(ctx, id); err != nil {
-		return failf(exitInterrupted, "persysctl delete "+id, "interrupted, but the job still runs: %v", err)
+	do, hint, what := c.deleteJob, "persysctl delete "+id, "stopped and deleted"
+	if keep {
+		do, hint, what = c.stopJob, "persysctl stop "+id, "stopped; its record stays"
 	}
-	return failf(exitInterrupted, "", "interrupted; the job %s is stopped and deleted", id)
+	if err := do(ctx, id); err != nil {
+		return failf(exitInterrupted, hint, "interrupted, but the job still runs: %v", err)
+	}
+	return failf(exitInterrupted, "", "interrupted; the job %s is %s", id, what)
+}
+
+// stopJob stops a job and keeps its record.
+func (c *cli) stopJob(ctx context.Context, id string) error {
+	r, err := change(ctx, c, c.control.ApplyWorkload, &controlv1.ApplyWorkloadRequest{WorkloadId: id, DesiredState: "Stopped"})
+	if err == nil && !r.GetSuccess() {
+		err = c.refusedWorkload(ctx, id, refusalText(r))
+	}
+	return err
 }
 
 // deleteJob deletes the record of a job. A node that still runs the job stops it.

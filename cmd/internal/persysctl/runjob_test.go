@@ -2,8 +2,14 @@ package persysctl
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -61,22 +67,24 @@ func TestRunOfAJob(t *testing.T) {
 			}
 		})
 	}
-	t.Run("an interrupt deletes the job", func(t *testing.T) {
-		f := start(t, nil)
-		f.workloads = append(f.workloads, view("once", "Pending", "", ""))
-		f.script = []scene{{changes: []*clusterv1.WorkloadChange{told(43, view("once", "Pending", "", "Unplaced: 0 of 2 nodes fit")), synced(43)}}}
-		s := newSession(t)
-		ctx, interrupt := context.WithCancel(t.Context())
-		s.ctx = ctx
-		end := make(chan int, 1)
-		go func() { end <- s.run(f, "run", "pack", "--name", "once") }()
-		testbed.Until(t, "the watch of the job", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return len(f.watches) > 0 })
-		interrupt()
-		if code := <-end; code != exitInterrupted || !f.deleted("once") {
-			t.Errorf("exit code %d, deleted %t\n%s", code, f.deleted("once"), s.stderr.String())
-		}
-	})
-	t.Run("with --keep an interrupt does not delete the job", func(t *testing.T) {
+	for _, keep := range []bool{false, true} {
+		t.Run(fmt.Sprintf("an interrupt stops the job, with --keep: %t", keep), func(t *testing.T) {
+			f := start(t, nil)
+			f.workloads = append(f.workloads, view("once", "Pending", "", ""))
+			f.script = []scene{{changes: []*clusterv1.WorkloadChange{told(43, view("once", "Pending", "", "Unplaced: 0 of 2 nodes fit")), synced(43)}}}
+			s := newSession(t)
+			ctx, interrupt := context.WithCancel(t.Context())
+			s.ctx = ctx
+			end := make(chan int, 1)
+			go func() { end <- s.run(f, "run", "pack", "--name", "once", fmt.Sprintf("--keep=%t", keep)) }()
+			testbed.Until(t, "the watch of the job", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return len(f.watches) > 0 })
+			interrupt()
+			if code := <-end; code != exitInterrupted || f.deleted("once") == keep || f.stopped("once") != keep {
+				t.Errorf("exit code %d, deleted %t, stopped %t\n%s", code, f.deleted("once"), f.stopped("once"), s.stderr.String())
+			}
+		})
+	}
+	t.Run("with --keep the record of a job that has ended is not deleted", func(t *testing.T) {
 		f := start(t, nil)
 		done := view("once", "Stopped", "node-a", "Completed: ended with exit code 0")
 		done.JobResult = result(0)
@@ -104,4 +112,53 @@ func (f *fake) deleted(id string) bool {
 		}
 	}
 	return false
+}
+
+// stopped reports whether persysctl has set the desired state Stopped for this id.
+func (f *fake) stopped(id string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.requests {
+		if a, ok := r.(*controlv1.ApplyWorkloadRequest); ok && a.GetWorkloadId() == id && a.GetDesiredState() == "Stopped" {
+			return true
+		}
+	}
+	return false
+}
+
+// TestWaitForAJobHasNoTimeLimitUnlessOneIsGiven: a job may run longer than the default of --timeout. --wait ends with the
+// job, and only --timeout ends it before. A service in the same wait keeps the default limit.
+func TestWaitForAJobHasNoTimeLimitUnlessOneIsGiven(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		given bool
+		goals map[string]goal
+		code  int
+	}{
+		{"a job", false, map[string]goal{"pack": goalFinished()}, exitOK},
+		{"a job with --timeout", true, map[string]goal{"pack": goalFinished()}, exitTimeout},
+		{"a job and a service", false, map[string]goal{"pack": goalFinished(), "web": goalStatus("Running")}, exitTimeout},
+	} {
+		o := waiting{given: func() bool { return c.given }}
+		o.limit(c.goals)
+		w := &waiter{c: &cli{world: world{err: io.Discard, now: time.Now}}}
+		for _, id := range slices.Sorted(maps.Keys(c.goals)) {
+			w.all = append(w.all, &progress{id: id, goal: c.goals[id]})
+		}
+		late, changes := make(chan time.Time), make(chan watched)
+		go func() {
+			late <- time.Time{}
+			done := view("pack", "Stopped", "node-a", "Completed: ended with exit code 0")
+			done.JobResult = &controlv1.JobResult{Succeeded: true}
+			select {
+			case changes <- watched{view: done}:
+			case <-t.Context().Done():
+			}
+		}()
+		err, _ := w.loop(t.Context(), changes, nil, 2*time.Minute, late)
+		var f *failure
+		if (err == nil) != (c.code == exitOK) || errors.As(err, &f) && f.code != c.code {
+			t.Errorf("the wait for %s ended with %v, want exit %d", c.name, err, c.code)
+		}
+	}
 }

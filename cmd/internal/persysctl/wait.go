@@ -24,6 +24,7 @@ type goal struct {
 	met     func(*controlv1.WorkloadView) bool
 	gone    bool // whether the goal is reached when the workload is deleted
 	members bool // whether the members of a system workload have to reach its state, too
+	job     bool // whether this is the end of a job, for which --wait has no time limit unless --timeout is given
 }
 
 func goalStatus(status string) goal {
@@ -53,7 +54,7 @@ func healthy(w *controlv1.WorkloadView) bool {
 
 // goalFinished is reached when a job has succeeded.
 func goalFinished() goal {
-	return goal{name: "finished", met: func(w *controlv1.WorkloadView) bool { return w.GetJobResult().GetSucceeded() }}
+	return goal{name: "finished", job: true, met: func(w *controlv1.WorkloadView) bool { return w.GetJobResult().GetSucceeded() }}
 }
 
 func goalDeleted() goal {
@@ -99,11 +100,21 @@ func hopeless(w *controlv1.WorkloadView) bool {
 type waiting struct {
 	wait    bool
 	timeout time.Duration
+	given   func() bool // reports whether --timeout was given
 }
 
 func (w *waiting) flags(f *pflag.FlagSet, what string) {
 	f.BoolVar(&w.wait, "wait", false, "wait until "+what+", and show the progress")
-	f.DurationVar(&w.timeout, "timeout", 2*time.Minute, "time limit of --wait")
+	f.DurationVar(&w.timeout, "timeout", 2*time.Minute, "time limit of --wait; without this flag --wait has none for a job, which its own deadline ends")
+	w.given = func() bool { return f.Changed("timeout") }
+}
+
+// limit gives the ends of jobs the time limit that was given with --timeout.
+func (w *waiting) limit(goals map[string]goal) {
+	for id, g := range goals {
+		g.job = g.job && !w.given()
+		goals[id] = g
+	}
 }
 
 func (w *waiting) check() error {
@@ -182,6 +193,9 @@ func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64,
 	}
 	for _, p := range w.all {
 		if k := kindText(p.view); err == nil && p.goal.members && p.view.GetAssignedNodeId() == "" && (k == spec.KindSystem || k == spec.KindJob) {
+			if p.goal.job {
+				late = nil
+			}
 			err = c.awaitMembers(ctx, p.id, timeout, late)
 		}
 	}
@@ -275,7 +289,10 @@ func (w *waiter) loop(ctx context.Context, changes <-chan watched, ended <-chan 
 			return err, true
 		case <-late:
 			w.show()
-			return w.late(timeout), false
+			if len(w.limited()) > 0 {
+				return w.late(timeout), false
+			}
+			late = nil
 		case <-ctx.Done():
 			return failf(exitInterrupted, "persysctl get "+w.open()[0].id, "interrupted; the change itself stays"), false
 		}
@@ -315,6 +332,11 @@ func (w *waiter) open() []*progress {
 		}
 	}
 	return out
+}
+
+// limited returns the workloads that have not reached their goal and whose goal has a time limit.
+func (w *waiter) limited() []*progress {
+	return slices.DeleteFunc(w.open(), func(p *progress) bool { return p.goal.job })
 }
 
 func (w *waiter) over() bool { return len(w.open()) == 0 }
@@ -462,7 +484,7 @@ func (w *waiter) verdict() error {
 }
 
 func (w *waiter) late(timeout time.Duration) error {
-	open := w.open()
+	open := w.limited()
 	p := open[0]
 	line := p.line(time.Time{})
 	if p.view == nil {
