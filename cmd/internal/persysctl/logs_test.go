@@ -3,6 +3,7 @@ package persysctl
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -85,6 +86,7 @@ func TestFailedReadsDoNotEndFollowedLogs(t *testing.T) {
 	broken := status.Error(codes.Internal, "the disk is broken")
 	t.Run("of the members", func(t *testing.T) {
 		f, s := start(t, nil), newSession(t)
+		s.looks = looks{output: 5 * time.Millisecond, member: 5 * time.Millisecond}
 		f.workloads = []*controlv1.WorkloadView{memberView("web-0", "Pending", "Running")}
 		f.workloads[0].AssignedNodeId = ""
 		f.logs = []*clusterv1.LogChunk{logLine("line", 1_000_000_000, 0)}
@@ -104,6 +106,7 @@ func TestFailedReadsDoNotEndFollowedLogs(t *testing.T) {
 	})
 	t.Run("of a workload", func(t *testing.T) {
 		f, s := start(t, nil), newSession(t)
+		s.looks = looks{output: 5 * time.Millisecond, member: 5 * time.Millisecond}
 		f.logs = []*clusterv1.LogChunk{logLine("line", 1_000_000_000, 0)}
 		ends := 0
 		f.logEnds = func() {

@@ -51,7 +51,7 @@ func newSession(t testing.TB) *session {
 			}
 			return out
 		},
-		now: func() time.Time { return epoch }, looks: looks{output: time.Millisecond, member: time.Millisecond},
+		now: func() time.Time { return epoch }, looks: looks{output: 500 * time.Millisecond, member: 2 * time.Second},
 	}
 	return s
 }
