@@ -19,7 +19,26 @@ const (
 
 // concurrencies holds the crons of a run with the fault Crons: for each value of concurrency one cron, which fires
 // each minute.
-var concurrencies = map[string]string{"c0": fsm.ConcurrencyAllow, "c1": fsm.ConcurrencyForbid, "c2": fsm.ConcurrencyReplace}
+var concurrencies = map[string]string{"c0": fsm.ConcurrencyAllow, "c1": fsm.ConcurrencyForbid, "c2": fsm.ConcurrencyReplace, localCron: fsm.ConcurrencyAllow}
+
+// localCron is a cron that follows the local time of Berlin: each minute of the hours 1 and 2. Its last times of the day
+// are those before backToWinter. The clock then shows the hour 2 again, and the cron must not fire again.
+const localCron = "c3"
+
+// backToWinter is when the clocks in Berlin are set back from 3:00 to 2:00, a few minutes after the start of a run.
+// localCron fires again at 1:00 of the next day, 23 hours later.
+const (
+	backToWinter = start + 3*minute
+	localAgain   = backToWinter + 23*60*minute
+)
+
+// nextTime returns the time of a cron's schedule after one of its times.
+func nextTime(id string, last int64) int64 {
+	if id == localCron && last+minute == backToWinter {
+		return localAgain
+	}
+	return last + minute
+}
 
 // createCrons makes users create the crons. Nobody changes them before suspendCrons.
 func (w *world) createCrons() {
@@ -33,12 +52,16 @@ func (w *world) createCrons() {
 		if err != nil {
 			w.violate("simulator", id, "", "%v", err)
 		}
+		schedule, zone := "* * * * *", "UTC"
+		if id == localCron {
+			schedule, zone = "* 1-2 * * *", "Europe/Berlin"
+		}
 		p := &commandv1.WorkloadPut{
 			Id: id, Spec: raw, Desired: "Running", MaxAttempts: 2, Content: fmt.Sprintf("c1:%016x%048x", w.users.version*0x10001, len(id)),
 			Demand: &commandv1.Demand{
 				Type: "container", CpuMillicores: 10, MemoryMib: 8, Job: &commandv1.Job{},
 				Template: &commandv1.Template{Kind: fsm.TemplateCron, Cron: &commandv1.Cron{
-					Schedule: "* * * * *", TimeZone: "UTC", Concurrency: concurrencies[id], KeepSucceeded: 3, KeepFailed: 1,
+					Schedule: schedule, TimeZone: zone, Concurrency: concurrencies[id], KeepSucceeded: 3, KeepFailed: 1,
 				}},
 			},
 		}
@@ -105,7 +128,7 @@ func (w *world) runChanged(after fsm.State, c fsm.Command, old, x *fsm.Workload)
 	switch {
 	case at%minute != 0 || last != 0 && at <= last:
 		w.violate("cron", x.ID, "", "%s creates a run for minute %d after the run for minute %d", fsm.ArmName(c), at/minute, last/minute)
-	case allow && last != 0 && at != last+minute:
+	case allow && last != 0 && at != nextTime(x.Owner, last), x.Owner == localCron && at >= backToWinter && at < localAgain:
 		w.violate("cron", x.ID, "", "%s creates a run for minute %d, but the run before it was for minute %d", fsm.ArmName(c), at/minute, last/minute)
 	}
 	after.Children(x.Owner, func(y *fsm.Workload) bool {
@@ -155,7 +178,7 @@ func (w *world) overdue() (id, why string) {
 		if x.Template.Next <= w.replicas[l].clockNow() {
 			return id, fmt.Sprintf("the next time of the cron is minute %d, which has come", x.Template.Next/minute)
 		}
-		if last := w.oracle.fired[id]; concurrencies[id] == fsm.ConcurrencyAllow && last != 0 && x.Template.Next != last+minute {
+		if last := w.oracle.fired[id]; concurrencies[id] == fsm.ConcurrencyAllow && last != 0 && x.Template.Next != nextTime(id, last) {
 			w.violate("cron", id, "", "the next time is minute %d, but the newest run is for minute %d", x.Template.Next/minute, last/minute)
 		}
 	}

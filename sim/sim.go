@@ -216,7 +216,7 @@ type line struct {
 }
 
 // start is when every run begins, Unix nanoseconds.
-const start = int64(1_790_000_000) * sec
+const start = int64(1_792_889_820) * sec
 
 type world struct {
 	clock

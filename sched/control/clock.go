@@ -82,6 +82,7 @@ func (t *Term) planned() int64 { return t.now.Wall + t.offset.at(t.now) }
 // allowForPause moves every deadline by the time for which the process was paused, so that no deadline passes early.
 func (t *Term) allowForPause() {
 	if d := t.pause.observe(t.now); d != 0 {
+		t.shifted += d
 		t.live.shift(d)
 		t.plan.stale = true // the planner's cache holds deadlines from before the pause, so it is built again
 		t.emit(Paused{By: time.Duration(d)})

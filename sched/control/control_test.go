@@ -175,6 +175,24 @@ func TestHeartbeatIsAnsweredAfterAConfirm(t *testing.T) {
 	}
 }
 
+// TestClockSetBeforeTheConfirm: the wall clock is set between a heartbeat and the confirmation of leadership. The lease
+// of the node still counts from the arrival of the heartbeat.
+func TestClockSetBeforeTheConfirm(t *testing.T) {
+	for _, step := range []time.Duration{5 * time.Minute, -5 * time.Minute} {
+		t.Run(step.String(), func(t *testing.T) {
+			b := lead(t, Settings{}, "a")
+			b.pass(time.Second)
+			b.beat(sched.Heartbeat{Node: "a"})
+			received := b.now.Wall + int64(step)
+			b.now.Wall += int64(step)
+			b.step(Confirmed{ID: one[Confirm](b).ID})
+			is(t, "duration", time.Duration(one[Reply](b).Lease.Duration), 10*time.Second)
+			end, _, _ := b.term.Lease("a")
+			is(t, "lease of the leader", time.Duration(end-received), time.Duration(b.term.live.length(1)))
+		})
+	}
+}
+
 // TestVolumesInHeartbeats: the leader proposes the volumes of a heartbeat only if the state does not have them yet.
 func TestVolumesInHeartbeats(t *testing.T) {
 	b := lead(t, Settings{}, "a")

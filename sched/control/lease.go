@@ -68,9 +68,10 @@ func (t *Term) registered(in Registered) {
 	t.grant(in.Call, node)
 }
 
-// grant extends the lease of a node after a heartbeat or a registration, if leadership can be confirmed.
+// grant extends the lease of a node after a heartbeat or a registration, if leadership can be confirmed. The lease counts
+// from the arrival of the call. If the wall clock is set before the confirmation, that moment moves with the deadlines.
 func (t *Term) grant(call Call, node *fsm.Node) {
-	received := t.now.Wall
+	received := t.now.Wall - t.shifted
 	t.calls.Set(uint64(call), node)
 	t.afterConfirm(func(err error) {
 		if _, waits := t.calls.Delete(uint64(call)); !waits {
@@ -83,7 +84,7 @@ func (t *Term) grant(call Call, node *fsm.Node) {
 		extended := false
 		if err == nil {
 			var back bool
-			if extended, back = t.live.extend(node.ID, received); back {
+			if extended, back = t.live.extend(node.ID, received+t.shifted); back {
 				t.signal()
 			}
 		}

@@ -27,6 +27,7 @@ type Term struct {
 	waiting    map[ID]func(Input) // for each effect ID: the function that continues with the answer
 
 	pause      pauseDetector
+	shifted    int64 // sum of the times by which deadlines have moved in this term, in nanoseconds
 	offset     clockOffset
 	toldBehind bool
 	timers     timers
