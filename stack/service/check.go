@@ -350,6 +350,14 @@ func (f *faults) process(s types.ServiceConfig) {
 	}
 }
 
+// CPULimit returns the CPU limit of a service in CPUs (cpus or deploy.resources.limits.cpus); 0 if it has none.
+func CPULimit(s types.ServiceConfig) float64 {
+	if s.Deploy != nil && s.Deploy.Resources.Limits != nil && s.Deploy.Resources.Limits.NanoCPUs != 0 {
+		return float64(s.Deploy.Resources.Limits.NanoCPUs) // in CPUs, although the field is called NanoCPUs
+	}
+	return float64(s.CPUS)
+}
+
 // MemoryLimit returns the memory limit of a service (mem_limit or deploy.resources.limits.memory); 0 if it has none.
 func MemoryLimit(s types.ServiceConfig) types.UnitBytes {
 	if s.Deploy != nil && s.Deploy.Resources.Limits != nil && s.Deploy.Resources.Limits.MemoryBytes != 0 {

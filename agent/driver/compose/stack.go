@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -297,6 +298,9 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 			// A swap limit equal to the memory limit means no swap. The engine's own default would be twice
 			// the memory limit.
 			service.MemSwapLimit = limit
+		}
+		if limit := stackservice.CPULimit(service); limit > 0 && service.CPUShares == 0 {
+			service.CPUShares = moby.CPUWeight(int64(math.Round(limit * 1000)))
 		}
 		// Our labels are custom labels, which are not part of the hash by which Compose detects a changed
 		// service.

@@ -24,8 +24,6 @@ import (
 // Lower limits of CPU quotas and shares.
 const (
 	minMillicores  = 10 // the engine refuses a quota of less than 0.01 CPU
-	minShares      = 2  // the smallest CPU weight that the kernel accepts
-	sharesPerCPU   = 1024
 	nanoPerMilli   = 1_000_000
 	milliPerCPU    = 1000
 	unlimitedSwap  = -1
@@ -282,7 +280,7 @@ func resources(body *agentv1.ContainerSpec) (container.Resources, error) {
 		} else {
 			out.NanoCPUs = milli * nanoPerMilli
 		}
-		out.CPUShares = max(milli*sharesPerCPU/milliPerCPU, minShares)
+		out.CPUShares = moby.CPUWeight(milli)
 	case out.CPUShares < 0:
 		return out, invalid("container.resources.cpu_shares: must not be negative (got %d)", out.CPUShares)
 	}
