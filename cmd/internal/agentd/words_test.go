@@ -87,6 +87,10 @@ platform: linux/amd64
 `,
 		"namespaces of the node": "network_mode: host\npid: host\nipc: host\nuts: host\nuserns_mode: host\ncgroup: host\nprivileged: true\nentrypoint: []\ncommand: [/probe, serve]\nhealthcheck: {disable: true}\n",
 		"no network":             "network_mode: none\nipc: private\ncgroup_parent: /persystest\nhealthcheck: {test: exit 0}\ntmpfs: /run\n",
+		"restart no":             "restart: \"no\"\n",
+		"restart on failure":     "restart: on-failure\n",
+		"restart three times":    "restart: on-failure:3\n",
+		"restart unless stopped": "restart: unless-stopped\n",
 		"nothing":                "{}",
 	}
 	set := map[string]bool{}
