@@ -179,6 +179,16 @@ func (c *checker) tombstones() {
 func (c *checker) trust() {
 	r := c.s.r
 	c.must(r.info.ClusterKeyID == "" || len(r.info.ClusterKeyID) == 16 && lowerHex(r.info.ClusterKeyID), "cluster key id %q is malformed", clip(r.info.ClusterKeyID))
+	c.must(r.info.FormerKeyID == "" || r.info.ClusterKeyID != "" && r.info.FormerKeyID != r.info.ClusterKeyID && r.info.NextKeyID == "", "cluster key %q has the former key %q and the next key %q", clip(r.info.ClusterKeyID), clip(r.info.FormerKeyID), clip(r.info.NextKeyID))
+	c.must(!slices.Contains(r.info.RetiredKeyIDs, r.info.ClusterKeyID) && !slices.Contains(r.info.RetiredKeyIDs, r.info.FormerKeyID), "a retired key is in use")
+	if r.info.CleanIndex > 0 || len(r.info.RetiredKeyIDs) > 0 {
+		c.s.Sealed(func(v SealedValue) bool {
+			for _, id := range KeysNamed(v.Value) {
+				c.must(!r.info.refusesKey(id), "%s is sealed under the retired key %s", v, id)
+			}
+			return true
+		})
+	}
 	c.must(r.authorities.Len() <= MaxAuthorities, "there are %d authorities, at most %d are allowed", r.authorities.Len(), MaxAuthorities)
 	r.authorities.Scan(func(id string, a *Authority) bool {
 		c.must(a.ID == id && isFingerprint(id) && isFingerprint(a.RootID), "authority %q of root %q is stored under %q", clip(a.ID), clip(a.RootID), clip(id))

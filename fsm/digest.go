@@ -484,6 +484,15 @@ func (e *encoder) info(m *Info) {
 		e.str("object floor")
 		e.u64(m.ObjectFloor)
 	}
+	if k := &m.KeyRotation; k.NextKeyID != "" || k.FormerKeyID != "" || k.CleanIndex != 0 || len(k.RetiredKeyIDs) > 0 || k.ContentKey != "" || k.KeyChangedAt != 0 {
+		e.str("cluster key")
+		e.str(m.NextKeyID)
+		e.str(m.FormerKeyID)
+		e.u64(m.CleanIndex)
+		e.strs(m.RetiredKeyIDs)
+		e.str(m.ContentKey)
+		e.i64(m.KeyChangedAt)
+	}
 }
 
 func (e *encoder) authority(a *Authority) {

@@ -678,6 +678,7 @@ var scenarios = []struct {
 	{"126-kept-volumes", keptVolumesScenario},
 	{"127-job-exits", jobExitsScenario}, {"128-named-devices", namedDevicesScenario},
 	{"129-ingress-network", ingressNetworkScenario},
+	{"130-key-rotation", keyRotationScenario},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

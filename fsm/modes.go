@@ -123,6 +123,8 @@ var armRules = [...]armRule{
 	{"link_console", 510, 1, false, Allowed},
 	{"open_console", 511, 1, false, Allowed},
 	{"end_console", 512, 1, false, Allowed},
+	{"rotate_cluster_key", 540, 1, false, Allowed},
+	{"reseal", 541, 1, false, Allowed},
 }
 
 // FeatureLevel is the highest feature level that this version understands. A command whose level is above the
@@ -222,6 +224,10 @@ func armOf(c Command) arm {
 		return "drop_orphan"
 	case *commandv1.Command_SetGossipRing:
 		return "set_gossip_ring"
+	case *commandv1.Command_RotateClusterKey:
+		return "rotate_cluster_key"
+	case *commandv1.Command_Reseal:
+		return "reseal"
 	case *commandv1.Command_PutNamespace:
 		return "put_namespace"
 	case *commandv1.Command_DeleteNamespace:

@@ -23,6 +23,8 @@ func infoPB(m *Info) *commandv1.MetaRecord {
 		MirrorPin: m.MirrorPin, MirrorEndpoints: m.MirrorEndpoints,
 		NetworkId: m.NetworkID, NetworkIndex: m.NetworkIndex,
 		ObjectFloor: m.ObjectFloor,
+		NextKeyId:   m.NextKeyID, FormerKeyId: m.FormerKeyID, CleanIndex: m.CleanIndex, RetiredKeyIds: m.RetiredKeyIDs,
+		ContentKey: m.ContentKey, KeyChangedAt: m.KeyChangedAt,
 	}
 }
 
@@ -38,6 +40,10 @@ func infoOf(m *commandv1.MetaRecord) Info {
 		MirrorPin: m.GetMirrorPin(), MirrorEndpoints: m.GetMirrorEndpoints(),
 		NetworkID: m.GetNetworkId(), NetworkIndex: m.GetNetworkIndex(),
 		ObjectFloor: m.GetObjectFloor(),
+		KeyRotation: KeyRotation{
+			NextKeyID: m.GetNextKeyId(), FormerKeyID: m.GetFormerKeyId(), CleanIndex: m.GetCleanIndex(), RetiredKeyIDs: convert(m.GetRetiredKeyIds(), strings.Clone),
+			ContentKey: m.GetContentKey(), KeyChangedAt: m.GetKeyChangedAt(),
+		},
 	}
 }
 

@@ -23,6 +23,9 @@ type RestoreInfo struct {
 	// Source is the origin of the restored state, for the event about the restore. Empty means a
 	// backup; the event then has the time of the backup.
 	Source string
+	// FormerKey is the id of the key under which values of the backup are sealed, if it is not the present cluster key.
+	// The leader has that key. Empty if all values are sealed under the present key.
+	FormerKey string
 }
 
 // incarnation returns a new incarnation that is higher than every incarnation in old.
@@ -89,6 +92,24 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	info.ClusterKeyID = p.ClusterKeyID
 	if own && info.ClusterKeyID == "" {
 		info.ClusterKeyID = b.ClusterKeyID
+	}
+	info.KeyRotation = p.KeyRotation
+	switch {
+	case own && p.ClusterKeyID == "":
+		info.KeyRotation = b.KeyRotation
+	case own && p.ContentKey == "" && SealedUnder([]byte(b.ContentKey), p.ClusterKeyID):
+		info.ContentKey, info.KeyChangedAt = b.ContentKey, b.KeyChangedAt // the restored content hashes depend on it
+	}
+	if r.FormerKey != "" {
+		// Values of the backup are sealed under a key that was replaced since. Seal them again, as a rotation does.
+		if p.Rotating() {
+			return State{}, &Refusal{Kind: Conflict, Reason: "a rotation of the cluster key is in progress; wait for its end: persysctl cluster-key status"}
+		}
+		info.FormerKeyID, info.CleanIndex, info.KeyChangedAt = r.FormerKey, 0, max(p.KeyChangedAt, r.At)
+	}
+	if len(info.RetiredKeyIDs) > 0 {
+		used := backup.SealedKeys()
+		info.RetiredKeyIDs = slices.DeleteFunc(slices.Clone(info.RetiredKeyIDs), func(id string) bool { return slices.Contains(used, id) })
 	}
 	// The present replicas use the present gossip keys, so keep these.
 	info.GossipRing, info.GossipVersion = p.GossipRing, p.GossipVersion

@@ -167,6 +167,9 @@ func (t *Tx) judge(c Command) Result {
 			return refuse(Denied, "%s is about the whole cluster, and %s acts only in %s", a, t.by, strings.Join(t.confined, ", "))
 		}
 	}
+	if res := t.retiredSeal(c); res.Kind != OK {
+		return res
+	}
 	switch b := c.GetBody().(type) {
 	case *commandv1.Command_InitCluster:
 		return t.initCluster(b.InitCluster)
@@ -218,6 +221,10 @@ func (t *Tx) judge(c Command) Result {
 		return t.detachMirror()
 	case *commandv1.Command_PinClusterKey:
 		return t.pinClusterKey(b.PinClusterKey)
+	case *commandv1.Command_RotateClusterKey:
+		return t.rotateClusterKey(b.RotateClusterKey)
+	case *commandv1.Command_Reseal:
+		return t.reseal(b.Reseal)
 	case *commandv1.Command_SetGossipRing:
 		return t.setGossipRing(b.SetGossipRing)
 	case *commandv1.Command_PutAuthority:

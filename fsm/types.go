@@ -679,6 +679,7 @@ const (
 	EventClusterRecovered  = "ClusterRecovered"
 
 	EventClusterKeyPinned   = "ClusterKeyPinned"
+	EventClusterKeyRotation = "ClusterKeyRotation"
 	EventGossipRing         = "GossipKeysChanged"
 	EventAuthorityAdded     = "AuthorityAdded"
 	EventAuthorityDropped   = "AuthorityDropped"
@@ -773,6 +774,7 @@ type Info struct {
 	NetworkID            uint32 // number of the newest network
 	NetworkIndex         uint64 // log index of the newest change of what nodes have to set up for networks
 	ObjectFloor          uint64 // highest version number of all deleted objects; versions of new objects are higher
+	KeyRotation                 // of the cluster key
 }
 
 // AttachedEtcd returns the cluster id of the etcd that is attached as the mirror; 0 if none is attached. No

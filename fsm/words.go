@@ -21,7 +21,7 @@ func EventTypes() []string {
 		EventNodeCordoned, EventNodeUncordoned, EventNodeDraining, EventNodeDrainEnded, EventNodeLabelsChanged, EventNodeTaintsChanged, EventNodeFenced,
 		EventNodeRemoved, EventModeChanged, EventReplicaJoined, EventReplicaRemoved, EventReplicaDamaged,
 		EventReplicaRepaired, EventReplicaCopied, EventClusterFormed, EventFeatureLevelRaise, EventMirrorAttached,
-		EventMirrorDetached, EventClusterRestored, EventClusterRecovered, EventClusterKeyPinned, EventGossipRing,
+		EventMirrorDetached, EventClusterRestored, EventClusterRecovered, EventClusterKeyPinned, EventClusterKeyRotation, EventGossipRing,
 		EventAuthorityAdded, EventAuthorityDropped, EventTokenCreated, EventTokenDeleted, EventJoined,
 		EventJoinRefused, EventCertificateRenewed, EventRevoked, EventCallRefused, EventCallMade, EventSessionOpened,
 		EventSessionClosed, EventNamespaceCreated, EventNamespaceChanged, EventNamespaceDeleted, EventRolloutStarted,

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -434,7 +435,7 @@ func (r *replica) restart() {
 		var back fsm.State
 		if back, err = fsm.ReadSnapshot(&b); err == nil {
 			err = back.Check()
-			if was, is := r.state.Info(), back.Info(); err == nil && was != is {
+			if was, is := r.state.Info(), back.Info(); err == nil && !reflect.DeepEqual(was, is) {
 				err = fmt.Errorf("the snapshot of state %+v was read as %+v", was, is)
 			}
 			r.state = back

@@ -27,6 +27,324 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type RotateClusterKeyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateClusterKeyRequest) Reset() {
+	*x = RotateClusterKeyRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateClusterKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateClusterKeyRequest) ProtoMessage() {}
+
+func (x *RotateClusterKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateClusterKeyRequest.ProtoReflect.Descriptor instead.
+func (*RotateClusterKeyRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *RotateClusterKeyRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type RotateClusterKeyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the new key.
+	KeyId         string `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateClusterKeyResponse) Reset() {
+	*x = RotateClusterKeyResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateClusterKeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateClusterKeyResponse) ProtoMessage() {}
+
+func (x *RotateClusterKeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateClusterKeyResponse.ProtoReflect.Descriptor instead.
+func (*RotateClusterKeyResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *RotateClusterKeyResponse) GetKeyId() string {
+	if x != nil {
+		return x.KeyId
+	}
+	return ""
+}
+
+type ClusterKeyStatusRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterKeyStatusRequest) Reset() {
+	*x = ClusterKeyStatusRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterKeyStatusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterKeyStatusRequest) ProtoMessage() {}
+
+func (x *ClusterKeyStatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterKeyStatusRequest.ProtoReflect.Descriptor instead.
+func (*ClusterKeyStatusRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{2}
+}
+
+type ClusterKeyStatusResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the key under which values are sealed.
+	KeyId string `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	// Step of the rotation: settled (there is none), distributing, resealing or cleaning.
+	Step string `protobuf:"bytes,2,opt,name=step,proto3" json:"step,omitempty"`
+	// Id of the new key while the replicas are getting it, and of the former key after the switch.
+	NextKeyId   string `protobuf:"bytes,3,opt,name=next_key_id,json=nextKeyId,proto3" json:"next_key_id,omitempty"`
+	FormerKeyId string `protobuf:"bytes,4,opt,name=former_key_id,json=formerKeyId,proto3" json:"former_key_id,omitempty"`
+	// When the last step was committed; absent if the key was never rotated.
+	ChangedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
+	// Number of values that are still sealed under the former key, and of all sealed values.
+	Left     int32                `protobuf:"varint,6,opt,name=left,proto3" json:"left,omitempty"`
+	Values   int32                `protobuf:"varint,7,opt,name=values,proto3" json:"values,omitempty"`
+	Replicas []*ClusterKeyReplica `protobuf:"bytes,8,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	// Why the rotation does not go on; empty if it does.
+	WaitsFor string `protobuf:"bytes,9,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	// Ids of keys that no value is sealed under any more, the newest last.
+	RetiredKeyIds []string `protobuf:"bytes,10,rep,name=retired_key_ids,json=retiredKeyIds,proto3" json:"retired_key_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterKeyStatusResponse) Reset() {
+	*x = ClusterKeyStatusResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterKeyStatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterKeyStatusResponse) ProtoMessage() {}
+
+func (x *ClusterKeyStatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterKeyStatusResponse.ProtoReflect.Descriptor instead.
+func (*ClusterKeyStatusResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ClusterKeyStatusResponse) GetKeyId() string {
+	if x != nil {
+		return x.KeyId
+	}
+	return ""
+}
+
+func (x *ClusterKeyStatusResponse) GetStep() string {
+	if x != nil {
+		return x.Step
+	}
+	return ""
+}
+
+func (x *ClusterKeyStatusResponse) GetNextKeyId() string {
+	if x != nil {
+		return x.NextKeyId
+	}
+	return ""
+}
+
+func (x *ClusterKeyStatusResponse) GetFormerKeyId() string {
+	if x != nil {
+		return x.FormerKeyId
+	}
+	return ""
+}
+
+func (x *ClusterKeyStatusResponse) GetChangedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ChangedAt
+	}
+	return nil
+}
+
+func (x *ClusterKeyStatusResponse) GetLeft() int32 {
+	if x != nil {
+		return x.Left
+	}
+	return 0
+}
+
+func (x *ClusterKeyStatusResponse) GetValues() int32 {
+	if x != nil {
+		return x.Values
+	}
+	return 0
+}
+
+func (x *ClusterKeyStatusResponse) GetReplicas() []*ClusterKeyReplica {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
+func (x *ClusterKeyStatusResponse) GetWaitsFor() string {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return ""
+}
+
+func (x *ClusterKeyStatusResponse) GetRetiredKeyIds() []string {
+	if x != nil {
+		return x.RetiredKeyIds
+	}
+	return nil
+}
+
+type ClusterKeyReplica struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Key with which the replica seals, and the keys that it holds.
+	SealsWith  string   `protobuf:"bytes,2,opt,name=seals_with,json=sealsWith,proto3" json:"seals_with,omitempty"`
+	HeldKeyIds []string `protobuf:"bytes,3,rep,name=held_key_ids,json=heldKeyIds,proto3" json:"held_key_ids,omitempty"`
+	// Why the rotation waits for this replica; empty if it does not.
+	WaitsFor      string `protobuf:"bytes,4,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterKeyReplica) Reset() {
+	*x = ClusterKeyReplica{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterKeyReplica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterKeyReplica) ProtoMessage() {}
+
+func (x *ClusterKeyReplica) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterKeyReplica.ProtoReflect.Descriptor instead.
+func (*ClusterKeyReplica) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ClusterKeyReplica) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ClusterKeyReplica) GetSealsWith() string {
+	if x != nil {
+		return x.SealsWith
+	}
+	return ""
+}
+
+func (x *ClusterKeyReplica) GetHeldKeyIds() []string {
+	if x != nil {
+		return x.HeldKeyIds
+	}
+	return nil
+}
+
+func (x *ClusterKeyReplica) GetWaitsFor() string {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return ""
+}
+
 type RotateGossipRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -36,7 +354,7 @@ type RotateGossipRequest struct {
 
 func (x *RotateGossipRequest) Reset() {
 	*x = RotateGossipRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[0]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -48,7 +366,7 @@ func (x *RotateGossipRequest) String() string {
 func (*RotateGossipRequest) ProtoMessage() {}
 
 func (x *RotateGossipRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[0]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -61,7 +379,7 @@ func (x *RotateGossipRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateGossipRequest.ProtoReflect.Descriptor instead.
 func (*RotateGossipRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{0}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RotateGossipRequest) GetRequestId() string {
@@ -81,7 +399,7 @@ type RotateGossipResponse struct {
 
 func (x *RotateGossipResponse) Reset() {
 	*x = RotateGossipResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[1]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -93,7 +411,7 @@ func (x *RotateGossipResponse) String() string {
 func (*RotateGossipResponse) ProtoMessage() {}
 
 func (x *RotateGossipResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[1]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -106,7 +424,7 @@ func (x *RotateGossipResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateGossipResponse.ProtoReflect.Descriptor instead.
 func (*RotateGossipResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{1}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RotateGossipResponse) GetKeyId() string {
@@ -130,7 +448,7 @@ type EnrolRequest struct {
 
 func (x *EnrolRequest) Reset() {
 	*x = EnrolRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[2]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -142,7 +460,7 @@ func (x *EnrolRequest) String() string {
 func (*EnrolRequest) ProtoMessage() {}
 
 func (x *EnrolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[2]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -155,7 +473,7 @@ func (x *EnrolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrolRequest.ProtoReflect.Descriptor instead.
 func (*EnrolRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{2}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *EnrolRequest) GetTokenId() string {
@@ -208,7 +526,7 @@ type EnrolResponse struct {
 
 func (x *EnrolResponse) Reset() {
 	*x = EnrolResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[3]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -220,7 +538,7 @@ func (x *EnrolResponse) String() string {
 func (*EnrolResponse) ProtoMessage() {}
 
 func (x *EnrolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[3]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -233,7 +551,7 @@ func (x *EnrolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrolResponse.ProtoReflect.Descriptor instead.
 func (*EnrolResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{3}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *EnrolResponse) GetChain() []byte {
@@ -294,7 +612,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[4]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -306,7 +624,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[4]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -319,7 +637,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{4}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RenewRequest) GetCsr() []byte {
@@ -339,7 +657,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[5]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -351,7 +669,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[5]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -364,7 +682,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{5}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RenewResponse) GetChain() []byte {
@@ -392,7 +710,7 @@ type BundleRequest struct {
 
 func (x *BundleRequest) Reset() {
 	*x = BundleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[6]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -404,7 +722,7 @@ func (x *BundleRequest) String() string {
 func (*BundleRequest) ProtoMessage() {}
 
 func (x *BundleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[6]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -417,7 +735,7 @@ func (x *BundleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BundleRequest.ProtoReflect.Descriptor instead.
 func (*BundleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{6}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *BundleRequest) GetVersion() string {
@@ -439,7 +757,7 @@ type BundleResponse struct {
 
 func (x *BundleResponse) Reset() {
 	*x = BundleResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[7]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -451,7 +769,7 @@ func (x *BundleResponse) String() string {
 func (*BundleResponse) ProtoMessage() {}
 
 func (x *BundleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[7]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -464,7 +782,7 @@ func (x *BundleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BundleResponse.ProtoReflect.Descriptor instead.
 func (*BundleResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{7}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *BundleResponse) GetVersion() string {
@@ -510,7 +828,7 @@ type Revocation struct {
 
 func (x *Revocation) Reset() {
 	*x = Revocation{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[8]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -522,7 +840,7 @@ func (x *Revocation) String() string {
 func (*Revocation) ProtoMessage() {}
 
 func (x *Revocation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[8]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -535,7 +853,7 @@ func (x *Revocation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revocation.ProtoReflect.Descriptor instead.
 func (*Revocation) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{8}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Revocation) GetRole() string {
@@ -605,7 +923,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[9]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -617,7 +935,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[9]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -630,7 +948,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{9}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CreateTokenRequest) GetRole() string {
@@ -693,7 +1011,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[10]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -705,7 +1023,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[10]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -718,7 +1036,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{10}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -753,7 +1071,7 @@ type TokenInfo struct {
 
 func (x *TokenInfo) Reset() {
 	*x = TokenInfo{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[11]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -765,7 +1083,7 @@ func (x *TokenInfo) String() string {
 func (*TokenInfo) ProtoMessage() {}
 
 func (x *TokenInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[11]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -778,7 +1096,7 @@ func (x *TokenInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenInfo.ProtoReflect.Descriptor instead.
 func (*TokenInfo) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TokenInfo) GetId() string {
@@ -852,7 +1170,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[12]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -864,7 +1182,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[12]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -877,7 +1195,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{12}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{17}
 }
 
 type ListTokensResponse struct {
@@ -889,7 +1207,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[13]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -901,7 +1219,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[13]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -914,7 +1232,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{13}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListTokensResponse) GetTokens() []*TokenInfo {
@@ -934,7 +1252,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[14]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -946,7 +1264,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[14]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -959,7 +1277,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeleteTokenRequest) GetId() string {
@@ -984,7 +1302,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[15]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -996,7 +1314,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[15]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1009,7 +1327,7 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{20}
 }
 
 type ListIdentitiesRequest struct {
@@ -1020,7 +1338,7 @@ type ListIdentitiesRequest struct {
 
 func (x *ListIdentitiesRequest) Reset() {
 	*x = ListIdentitiesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[16]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1032,7 +1350,7 @@ func (x *ListIdentitiesRequest) String() string {
 func (*ListIdentitiesRequest) ProtoMessage() {}
 
 func (x *ListIdentitiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[16]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1045,7 +1363,7 @@ func (x *ListIdentitiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIdentitiesRequest.ProtoReflect.Descriptor instead.
 func (*ListIdentitiesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{16}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{21}
 }
 
 type IdentityInfo struct {
@@ -1067,7 +1385,7 @@ type IdentityInfo struct {
 
 func (x *IdentityInfo) Reset() {
 	*x = IdentityInfo{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[17]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1079,7 +1397,7 @@ func (x *IdentityInfo) String() string {
 func (*IdentityInfo) ProtoMessage() {}
 
 func (x *IdentityInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[17]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1092,7 +1410,7 @@ func (x *IdentityInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityInfo.ProtoReflect.Descriptor instead.
 func (*IdentityInfo) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{17}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *IdentityInfo) GetRole() string {
@@ -1168,7 +1486,7 @@ type ListIdentitiesResponse struct {
 
 func (x *ListIdentitiesResponse) Reset() {
 	*x = ListIdentitiesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[18]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1180,7 +1498,7 @@ func (x *ListIdentitiesResponse) String() string {
 func (*ListIdentitiesResponse) ProtoMessage() {}
 
 func (x *ListIdentitiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[18]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1193,7 +1511,7 @@ func (x *ListIdentitiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIdentitiesResponse.ProtoReflect.Descriptor instead.
 func (*ListIdentitiesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{18}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListIdentitiesResponse) GetIdentities() []*IdentityInfo {
@@ -1223,7 +1541,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[19]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1235,7 +1553,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[19]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1248,7 +1566,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{19}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RevokeRequest) GetRole() string {
@@ -1294,7 +1612,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[20]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1306,7 +1624,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[20]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1319,7 +1637,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{20}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{25}
 }
 
 type ListAuthoritiesRequest struct {
@@ -1330,7 +1648,7 @@ type ListAuthoritiesRequest struct {
 
 func (x *ListAuthoritiesRequest) Reset() {
 	*x = ListAuthoritiesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[21]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1342,7 +1660,7 @@ func (x *ListAuthoritiesRequest) String() string {
 func (*ListAuthoritiesRequest) ProtoMessage() {}
 
 func (x *ListAuthoritiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[21]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1355,7 +1673,7 @@ func (x *ListAuthoritiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuthoritiesRequest.ProtoReflect.Descriptor instead.
 func (*ListAuthoritiesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{21}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{26}
 }
 
 type AuthorityInfo struct {
@@ -1372,7 +1690,7 @@ type AuthorityInfo struct {
 
 func (x *AuthorityInfo) Reset() {
 	*x = AuthorityInfo{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[22]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1384,7 +1702,7 @@ func (x *AuthorityInfo) String() string {
 func (*AuthorityInfo) ProtoMessage() {}
 
 func (x *AuthorityInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[22]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1397,7 +1715,7 @@ func (x *AuthorityInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuthorityInfo.ProtoReflect.Descriptor instead.
 func (*AuthorityInfo) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{22}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AuthorityInfo) GetId() string {
@@ -1444,7 +1762,7 @@ type ListAuthoritiesResponse struct {
 
 func (x *ListAuthoritiesResponse) Reset() {
 	*x = ListAuthoritiesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[23]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1456,7 +1774,7 @@ func (x *ListAuthoritiesResponse) String() string {
 func (*ListAuthoritiesResponse) ProtoMessage() {}
 
 func (x *ListAuthoritiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[23]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1469,7 +1787,7 @@ func (x *ListAuthoritiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuthoritiesResponse.ProtoReflect.Descriptor instead.
 func (*ListAuthoritiesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{23}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListAuthoritiesResponse) GetAuthorities() []*AuthorityInfo {
@@ -1496,7 +1814,7 @@ type PutAuthorityRequest struct {
 
 func (x *PutAuthorityRequest) Reset() {
 	*x = PutAuthorityRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[24]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1508,7 +1826,7 @@ func (x *PutAuthorityRequest) String() string {
 func (*PutAuthorityRequest) ProtoMessage() {}
 
 func (x *PutAuthorityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[24]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1521,7 +1839,7 @@ func (x *PutAuthorityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAuthorityRequest.ProtoReflect.Descriptor instead.
 func (*PutAuthorityRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{24}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PutAuthorityRequest) GetCert() []byte {
@@ -1568,7 +1886,7 @@ type PutAuthorityResponse struct {
 
 func (x *PutAuthorityResponse) Reset() {
 	*x = PutAuthorityResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[25]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1898,7 @@ func (x *PutAuthorityResponse) String() string {
 func (*PutAuthorityResponse) ProtoMessage() {}
 
 func (x *PutAuthorityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[25]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1911,7 @@ func (x *PutAuthorityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAuthorityResponse.ProtoReflect.Descriptor instead.
 func (*PutAuthorityResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{25}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PutAuthorityResponse) GetAuthority() *AuthorityInfo {
@@ -1613,7 +1931,7 @@ type DropAuthorityRequest struct {
 
 func (x *DropAuthorityRequest) Reset() {
 	*x = DropAuthorityRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[26]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1625,7 +1943,7 @@ func (x *DropAuthorityRequest) String() string {
 func (*DropAuthorityRequest) ProtoMessage() {}
 
 func (x *DropAuthorityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[26]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1638,7 +1956,7 @@ func (x *DropAuthorityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropAuthorityRequest.ProtoReflect.Descriptor instead.
 func (*DropAuthorityRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{26}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DropAuthorityRequest) GetId() string {
@@ -1663,7 +1981,7 @@ type DropAuthorityResponse struct {
 
 func (x *DropAuthorityResponse) Reset() {
 	*x = DropAuthorityResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[27]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1675,7 +1993,7 @@ func (x *DropAuthorityResponse) String() string {
 func (*DropAuthorityResponse) ProtoMessage() {}
 
 func (x *DropAuthorityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[27]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1688,18 +2006,21 @@ func (x *DropAuthorityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropAuthorityResponse.ProtoReflect.Descriptor instead.
 func (*DropAuthorityResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{27}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{32}
 }
 
 type ClusterKeyRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the wanted key; empty = the present cluster key, or a candidate. With an id the answer has the key only if
+	// this replica holds it, and never fails because it does not.
+	KeyId         string `protobuf:"bytes,540,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ClusterKeyRequest) Reset() {
 	*x = ClusterKeyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[28]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1711,7 +2032,7 @@ func (x *ClusterKeyRequest) String() string {
 func (*ClusterKeyRequest) ProtoMessage() {}
 
 func (x *ClusterKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[28]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1724,7 +2045,14 @@ func (x *ClusterKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterKeyRequest.ProtoReflect.Descriptor instead.
 func (*ClusterKeyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{28}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ClusterKeyRequest) GetKeyId() string {
+	if x != nil {
+		return x.KeyId
+	}
+	return ""
 }
 
 type ClusterKeyResponse struct {
@@ -1734,14 +2062,24 @@ type ClusterKeyResponse struct {
 	Exported string `protobuf:"bytes,1,opt,name=exported,proto3" json:"exported,omitempty"`
 	// Set if this replica has generated the key, and the id of the key is not yet committed to the Raft log as
 	// that of the cluster's key.
-	Candidate     bool `protobuf:"varint,2,opt,name=candidate,proto3" json:"candidate,omitempty"`
+	Candidate bool `protobuf:"varint,2,opt,name=candidate,proto3" json:"candidate,omitempty"`
+	// The remaining fields are set if the request names a key. held_key_ids are the keys that this replica has stored
+	// on its disk, seals_with is the one with which it seals.
+	HeldKeyIds []string `protobuf:"bytes,540,rep,name=held_key_ids,json=heldKeyIds,proto3" json:"held_key_ids,omitempty"`
+	SealsWith  string   `protobuf:"bytes,541,opt,name=seals_with,json=sealsWith,proto3" json:"seals_with,omitempty"`
+	// Keys under which files beside the state are sealed.
+	FileKeyIds []string `protobuf:"bytes,542,rep,name=file_key_ids,json=fileKeyIds,proto3" json:"file_key_ids,omitempty"`
+	// Index of the oldest log entry or snapshot on this replica's disk; what is older is gone.
+	OldestIndex uint64 `protobuf:"varint,543,opt,name=oldest_index,json=oldestIndex,proto3" json:"oldest_index,omitempty"`
+	// Why this replica cannot carry out its next step of the rotation; empty if nothing hinders it.
+	Fault         string `protobuf:"bytes,544,opt,name=fault,proto3" json:"fault,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ClusterKeyResponse) Reset() {
 	*x = ClusterKeyResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[29]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1753,7 +2091,7 @@ func (x *ClusterKeyResponse) String() string {
 func (*ClusterKeyResponse) ProtoMessage() {}
 
 func (x *ClusterKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[29]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1766,7 +2104,7 @@ func (x *ClusterKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterKeyResponse.ProtoReflect.Descriptor instead.
 func (*ClusterKeyResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{29}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ClusterKeyResponse) GetExported() string {
@@ -1783,6 +2121,41 @@ func (x *ClusterKeyResponse) GetCandidate() bool {
 	return false
 }
 
+func (x *ClusterKeyResponse) GetHeldKeyIds() []string {
+	if x != nil {
+		return x.HeldKeyIds
+	}
+	return nil
+}
+
+func (x *ClusterKeyResponse) GetSealsWith() string {
+	if x != nil {
+		return x.SealsWith
+	}
+	return ""
+}
+
+func (x *ClusterKeyResponse) GetFileKeyIds() []string {
+	if x != nil {
+		return x.FileKeyIds
+	}
+	return nil
+}
+
+func (x *ClusterKeyResponse) GetOldestIndex() uint64 {
+	if x != nil {
+		return x.OldestIndex
+	}
+	return 0
+}
+
+func (x *ClusterKeyResponse) GetFault() string {
+	if x != nil {
+		return x.Fault
+	}
+	return ""
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1791,7 +2164,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[30]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1803,7 +2176,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[30]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1816,7 +2189,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{30}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{35}
 }
 
 type Replica struct {
@@ -1848,7 +2221,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[31]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +2233,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[31]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +2246,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{31}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Replica) GetId() string {
@@ -2011,7 +2384,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[32]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2023,7 +2396,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[32]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2036,7 +2409,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{32}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StatusResponse) GetClusterId() string {
@@ -2234,7 +2607,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[33]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2246,7 +2619,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[33]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2259,7 +2632,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{33}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -2357,7 +2730,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2369,7 +2742,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2382,7 +2755,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{34}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *EventsRequest) GetAfterSeq() uint64 {
@@ -2446,7 +2819,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2458,7 +2831,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2471,7 +2844,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{35}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AuditRequest) GetLog() string {
@@ -2515,7 +2888,7 @@ type AuditRecord struct {
 
 func (x *AuditRecord) Reset() {
 	*x = AuditRecord{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2527,7 +2900,7 @@ func (x *AuditRecord) String() string {
 func (*AuditRecord) ProtoMessage() {}
 
 func (x *AuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2540,7 +2913,7 @@ func (x *AuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRecord.ProtoReflect.Descriptor instead.
 func (*AuditRecord) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{36}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AuditRecord) GetLog() string {
@@ -2658,7 +3031,7 @@ type AuditDetail struct {
 
 func (x *AuditDetail) Reset() {
 	*x = AuditDetail{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2670,7 +3043,7 @@ func (x *AuditDetail) String() string {
 func (*AuditDetail) ProtoMessage() {}
 
 func (x *AuditDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2683,7 +3056,7 @@ func (x *AuditDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditDetail.ProtoReflect.Descriptor instead.
 func (*AuditDetail) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{37}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AuditDetail) GetKey() string {
@@ -2715,7 +3088,7 @@ type WatchWorkloadsRequest struct {
 
 func (x *WatchWorkloadsRequest) Reset() {
 	*x = WatchWorkloadsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2727,7 +3100,7 @@ func (x *WatchWorkloadsRequest) String() string {
 func (*WatchWorkloadsRequest) ProtoMessage() {}
 
 func (x *WatchWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2740,7 +3113,7 @@ func (x *WatchWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*WatchWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{38}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WatchWorkloadsRequest) GetWorkloadIds() []string {
@@ -2784,7 +3157,7 @@ type WorkloadChange struct {
 
 func (x *WorkloadChange) Reset() {
 	*x = WorkloadChange{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2796,7 +3169,7 @@ func (x *WorkloadChange) String() string {
 func (*WorkloadChange) ProtoMessage() {}
 
 func (x *WorkloadChange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2809,7 +3182,7 @@ func (x *WorkloadChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadChange.ProtoReflect.Descriptor instead.
 func (*WorkloadChange) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{39}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *WorkloadChange) GetIndex() uint64 {
@@ -2852,7 +3225,7 @@ type WhyRequest struct {
 
 func (x *WhyRequest) Reset() {
 	*x = WhyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2864,7 +3237,7 @@ func (x *WhyRequest) String() string {
 func (*WhyRequest) ProtoMessage() {}
 
 func (x *WhyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2877,7 +3250,7 @@ func (x *WhyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
 func (*WhyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{40}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *WhyRequest) GetWorkloadId() string {
@@ -2917,7 +3290,7 @@ type NodeVerdict struct {
 
 func (x *NodeVerdict) Reset() {
 	*x = NodeVerdict{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2929,7 +3302,7 @@ func (x *NodeVerdict) String() string {
 func (*NodeVerdict) ProtoMessage() {}
 
 func (x *NodeVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2942,7 +3315,7 @@ func (x *NodeVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeVerdict.ProtoReflect.Descriptor instead.
 func (*NodeVerdict) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{41}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *NodeVerdict) GetNodeId() string {
@@ -3001,7 +3374,7 @@ type ReasonCount struct {
 
 func (x *ReasonCount) Reset() {
 	*x = ReasonCount{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3013,7 +3386,7 @@ func (x *ReasonCount) String() string {
 func (*ReasonCount) ProtoMessage() {}
 
 func (x *ReasonCount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3026,7 +3399,7 @@ func (x *ReasonCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonCount.ProtoReflect.Descriptor instead.
 func (*ReasonCount) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{42}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ReasonCount) GetFilter() string {
@@ -3083,7 +3456,7 @@ type WhyResponse struct {
 
 func (x *WhyResponse) Reset() {
 	*x = WhyResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3095,7 +3468,7 @@ func (x *WhyResponse) String() string {
 func (*WhyResponse) ProtoMessage() {}
 
 func (x *WhyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3108,7 +3481,7 @@ func (x *WhyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyResponse.ProtoReflect.Descriptor instead.
 func (*WhyResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{43}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *WhyResponse) GetWorkloadId() string {
@@ -3217,7 +3590,7 @@ type ApplyWorkloadsRequest struct {
 
 func (x *ApplyWorkloadsRequest) Reset() {
 	*x = ApplyWorkloadsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3229,7 +3602,7 @@ func (x *ApplyWorkloadsRequest) String() string {
 func (*ApplyWorkloadsRequest) ProtoMessage() {}
 
 func (x *ApplyWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3242,7 +3615,7 @@ func (x *ApplyWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{44}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ApplyWorkloadsRequest) GetRequestId() string {
@@ -3283,7 +3656,7 @@ type ApplyWorkloadsResponse struct {
 
 func (x *ApplyWorkloadsResponse) Reset() {
 	*x = ApplyWorkloadsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3295,7 +3668,7 @@ func (x *ApplyWorkloadsResponse) String() string {
 func (*ApplyWorkloadsResponse) ProtoMessage() {}
 
 func (x *ApplyWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3308,7 +3681,7 @@ func (x *ApplyWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{45}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ApplyWorkloadsResponse) GetResults() []*v1.ApplyWorkloadResponse {
@@ -3342,7 +3715,7 @@ type PlanWorkloadsRequest struct {
 
 func (x *PlanWorkloadsRequest) Reset() {
 	*x = PlanWorkloadsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3354,7 +3727,7 @@ func (x *PlanWorkloadsRequest) String() string {
 func (*PlanWorkloadsRequest) ProtoMessage() {}
 
 func (x *PlanWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3367,7 +3740,7 @@ func (x *PlanWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*PlanWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{46}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PlanWorkloadsRequest) GetWorkloads() []*v1.ApplyWorkloadRequest {
@@ -3419,7 +3792,7 @@ type FieldChange struct {
 
 func (x *FieldChange) Reset() {
 	*x = FieldChange{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3431,7 +3804,7 @@ func (x *FieldChange) String() string {
 func (*FieldChange) ProtoMessage() {}
 
 func (x *FieldChange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3444,7 +3817,7 @@ func (x *FieldChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FieldChange.ProtoReflect.Descriptor instead.
 func (*FieldChange) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{47}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *FieldChange) GetField() string {
@@ -3509,7 +3882,7 @@ type PlannedWorkload struct {
 
 func (x *PlannedWorkload) Reset() {
 	*x = PlannedWorkload{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3521,7 +3894,7 @@ func (x *PlannedWorkload) String() string {
 func (*PlannedWorkload) ProtoMessage() {}
 
 func (x *PlannedWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3534,7 +3907,7 @@ func (x *PlannedWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedWorkload.ProtoReflect.Descriptor instead.
 func (*PlannedWorkload) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{48}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PlannedWorkload) GetWorkloadId() string {
@@ -3661,7 +4034,7 @@ type PlanWorkloadsResponse struct {
 
 func (x *PlanWorkloadsResponse) Reset() {
 	*x = PlanWorkloadsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3673,7 +4046,7 @@ func (x *PlanWorkloadsResponse) String() string {
 func (*PlanWorkloadsResponse) ProtoMessage() {}
 
 func (x *PlanWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3686,7 +4059,7 @@ func (x *PlanWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*PlanWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{49}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PlanWorkloadsResponse) GetWorkloads() []*PlannedWorkload {
@@ -3720,7 +4093,7 @@ type ApplyStreamRequest struct {
 
 func (x *ApplyStreamRequest) Reset() {
 	*x = ApplyStreamRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3732,7 +4105,7 @@ func (x *ApplyStreamRequest) String() string {
 func (*ApplyStreamRequest) ProtoMessage() {}
 
 func (x *ApplyStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3745,7 +4118,7 @@ func (x *ApplyStreamRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyStreamRequest.ProtoReflect.Descriptor instead.
 func (*ApplyStreamRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{50}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ApplyStreamRequest) GetCorrelationId() string {
@@ -3776,7 +4149,7 @@ type ApplyStreamResponse struct {
 
 func (x *ApplyStreamResponse) Reset() {
 	*x = ApplyStreamResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3788,7 +4161,7 @@ func (x *ApplyStreamResponse) String() string {
 func (*ApplyStreamResponse) ProtoMessage() {}
 
 func (x *ApplyStreamResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3801,7 +4174,7 @@ func (x *ApplyStreamResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyStreamResponse.ProtoReflect.Descriptor instead.
 func (*ApplyStreamResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{51}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ApplyStreamResponse) GetCorrelationId() string {
@@ -3844,7 +4217,7 @@ type CordonNodeRequest struct {
 
 func (x *CordonNodeRequest) Reset() {
 	*x = CordonNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3856,7 +4229,7 @@ func (x *CordonNodeRequest) String() string {
 func (*CordonNodeRequest) ProtoMessage() {}
 
 func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3869,7 +4242,7 @@ func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNodeRequest.ProtoReflect.Descriptor instead.
 func (*CordonNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{52}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CordonNodeRequest) GetNodeId() string {
@@ -3910,7 +4283,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3922,7 +4295,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3935,7 +4308,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{53}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DrainNodeRequest) GetNodeId() string {
@@ -3987,7 +4360,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3999,7 +4372,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4012,7 +4385,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{54}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RemoveNodeRequest) GetNodeId() string {
@@ -4055,7 +4428,7 @@ type FenceNodeRequest struct {
 
 func (x *FenceNodeRequest) Reset() {
 	*x = FenceNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4067,7 +4440,7 @@ func (x *FenceNodeRequest) String() string {
 func (*FenceNodeRequest) ProtoMessage() {}
 
 func (x *FenceNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4080,7 +4453,7 @@ func (x *FenceNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceNodeRequest.ProtoReflect.Descriptor instead.
 func (*FenceNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{55}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *FenceNodeRequest) GetNodeId() string {
@@ -4118,7 +4491,7 @@ type LabelNodeRequest struct {
 
 func (x *LabelNodeRequest) Reset() {
 	*x = LabelNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4130,7 +4503,7 @@ func (x *LabelNodeRequest) String() string {
 func (*LabelNodeRequest) ProtoMessage() {}
 
 func (x *LabelNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4143,7 +4516,7 @@ func (x *LabelNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelNodeRequest.ProtoReflect.Descriptor instead.
 func (*LabelNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{56}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *LabelNodeRequest) GetNodeId() string {
@@ -4188,7 +4561,7 @@ type TaintNodeRequest struct {
 
 func (x *TaintNodeRequest) Reset() {
 	*x = TaintNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4200,7 +4573,7 @@ func (x *TaintNodeRequest) String() string {
 func (*TaintNodeRequest) ProtoMessage() {}
 
 func (x *TaintNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4213,7 +4586,7 @@ func (x *TaintNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaintNodeRequest.ProtoReflect.Descriptor instead.
 func (*TaintNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{57}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *TaintNodeRequest) GetNodeId() string {
@@ -4260,7 +4633,7 @@ type PlannedMove struct {
 
 func (x *PlannedMove) Reset() {
 	*x = PlannedMove{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4272,7 +4645,7 @@ func (x *PlannedMove) String() string {
 func (*PlannedMove) ProtoMessage() {}
 
 func (x *PlannedMove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4285,7 +4658,7 @@ func (x *PlannedMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedMove.ProtoReflect.Descriptor instead.
 func (*PlannedMove) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{58}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PlannedMove) GetWorkloadId() string {
@@ -4334,7 +4707,7 @@ type NodeActionResponse struct {
 
 func (x *NodeActionResponse) Reset() {
 	*x = NodeActionResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4346,7 +4719,7 @@ func (x *NodeActionResponse) String() string {
 func (*NodeActionResponse) ProtoMessage() {}
 
 func (x *NodeActionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4359,7 +4732,7 @@ func (x *NodeActionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeActionResponse.ProtoReflect.Descriptor instead.
 func (*NodeActionResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{59}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *NodeActionResponse) GetNode() *v1.NodeView {
@@ -4398,7 +4771,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4410,7 +4783,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4423,7 +4796,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{60}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *LogsRequest) GetWorkloadId() string {
@@ -4482,7 +4855,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4494,7 +4867,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4507,7 +4880,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{61}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -4547,7 +4920,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4559,7 +4932,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4572,7 +4945,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{62}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -4686,7 +5059,7 @@ type ExecOpen struct {
 
 func (x *ExecOpen) Reset() {
 	*x = ExecOpen{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4698,7 +5071,7 @@ func (x *ExecOpen) String() string {
 func (*ExecOpen) ProtoMessage() {}
 
 func (x *ExecOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4711,7 +5084,7 @@ func (x *ExecOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOpen.ProtoReflect.Descriptor instead.
 func (*ExecOpen) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{63}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ExecOpen) GetWorkloadId() string {
@@ -4781,7 +5154,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4793,7 +5166,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4806,7 +5179,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{64}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *TerminalSize) GetRows() uint32 {
@@ -4837,7 +5210,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4849,7 +5222,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4862,7 +5235,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{65}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -4935,7 +5308,7 @@ type ExecOpened struct {
 
 func (x *ExecOpened) Reset() {
 	*x = ExecOpened{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4947,7 +5320,7 @@ func (x *ExecOpened) String() string {
 func (*ExecOpened) ProtoMessage() {}
 
 func (x *ExecOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4960,7 +5333,7 @@ func (x *ExecOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOpened.ProtoReflect.Descriptor instead.
 func (*ExecOpened) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{66}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ExecOpened) GetNodeId() string {
@@ -4987,7 +5360,7 @@ type ExecExit struct {
 
 func (x *ExecExit) Reset() {
 	*x = ExecExit{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4999,7 +5372,7 @@ func (x *ExecExit) String() string {
 func (*ExecExit) ProtoMessage() {}
 
 func (x *ExecExit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5012,7 +5385,7 @@ func (x *ExecExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
 func (*ExecExit) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{67}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ExecExit) GetCode() int32 {
@@ -5040,7 +5413,7 @@ type RecordSessionRequest struct {
 
 func (x *RecordSessionRequest) Reset() {
 	*x = RecordSessionRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5052,7 +5425,7 @@ func (x *RecordSessionRequest) String() string {
 func (*RecordSessionRequest) ProtoMessage() {}
 
 func (x *RecordSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5065,7 +5438,7 @@ func (x *RecordSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordSessionRequest.ProtoReflect.Descriptor instead.
 func (*RecordSessionRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{68}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *RecordSessionRequest) GetType() string {
@@ -5133,7 +5506,7 @@ type RecordSessionResponse struct {
 
 func (x *RecordSessionResponse) Reset() {
 	*x = RecordSessionResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5145,7 +5518,7 @@ func (x *RecordSessionResponse) String() string {
 func (*RecordSessionResponse) ProtoMessage() {}
 
 func (x *RecordSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5158,7 +5531,7 @@ func (x *RecordSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordSessionResponse.ProtoReflect.Descriptor instead.
 func (*RecordSessionResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{69}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RecordSessionResponse) GetIndex() uint64 {
@@ -5178,7 +5551,7 @@ type ListActionsRequest struct {
 
 func (x *ListActionsRequest) Reset() {
 	*x = ListActionsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5190,7 +5563,7 @@ func (x *ListActionsRequest) String() string {
 func (*ListActionsRequest) ProtoMessage() {}
 
 func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5203,7 +5576,7 @@ func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsRequest.ProtoReflect.Descriptor instead.
 func (*ListActionsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{70}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListActionsRequest) GetWorkloadId() string {
@@ -5236,7 +5609,7 @@ type Action struct {
 
 func (x *Action) Reset() {
 	*x = Action{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5248,7 +5621,7 @@ func (x *Action) String() string {
 func (*Action) ProtoMessage() {}
 
 func (x *Action) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5261,7 +5634,7 @@ func (x *Action) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Action.ProtoReflect.Descriptor instead.
 func (*Action) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{71}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Action) GetTaskId() string {
@@ -5330,7 +5703,7 @@ type ListActionsResponse struct {
 
 func (x *ListActionsResponse) Reset() {
 	*x = ListActionsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5342,7 +5715,7 @@ func (x *ListActionsResponse) String() string {
 func (*ListActionsResponse) ProtoMessage() {}
 
 func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5355,7 +5728,7 @@ func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsResponse.ProtoReflect.Descriptor instead.
 func (*ListActionsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{72}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListActionsResponse) GetNodeId() string {
@@ -5385,7 +5758,7 @@ type ListRevisionsRequest struct {
 
 func (x *ListRevisionsRequest) Reset() {
 	*x = ListRevisionsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5397,7 +5770,7 @@ func (x *ListRevisionsRequest) String() string {
 func (*ListRevisionsRequest) ProtoMessage() {}
 
 func (x *ListRevisionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5410,7 +5783,7 @@ func (x *ListRevisionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRevisionsRequest.ProtoReflect.Descriptor instead.
 func (*ListRevisionsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{73}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListRevisionsRequest) GetWorkloadId() string {
@@ -5455,7 +5828,7 @@ type WorkloadRevision struct {
 
 func (x *WorkloadRevision) Reset() {
 	*x = WorkloadRevision{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5467,7 +5840,7 @@ func (x *WorkloadRevision) String() string {
 func (*WorkloadRevision) ProtoMessage() {}
 
 func (x *WorkloadRevision) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5480,7 +5853,7 @@ func (x *WorkloadRevision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRevision.ProtoReflect.Descriptor instead.
 func (*WorkloadRevision) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{74}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *WorkloadRevision) GetNumber() uint64 {
@@ -5553,7 +5926,7 @@ type ListRevisionsResponse struct {
 
 func (x *ListRevisionsResponse) Reset() {
 	*x = ListRevisionsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5565,7 +5938,7 @@ func (x *ListRevisionsResponse) String() string {
 func (*ListRevisionsResponse) ProtoMessage() {}
 
 func (x *ListRevisionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5578,7 +5951,7 @@ func (x *ListRevisionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRevisionsResponse.ProtoReflect.Descriptor instead.
 func (*ListRevisionsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{75}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListRevisionsResponse) GetRevisions() []*WorkloadRevision {
@@ -5617,7 +5990,7 @@ type RollBackRequest struct {
 
 func (x *RollBackRequest) Reset() {
 	*x = RollBackRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5629,7 +6002,7 @@ func (x *RollBackRequest) String() string {
 func (*RollBackRequest) ProtoMessage() {}
 
 func (x *RollBackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5642,7 +6015,7 @@ func (x *RollBackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollBackRequest.ProtoReflect.Descriptor instead.
 func (*RollBackRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{76}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RollBackRequest) GetWorkloadId() string {
@@ -5686,7 +6059,7 @@ type SetModeRequest struct {
 
 func (x *SetModeRequest) Reset() {
 	*x = SetModeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5698,7 +6071,7 @@ func (x *SetModeRequest) String() string {
 func (*SetModeRequest) ProtoMessage() {}
 
 func (x *SetModeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5711,7 +6084,7 @@ func (x *SetModeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetModeRequest.ProtoReflect.Descriptor instead.
 func (*SetModeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{77}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *SetModeRequest) GetMode() string {
@@ -5745,7 +6118,7 @@ type SetModeResponse struct {
 
 func (x *SetModeResponse) Reset() {
 	*x = SetModeResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5757,7 +6130,7 @@ func (x *SetModeResponse) String() string {
 func (*SetModeResponse) ProtoMessage() {}
 
 func (x *SetModeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5770,7 +6143,7 @@ func (x *SetModeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetModeResponse.ProtoReflect.Descriptor instead.
 func (*SetModeResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{78}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *SetModeResponse) GetMode() string {
@@ -5796,7 +6169,7 @@ type TransferLeadershipRequest struct {
 
 func (x *TransferLeadershipRequest) Reset() {
 	*x = TransferLeadershipRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5808,7 +6181,7 @@ func (x *TransferLeadershipRequest) String() string {
 func (*TransferLeadershipRequest) ProtoMessage() {}
 
 func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5821,7 +6194,7 @@ func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{79}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *TransferLeadershipRequest) GetReplica() string {
@@ -5841,7 +6214,7 @@ type TransferLeadershipResponse struct {
 
 func (x *TransferLeadershipResponse) Reset() {
 	*x = TransferLeadershipResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5853,7 +6226,7 @@ func (x *TransferLeadershipResponse) String() string {
 func (*TransferLeadershipResponse) ProtoMessage() {}
 
 func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5866,7 +6239,7 @@ func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipResponse.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{80}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *TransferLeadershipResponse) GetLeaderId() string {
@@ -5896,7 +6269,7 @@ type RemoveReplicaRequest struct {
 
 func (x *RemoveReplicaRequest) Reset() {
 	*x = RemoveReplicaRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5908,7 +6281,7 @@ func (x *RemoveReplicaRequest) String() string {
 func (*RemoveReplicaRequest) ProtoMessage() {}
 
 func (x *RemoveReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5921,7 +6294,7 @@ func (x *RemoveReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplicaRequest.ProtoReflect.Descriptor instead.
 func (*RemoveReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{81}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *RemoveReplicaRequest) GetReplica() string {
@@ -5953,7 +6326,7 @@ type RemoveReplicaResponse struct {
 
 func (x *RemoveReplicaResponse) Reset() {
 	*x = RemoveReplicaResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5965,7 +6338,7 @@ func (x *RemoveReplicaResponse) String() string {
 func (*RemoveReplicaResponse) ProtoMessage() {}
 
 func (x *RemoveReplicaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5978,7 +6351,7 @@ func (x *RemoveReplicaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplicaResponse.ProtoReflect.Descriptor instead.
 func (*RemoveReplicaResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{82}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{87}
 }
 
 type CreateBackupRequest struct {
@@ -5991,7 +6364,7 @@ type CreateBackupRequest struct {
 
 func (x *CreateBackupRequest) Reset() {
 	*x = CreateBackupRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6003,7 +6376,7 @@ func (x *CreateBackupRequest) String() string {
 func (*CreateBackupRequest) ProtoMessage() {}
 
 func (x *CreateBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6016,7 +6389,7 @@ func (x *CreateBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateBackupRequest.ProtoReflect.Descriptor instead.
 func (*CreateBackupRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{83}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *CreateBackupRequest) GetMinIndex() uint64 {
@@ -6046,7 +6419,7 @@ type BackupInfo struct {
 
 func (x *BackupInfo) Reset() {
 	*x = BackupInfo{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[84]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6058,7 +6431,7 @@ func (x *BackupInfo) String() string {
 func (*BackupInfo) ProtoMessage() {}
 
 func (x *BackupInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[84]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6071,7 +6444,7 @@ func (x *BackupInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupInfo.ProtoReflect.Descriptor instead.
 func (*BackupInfo) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{84}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *BackupInfo) GetClusterId() string {
@@ -6161,7 +6534,7 @@ type CreateBackupResponse struct {
 
 func (x *CreateBackupResponse) Reset() {
 	*x = CreateBackupResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[85]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6173,7 +6546,7 @@ func (x *CreateBackupResponse) String() string {
 func (*CreateBackupResponse) ProtoMessage() {}
 
 func (x *CreateBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[85]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6186,7 +6559,7 @@ func (x *CreateBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateBackupResponse.ProtoReflect.Descriptor instead.
 func (*CreateBackupResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{85}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *CreateBackupResponse) GetInfo() *BackupInfo {
@@ -6225,14 +6598,17 @@ type RestoreBackupRequest struct {
 	ForceNewCluster bool   `protobuf:"varint,2,opt,name=force_new_cluster,json=forceNewCluster,proto3" json:"force_new_cluster,omitempty"`
 	Data            []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
 	// Refuse the restore if the cluster has workloads. In the first message only.
-	RequireEmpty  bool `protobuf:"varint,4,opt,name=require_empty,json=requireEmpty,proto3" json:"require_empty,omitempty"`
+	RequireEmpty bool `protobuf:"varint,4,opt,name=require_empty,json=requireEmpty,proto3" json:"require_empty,omitempty"`
+	// The cluster key under which the values in the backup are sealed, as text; needed if the cluster key was rotated
+	// since. In the first message only.
+	ClusterKey    string `protobuf:"bytes,540,opt,name=cluster_key,json=clusterKey,proto3" json:"cluster_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RestoreBackupRequest) Reset() {
 	*x = RestoreBackupRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[86]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6244,7 +6620,7 @@ func (x *RestoreBackupRequest) String() string {
 func (*RestoreBackupRequest) ProtoMessage() {}
 
 func (x *RestoreBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[86]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6257,7 +6633,7 @@ func (x *RestoreBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreBackupRequest.ProtoReflect.Descriptor instead.
 func (*RestoreBackupRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{86}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *RestoreBackupRequest) GetPreview() bool {
@@ -6288,6 +6664,13 @@ func (x *RestoreBackupRequest) GetRequireEmpty() bool {
 	return false
 }
 
+func (x *RestoreBackupRequest) GetClusterKey() string {
+	if x != nil {
+		return x.ClusterKey
+	}
+	return ""
+}
+
 type RestoreBackupResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Backup  *BackupInfo            `protobuf:"bytes,1,opt,name=backup,proto3" json:"backup,omitempty"`
@@ -6314,7 +6697,7 @@ type RestoreBackupResponse struct {
 
 func (x *RestoreBackupResponse) Reset() {
 	*x = RestoreBackupResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[87]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6326,7 +6709,7 @@ func (x *RestoreBackupResponse) String() string {
 func (*RestoreBackupResponse) ProtoMessage() {}
 
 func (x *RestoreBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[87]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6339,7 +6722,7 @@ func (x *RestoreBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreBackupResponse.ProtoReflect.Descriptor instead.
 func (*RestoreBackupResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{87}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *RestoreBackupResponse) GetBackup() *BackupInfo {
@@ -6457,7 +6840,7 @@ type MirrorContent struct {
 
 func (x *MirrorContent) Reset() {
 	*x = MirrorContent{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[88]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6469,7 +6852,7 @@ func (x *MirrorContent) String() string {
 func (*MirrorContent) ProtoMessage() {}
 
 func (x *MirrorContent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[88]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6482,7 +6865,7 @@ func (x *MirrorContent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorContent.ProtoReflect.Descriptor instead.
 func (*MirrorContent) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{88}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *MirrorContent) GetClusterId() string {
@@ -6565,7 +6948,7 @@ type MirrorProblem struct {
 
 func (x *MirrorProblem) Reset() {
 	*x = MirrorProblem{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[89]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6577,7 +6960,7 @@ func (x *MirrorProblem) String() string {
 func (*MirrorProblem) ProtoMessage() {}
 
 func (x *MirrorProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[89]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6590,7 +6973,7 @@ func (x *MirrorProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorProblem.ProtoReflect.Descriptor instead.
 func (*MirrorProblem) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{89}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *MirrorProblem) GetKey() string {
@@ -6617,7 +7000,7 @@ type RecoveryRequest struct {
 
 func (x *RecoveryRequest) Reset() {
 	*x = RecoveryRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[90]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6629,7 +7012,7 @@ func (x *RecoveryRequest) String() string {
 func (*RecoveryRequest) ProtoMessage() {}
 
 func (x *RecoveryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[90]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6642,7 +7025,7 @@ func (x *RecoveryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryRequest.ProtoReflect.Descriptor instead.
 func (*RecoveryRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{90}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *RecoveryRequest) GetPrefix() string {
@@ -6681,7 +7064,7 @@ type RecoveryResponse struct {
 
 func (x *RecoveryResponse) Reset() {
 	*x = RecoveryResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[91]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6693,7 +7076,7 @@ func (x *RecoveryResponse) String() string {
 func (*RecoveryResponse) ProtoMessage() {}
 
 func (x *RecoveryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[91]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6706,7 +7089,7 @@ func (x *RecoveryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryResponse.ProtoReflect.Descriptor instead.
 func (*RecoveryResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{91}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *RecoveryResponse) GetMode() string {
@@ -6802,7 +7185,7 @@ type RestoreMirrorRequest struct {
 
 func (x *RestoreMirrorRequest) Reset() {
 	*x = RestoreMirrorRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[92]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6814,7 +7197,7 @@ func (x *RestoreMirrorRequest) String() string {
 func (*RestoreMirrorRequest) ProtoMessage() {}
 
 func (x *RestoreMirrorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[92]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6827,7 +7210,7 @@ func (x *RestoreMirrorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreMirrorRequest.ProtoReflect.Descriptor instead.
 func (*RestoreMirrorRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{92}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *RestoreMirrorRequest) GetPreview() bool {
@@ -6855,7 +7238,7 @@ type RestoreMirrorResponse struct {
 
 func (x *RestoreMirrorResponse) Reset() {
 	*x = RestoreMirrorResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[93]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6867,7 +7250,7 @@ func (x *RestoreMirrorResponse) String() string {
 func (*RestoreMirrorResponse) ProtoMessage() {}
 
 func (x *RestoreMirrorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[93]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6880,7 +7263,7 @@ func (x *RestoreMirrorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreMirrorResponse.ProtoReflect.Descriptor instead.
 func (*RestoreMirrorResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{93}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RestoreMirrorResponse) GetRestored() bool {
@@ -6952,7 +7335,7 @@ type KeyDifference struct {
 
 func (x *KeyDifference) Reset() {
 	*x = KeyDifference{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[94]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6964,7 +7347,7 @@ func (x *KeyDifference) String() string {
 func (*KeyDifference) ProtoMessage() {}
 
 func (x *KeyDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[94]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6977,7 +7360,7 @@ func (x *KeyDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyDifference.ProtoReflect.Descriptor instead.
 func (*KeyDifference) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{94}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *KeyDifference) GetKind() string {
@@ -7007,7 +7390,7 @@ type AttachMirrorRequest struct {
 
 func (x *AttachMirrorRequest) Reset() {
 	*x = AttachMirrorRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[95]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7019,7 +7402,7 @@ func (x *AttachMirrorRequest) String() string {
 func (*AttachMirrorRequest) ProtoMessage() {}
 
 func (x *AttachMirrorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[95]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7032,7 +7415,7 @@ func (x *AttachMirrorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachMirrorRequest.ProtoReflect.Descriptor instead.
 func (*AttachMirrorRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{95}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *AttachMirrorRequest) GetRequestId() string {
@@ -7068,7 +7451,7 @@ type AttachMirrorResponse struct {
 
 func (x *AttachMirrorResponse) Reset() {
 	*x = AttachMirrorResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[96]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7080,7 +7463,7 @@ func (x *AttachMirrorResponse) String() string {
 func (*AttachMirrorResponse) ProtoMessage() {}
 
 func (x *AttachMirrorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[96]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7093,7 +7476,7 @@ func (x *AttachMirrorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachMirrorResponse.ProtoReflect.Descriptor instead.
 func (*AttachMirrorResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{96}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *AttachMirrorResponse) GetEtcd() string {
@@ -7126,7 +7509,7 @@ type DetachMirrorRequest struct {
 
 func (x *DetachMirrorRequest) Reset() {
 	*x = DetachMirrorRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[97]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7138,7 +7521,7 @@ func (x *DetachMirrorRequest) String() string {
 func (*DetachMirrorRequest) ProtoMessage() {}
 
 func (x *DetachMirrorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[97]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7151,7 +7534,7 @@ func (x *DetachMirrorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachMirrorRequest.ProtoReflect.Descriptor instead.
 func (*DetachMirrorRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{97}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *DetachMirrorRequest) GetRequestId() string {
@@ -7172,7 +7555,7 @@ type DetachMirrorResponse struct {
 
 func (x *DetachMirrorResponse) Reset() {
 	*x = DetachMirrorResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[98]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7184,7 +7567,7 @@ func (x *DetachMirrorResponse) String() string {
 func (*DetachMirrorResponse) ProtoMessage() {}
 
 func (x *DetachMirrorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[98]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7197,7 +7580,7 @@ func (x *DetachMirrorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachMirrorResponse.ProtoReflect.Descriptor instead.
 func (*DetachMirrorResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{98}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *DetachMirrorResponse) GetEndpoints() []string {
@@ -7215,7 +7598,7 @@ type MirrorStatusRequest struct {
 
 func (x *MirrorStatusRequest) Reset() {
 	*x = MirrorStatusRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[99]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7227,7 +7610,7 @@ func (x *MirrorStatusRequest) String() string {
 func (*MirrorStatusRequest) ProtoMessage() {}
 
 func (x *MirrorStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[99]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7240,7 +7623,7 @@ func (x *MirrorStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorStatusRequest.ProtoReflect.Descriptor instead.
 func (*MirrorStatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{99}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{104}
 }
 
 type MirrorStatusResponse struct {
@@ -7265,7 +7648,7 @@ type MirrorStatusResponse struct {
 
 func (x *MirrorStatusResponse) Reset() {
 	*x = MirrorStatusResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[100]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7277,7 +7660,7 @@ func (x *MirrorStatusResponse) String() string {
 func (*MirrorStatusResponse) ProtoMessage() {}
 
 func (x *MirrorStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[100]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7290,7 +7673,7 @@ func (x *MirrorStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorStatusResponse.ProtoReflect.Descriptor instead.
 func (*MirrorStatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{100}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *MirrorStatusResponse) GetMirror() string {
@@ -7350,7 +7733,7 @@ type GetReadIndexRequest struct {
 
 func (x *GetReadIndexRequest) Reset() {
 	*x = GetReadIndexRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[101]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7362,7 +7745,7 @@ func (x *GetReadIndexRequest) String() string {
 func (*GetReadIndexRequest) ProtoMessage() {}
 
 func (x *GetReadIndexRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[101]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7375,7 +7758,7 @@ func (x *GetReadIndexRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetReadIndexRequest.ProtoReflect.Descriptor instead.
 func (*GetReadIndexRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{101}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{106}
 }
 
 type GetReadIndexResponse struct {
@@ -7387,7 +7770,7 @@ type GetReadIndexResponse struct {
 
 func (x *GetReadIndexResponse) Reset() {
 	*x = GetReadIndexResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[102]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7399,7 +7782,7 @@ func (x *GetReadIndexResponse) String() string {
 func (*GetReadIndexResponse) ProtoMessage() {}
 
 func (x *GetReadIndexResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[102]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7412,7 +7795,7 @@ func (x *GetReadIndexResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetReadIndexResponse.ProtoReflect.Descriptor instead.
 func (*GetReadIndexResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{102}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *GetReadIndexResponse) GetIndex() uint64 {
@@ -7432,7 +7815,7 @@ type ProbeMirrorRequest struct {
 
 func (x *ProbeMirrorRequest) Reset() {
 	*x = ProbeMirrorRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[103]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7444,7 +7827,7 @@ func (x *ProbeMirrorRequest) String() string {
 func (*ProbeMirrorRequest) ProtoMessage() {}
 
 func (x *ProbeMirrorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[103]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7457,7 +7840,7 @@ func (x *ProbeMirrorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeMirrorRequest.ProtoReflect.Descriptor instead.
 func (*ProbeMirrorRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{103}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ProbeMirrorRequest) GetEndpoints() []string {
@@ -7484,7 +7867,7 @@ type MirrorProbe struct {
 
 func (x *MirrorProbe) Reset() {
 	*x = MirrorProbe{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[104]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7496,7 +7879,7 @@ func (x *MirrorProbe) String() string {
 func (*MirrorProbe) ProtoMessage() {}
 
 func (x *MirrorProbe) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[104]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7509,7 +7892,7 @@ func (x *MirrorProbe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorProbe.ProtoReflect.Descriptor instead.
 func (*MirrorProbe) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{104}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *MirrorProbe) GetReplica() string {
@@ -7557,7 +7940,7 @@ type ImportMirrorRequest struct {
 
 func (x *ImportMirrorRequest) Reset() {
 	*x = ImportMirrorRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[105]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7569,7 +7952,7 @@ func (x *ImportMirrorRequest) String() string {
 func (*ImportMirrorRequest) ProtoMessage() {}
 
 func (x *ImportMirrorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[105]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7582,7 +7965,7 @@ func (x *ImportMirrorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMirrorRequest.ProtoReflect.Descriptor instead.
 func (*ImportMirrorRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{105}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ImportMirrorRequest) GetPreview() bool {
@@ -7642,7 +8025,7 @@ type ImportMirrorResponse struct {
 
 func (x *ImportMirrorResponse) Reset() {
 	*x = ImportMirrorResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[106]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7654,7 +8037,7 @@ func (x *ImportMirrorResponse) String() string {
 func (*ImportMirrorResponse) ProtoMessage() {}
 
 func (x *ImportMirrorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[106]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7667,7 +8050,7 @@ func (x *ImportMirrorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMirrorResponse.ProtoReflect.Descriptor instead.
 func (*ImportMirrorResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{106}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ImportMirrorResponse) GetContent() *MirrorContent {
@@ -7741,7 +8124,7 @@ type ListDriftsRequest struct {
 
 func (x *ListDriftsRequest) Reset() {
 	*x = ListDriftsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[107]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7753,7 +8136,7 @@ func (x *ListDriftsRequest) String() string {
 func (*ListDriftsRequest) ProtoMessage() {}
 
 func (x *ListDriftsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[107]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7766,7 +8149,7 @@ func (x *ListDriftsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriftsRequest.ProtoReflect.Descriptor instead.
 func (*ListDriftsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{107}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ListDriftsRequest) GetNodeId() string {
@@ -7811,7 +8194,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[108]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7823,7 +8206,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[108]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7836,7 +8219,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{108}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *Drift) GetNodeId() string {
@@ -7906,7 +8289,7 @@ type ListDriftsResponse struct {
 
 func (x *ListDriftsResponse) Reset() {
 	*x = ListDriftsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[109]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7918,7 +8301,7 @@ func (x *ListDriftsResponse) String() string {
 func (*ListDriftsResponse) ProtoMessage() {}
 
 func (x *ListDriftsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[109]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7931,7 +8314,7 @@ func (x *ListDriftsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriftsResponse.ProtoReflect.Descriptor instead.
 func (*ListDriftsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{109}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ListDriftsResponse) GetDrifts() []*Drift {
@@ -7961,7 +8344,7 @@ type AdoptDriftRequest struct {
 
 func (x *AdoptDriftRequest) Reset() {
 	*x = AdoptDriftRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[110]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7973,7 +8356,7 @@ func (x *AdoptDriftRequest) String() string {
 func (*AdoptDriftRequest) ProtoMessage() {}
 
 func (x *AdoptDriftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[110]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7986,7 +8369,7 @@ func (x *AdoptDriftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDriftRequest.ProtoReflect.Descriptor instead.
 func (*AdoptDriftRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{110}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *AdoptDriftRequest) GetNodeId() string {
@@ -8028,7 +8411,7 @@ type DeleteDriftRequest struct {
 
 func (x *DeleteDriftRequest) Reset() {
 	*x = DeleteDriftRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[111]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8040,7 +8423,7 @@ func (x *DeleteDriftRequest) String() string {
 func (*DeleteDriftRequest) ProtoMessage() {}
 
 func (x *DeleteDriftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[111]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8053,7 +8436,7 @@ func (x *DeleteDriftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDriftRequest.ProtoReflect.Descriptor instead.
 func (*DeleteDriftRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{111}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *DeleteDriftRequest) GetNodeId() string {
@@ -8086,7 +8469,7 @@ type DriftActionResponse struct {
 
 func (x *DriftActionResponse) Reset() {
 	*x = DriftActionResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[112]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8098,7 +8481,7 @@ func (x *DriftActionResponse) String() string {
 func (*DriftActionResponse) ProtoMessage() {}
 
 func (x *DriftActionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[112]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8111,7 +8494,7 @@ func (x *DriftActionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftActionResponse.ProtoReflect.Descriptor instead.
 func (*DriftActionResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{112}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *DriftActionResponse) GetIndex() uint64 {
@@ -8133,7 +8516,7 @@ type CollectGarbageRequest struct {
 
 func (x *CollectGarbageRequest) Reset() {
 	*x = CollectGarbageRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[113]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8145,7 +8528,7 @@ func (x *CollectGarbageRequest) String() string {
 func (*CollectGarbageRequest) ProtoMessage() {}
 
 func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[113]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8158,7 +8541,7 @@ func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageRequest.ProtoReflect.Descriptor instead.
 func (*CollectGarbageRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{113}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *CollectGarbageRequest) GetNodeId() string {
@@ -8193,7 +8576,7 @@ type CollectGarbageResponse struct {
 
 func (x *CollectGarbageResponse) Reset() {
 	*x = CollectGarbageResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[114]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8205,7 +8588,7 @@ func (x *CollectGarbageResponse) String() string {
 func (*CollectGarbageResponse) ProtoMessage() {}
 
 func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[114]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8218,7 +8601,7 @@ func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageResponse.ProtoReflect.Descriptor instead.
 func (*CollectGarbageResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{114}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *CollectGarbageResponse) GetItems() []*Garbage {
@@ -8252,7 +8635,7 @@ type Garbage struct {
 
 func (x *Garbage) Reset() {
 	*x = Garbage{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[115]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8264,7 +8647,7 @@ func (x *Garbage) String() string {
 func (*Garbage) ProtoMessage() {}
 
 func (x *Garbage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[115]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8277,7 +8660,7 @@ func (x *Garbage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Garbage.ProtoReflect.Descriptor instead.
 func (*Garbage) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{115}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *Garbage) GetKind() string {
@@ -8346,7 +8729,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[116]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8358,7 +8741,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[116]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8371,7 +8754,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{116}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ListVolumesRequest) GetNodeId() string {
@@ -8416,7 +8799,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[117]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8428,7 +8811,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[117]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8441,7 +8824,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{117}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -8507,7 +8890,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[118]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8519,7 +8902,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[118]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8532,7 +8915,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{118}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *Volume) GetNodeId() string {
@@ -8688,7 +9071,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[119]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8700,7 +9083,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[119]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8713,7 +9096,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{119}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -8775,7 +9158,7 @@ type CreateVolumeResponse struct {
 
 func (x *CreateVolumeResponse) Reset() {
 	*x = CreateVolumeResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[120]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8787,7 +9170,7 @@ func (x *CreateVolumeResponse) String() string {
 func (*CreateVolumeResponse) ProtoMessage() {}
 
 func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[120]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8800,7 +9183,7 @@ func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*CreateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{120}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *CreateVolumeResponse) GetVolume() *Volume {
@@ -8829,7 +9212,7 @@ type StorageProblem struct {
 
 func (x *StorageProblem) Reset() {
 	*x = StorageProblem{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[121]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8841,7 +9224,7 @@ func (x *StorageProblem) String() string {
 func (*StorageProblem) ProtoMessage() {}
 
 func (x *StorageProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[121]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8854,7 +9237,7 @@ func (x *StorageProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorageProblem.ProtoReflect.Descriptor instead.
 func (*StorageProblem) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{121}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *StorageProblem) GetNodeId() string {
@@ -8893,7 +9276,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[122]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8905,7 +9288,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[122]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8918,7 +9301,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{122}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *DeleteVolumeRequest) GetNodeId() string {
@@ -8958,7 +9341,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[123]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8970,7 +9353,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[123]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8983,7 +9366,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{123}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *DeleteVolumeResponse) GetIndex() uint64 {
@@ -9012,7 +9395,7 @@ type NamespaceAmounts struct {
 
 func (x *NamespaceAmounts) Reset() {
 	*x = NamespaceAmounts{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[124]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9024,7 +9407,7 @@ func (x *NamespaceAmounts) String() string {
 func (*NamespaceAmounts) ProtoMessage() {}
 
 func (x *NamespaceAmounts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[124]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9037,7 +9420,7 @@ func (x *NamespaceAmounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceAmounts.ProtoReflect.Descriptor instead.
 func (*NamespaceAmounts) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{124}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *NamespaceAmounts) GetCpuMillicores() int64 {
@@ -9129,7 +9512,7 @@ type Namespace struct {
 
 func (x *Namespace) Reset() {
 	*x = Namespace{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[125]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9141,7 +9524,7 @@ func (x *Namespace) String() string {
 func (*Namespace) ProtoMessage() {}
 
 func (x *Namespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[125]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9154,7 +9537,7 @@ func (x *Namespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Namespace.ProtoReflect.Descriptor instead.
 func (*Namespace) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{125}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *Namespace) GetName() string {
@@ -9265,7 +9648,7 @@ type ListNamespacesRequest struct {
 
 func (x *ListNamespacesRequest) Reset() {
 	*x = ListNamespacesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[126]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9277,7 +9660,7 @@ func (x *ListNamespacesRequest) String() string {
 func (*ListNamespacesRequest) ProtoMessage() {}
 
 func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[126]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9290,7 +9673,7 @@ func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{126}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *ListNamespacesRequest) GetName() string {
@@ -9312,7 +9695,7 @@ type ListNamespacesResponse struct {
 
 func (x *ListNamespacesResponse) Reset() {
 	*x = ListNamespacesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[127]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9324,7 +9707,7 @@ func (x *ListNamespacesResponse) String() string {
 func (*ListNamespacesResponse) ProtoMessage() {}
 
 func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[127]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9337,7 +9720,7 @@ func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamespacesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{127}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
@@ -9380,7 +9763,7 @@ type PutNamespaceRequest struct {
 
 func (x *PutNamespaceRequest) Reset() {
 	*x = PutNamespaceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[128]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9392,7 +9775,7 @@ func (x *PutNamespaceRequest) String() string {
 func (*PutNamespaceRequest) ProtoMessage() {}
 
 func (x *PutNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[128]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9405,7 +9788,7 @@ func (x *PutNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*PutNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{128}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *PutNamespaceRequest) GetName() string {
@@ -9489,7 +9872,7 @@ type NamespaceResponse struct {
 
 func (x *NamespaceResponse) Reset() {
 	*x = NamespaceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[129]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9501,7 +9884,7 @@ func (x *NamespaceResponse) String() string {
 func (*NamespaceResponse) ProtoMessage() {}
 
 func (x *NamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[129]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9514,7 +9897,7 @@ func (x *NamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceResponse.ProtoReflect.Descriptor instead.
 func (*NamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{129}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *NamespaceResponse) GetNamespace() *Namespace {
@@ -9541,7 +9924,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[130]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9553,7 +9936,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[130]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9566,7 +9949,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{130}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -9606,7 +9989,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[131]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9618,7 +10001,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[131]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9631,7 +10014,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{131}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *Policy) GetName() string {
@@ -9707,7 +10090,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[132]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9719,7 +10102,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[132]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9732,7 +10115,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{132}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *ListPoliciesRequest) GetName() string {
@@ -9753,7 +10136,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[133]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9765,7 +10148,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[133]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9778,7 +10161,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{133}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -9811,7 +10194,7 @@ type PutPolicyRequest struct {
 
 func (x *PutPolicyRequest) Reset() {
 	*x = PutPolicyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[134]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9823,7 +10206,7 @@ func (x *PutPolicyRequest) String() string {
 func (*PutPolicyRequest) ProtoMessage() {}
 
 func (x *PutPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[134]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9836,7 +10219,7 @@ func (x *PutPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutPolicyRequest.ProtoReflect.Descriptor instead.
 func (*PutPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{134}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *PutPolicyRequest) GetName() string {
@@ -9877,7 +10260,7 @@ type DeletePolicyRequest struct {
 
 func (x *DeletePolicyRequest) Reset() {
 	*x = DeletePolicyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[135]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9889,7 +10272,7 @@ func (x *DeletePolicyRequest) String() string {
 func (*DeletePolicyRequest) ProtoMessage() {}
 
 func (x *DeletePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[135]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9902,7 +10285,7 @@ func (x *DeletePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePolicyRequest.ProtoReflect.Descriptor instead.
 func (*DeletePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{135}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *DeletePolicyRequest) GetName() string {
@@ -9934,7 +10317,7 @@ type BindPolicyRequest struct {
 
 func (x *BindPolicyRequest) Reset() {
 	*x = BindPolicyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[136]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9946,7 +10329,7 @@ func (x *BindPolicyRequest) String() string {
 func (*BindPolicyRequest) ProtoMessage() {}
 
 func (x *BindPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[136]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9959,7 +10342,7 @@ func (x *BindPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindPolicyRequest.ProtoReflect.Descriptor instead.
 func (*BindPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{136}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *BindPolicyRequest) GetPolicy() string {
@@ -10000,7 +10383,7 @@ type PolicyResponse struct {
 
 func (x *PolicyResponse) Reset() {
 	*x = PolicyResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[137]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10012,7 +10395,7 @@ func (x *PolicyResponse) String() string {
 func (*PolicyResponse) ProtoMessage() {}
 
 func (x *PolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[137]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10025,7 +10408,7 @@ func (x *PolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyResponse.ProtoReflect.Descriptor instead.
 func (*PolicyResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{137}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *PolicyResponse) GetIndex() uint64 {
@@ -10053,7 +10436,7 @@ type Role struct {
 
 func (x *Role) Reset() {
 	*x = Role{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[138]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10065,7 +10448,7 @@ func (x *Role) String() string {
 func (*Role) ProtoMessage() {}
 
 func (x *Role) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[138]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10078,7 +10461,7 @@ func (x *Role) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Role.ProtoReflect.Descriptor instead.
 func (*Role) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{138}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *Role) GetName() string {
@@ -10140,7 +10523,7 @@ type ListRolesRequest struct {
 
 func (x *ListRolesRequest) Reset() {
 	*x = ListRolesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[139]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10152,7 +10535,7 @@ func (x *ListRolesRequest) String() string {
 func (*ListRolesRequest) ProtoMessage() {}
 
 func (x *ListRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[139]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10165,7 +10548,7 @@ func (x *ListRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRolesRequest.ProtoReflect.Descriptor instead.
 func (*ListRolesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{139}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *ListRolesRequest) GetName() string {
@@ -10186,7 +10569,7 @@ type ListRolesResponse struct {
 
 func (x *ListRolesResponse) Reset() {
 	*x = ListRolesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[140]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10198,7 +10581,7 @@ func (x *ListRolesResponse) String() string {
 func (*ListRolesResponse) ProtoMessage() {}
 
 func (x *ListRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[140]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10211,7 +10594,7 @@ func (x *ListRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRolesResponse.ProtoReflect.Descriptor instead.
 func (*ListRolesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{140}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *ListRolesResponse) GetRoles() []*Role {
@@ -10243,7 +10626,7 @@ type PutRoleRequest struct {
 
 func (x *PutRoleRequest) Reset() {
 	*x = PutRoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[141]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10255,7 +10638,7 @@ func (x *PutRoleRequest) String() string {
 func (*PutRoleRequest) ProtoMessage() {}
 
 func (x *PutRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[141]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10268,7 +10651,7 @@ func (x *PutRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRoleRequest.ProtoReflect.Descriptor instead.
 func (*PutRoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{141}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *PutRoleRequest) GetName() string {
@@ -10316,7 +10699,7 @@ type DeleteRoleRequest struct {
 
 func (x *DeleteRoleRequest) Reset() {
 	*x = DeleteRoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[142]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10328,7 +10711,7 @@ func (x *DeleteRoleRequest) String() string {
 func (*DeleteRoleRequest) ProtoMessage() {}
 
 func (x *DeleteRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[142]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10341,7 +10724,7 @@ func (x *DeleteRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRoleRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{142}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *DeleteRoleRequest) GetName() string {
@@ -10368,7 +10751,7 @@ type RoleResponse struct {
 
 func (x *RoleResponse) Reset() {
 	*x = RoleResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[143]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10380,7 +10763,7 @@ func (x *RoleResponse) String() string {
 func (*RoleResponse) ProtoMessage() {}
 
 func (x *RoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[143]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10393,7 +10776,7 @@ func (x *RoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoleResponse.ProtoReflect.Descriptor instead.
 func (*RoleResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{143}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *RoleResponse) GetIndex() uint64 {
@@ -10422,7 +10805,7 @@ type Binding struct {
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[144]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10434,7 +10817,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[144]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10447,7 +10830,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{144}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *Binding) GetRole() string {
@@ -10509,7 +10892,7 @@ type ListBindingsRequest struct {
 
 func (x *ListBindingsRequest) Reset() {
 	*x = ListBindingsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[145]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10521,7 +10904,7 @@ func (x *ListBindingsRequest) String() string {
 func (*ListBindingsRequest) ProtoMessage() {}
 
 func (x *ListBindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[145]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10534,7 +10917,7 @@ func (x *ListBindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBindingsRequest.ProtoReflect.Descriptor instead.
 func (*ListBindingsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{145}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *ListBindingsRequest) GetRole() string {
@@ -10556,7 +10939,7 @@ type ListBindingsResponse struct {
 
 func (x *ListBindingsResponse) Reset() {
 	*x = ListBindingsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[146]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10568,7 +10951,7 @@ func (x *ListBindingsResponse) String() string {
 func (*ListBindingsResponse) ProtoMessage() {}
 
 func (x *ListBindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[146]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10581,7 +10964,7 @@ func (x *ListBindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBindingsResponse.ProtoReflect.Descriptor instead.
 func (*ListBindingsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{146}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *ListBindingsResponse) GetBindings() []*Binding {
@@ -10619,7 +11002,7 @@ type BindRoleRequest struct {
 
 func (x *BindRoleRequest) Reset() {
 	*x = BindRoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[147]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10631,7 +11014,7 @@ func (x *BindRoleRequest) String() string {
 func (*BindRoleRequest) ProtoMessage() {}
 
 func (x *BindRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[147]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10644,7 +11027,7 @@ func (x *BindRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindRoleRequest.ProtoReflect.Descriptor instead.
 func (*BindRoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{147}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *BindRoleRequest) GetRole() string {
@@ -10717,7 +11100,7 @@ type Account struct {
 
 func (x *Account) Reset() {
 	*x = Account{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[148]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10729,7 +11112,7 @@ func (x *Account) String() string {
 func (*Account) ProtoMessage() {}
 
 func (x *Account) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[148]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10742,7 +11125,7 @@ func (x *Account) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Account.ProtoReflect.Descriptor instead.
 func (*Account) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{148}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *Account) GetName() string {
@@ -10809,7 +11192,7 @@ type ListAccountsRequest struct {
 
 func (x *ListAccountsRequest) Reset() {
 	*x = ListAccountsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[149]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10821,7 +11204,7 @@ func (x *ListAccountsRequest) String() string {
 func (*ListAccountsRequest) ProtoMessage() {}
 
 func (x *ListAccountsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[149]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10834,7 +11217,7 @@ func (x *ListAccountsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAccountsRequest.ProtoReflect.Descriptor instead.
 func (*ListAccountsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{149}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{154}
 }
 
 type ListAccountsResponse struct {
@@ -10849,7 +11232,7 @@ type ListAccountsResponse struct {
 
 func (x *ListAccountsResponse) Reset() {
 	*x = ListAccountsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[150]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10861,7 +11244,7 @@ func (x *ListAccountsResponse) String() string {
 func (*ListAccountsResponse) ProtoMessage() {}
 
 func (x *ListAccountsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[150]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10874,7 +11257,7 @@ func (x *ListAccountsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAccountsResponse.ProtoReflect.Descriptor instead.
 func (*ListAccountsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{150}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *ListAccountsResponse) GetAccounts() []*Account {
@@ -10916,7 +11299,7 @@ type CreateAccountRequest struct {
 
 func (x *CreateAccountRequest) Reset() {
 	*x = CreateAccountRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[151]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10928,7 +11311,7 @@ func (x *CreateAccountRequest) String() string {
 func (*CreateAccountRequest) ProtoMessage() {}
 
 func (x *CreateAccountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[151]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10941,7 +11324,7 @@ func (x *CreateAccountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateAccountRequest.ProtoReflect.Descriptor instead.
 func (*CreateAccountRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{151}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *CreateAccountRequest) GetName() string {
@@ -11026,7 +11409,7 @@ type RotateAccountRequest struct {
 
 func (x *RotateAccountRequest) Reset() {
 	*x = RotateAccountRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[152]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11038,7 +11421,7 @@ func (x *RotateAccountRequest) String() string {
 func (*RotateAccountRequest) ProtoMessage() {}
 
 func (x *RotateAccountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[152]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11051,7 +11434,7 @@ func (x *RotateAccountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateAccountRequest.ProtoReflect.Descriptor instead.
 func (*RotateAccountRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{152}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *RotateAccountRequest) GetName() string {
@@ -11088,7 +11471,7 @@ type AccountTokenResponse struct {
 
 func (x *AccountTokenResponse) Reset() {
 	*x = AccountTokenResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11100,7 +11483,7 @@ func (x *AccountTokenResponse) String() string {
 func (*AccountTokenResponse) ProtoMessage() {}
 
 func (x *AccountTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11113,7 +11496,7 @@ func (x *AccountTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountTokenResponse.ProtoReflect.Descriptor instead.
 func (*AccountTokenResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{153}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *AccountTokenResponse) GetAccount() *Account {
@@ -11147,7 +11530,7 @@ type DeleteAccountRequest struct {
 
 func (x *DeleteAccountRequest) Reset() {
 	*x = DeleteAccountRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11159,7 +11542,7 @@ func (x *DeleteAccountRequest) String() string {
 func (*DeleteAccountRequest) ProtoMessage() {}
 
 func (x *DeleteAccountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11172,7 +11555,7 @@ func (x *DeleteAccountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteAccountRequest.ProtoReflect.Descriptor instead.
 func (*DeleteAccountRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{154}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *DeleteAccountRequest) GetName() string {
@@ -11200,7 +11583,7 @@ type LinkConsoleRequest struct {
 
 func (x *LinkConsoleRequest) Reset() {
 	*x = LinkConsoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11212,7 +11595,7 @@ func (x *LinkConsoleRequest) String() string {
 func (*LinkConsoleRequest) ProtoMessage() {}
 
 func (x *LinkConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11225,7 +11608,7 @@ func (x *LinkConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkConsoleRequest.ProtoReflect.Descriptor instead.
 func (*LinkConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{155}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *LinkConsoleRequest) GetTtlSeconds() int64 {
@@ -11258,7 +11641,7 @@ type LinkConsoleResponse struct {
 
 func (x *LinkConsoleResponse) Reset() {
 	*x = LinkConsoleResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11270,7 +11653,7 @@ func (x *LinkConsoleResponse) String() string {
 func (*LinkConsoleResponse) ProtoMessage() {}
 
 func (x *LinkConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11283,7 +11666,7 @@ func (x *LinkConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkConsoleResponse.ProtoReflect.Descriptor instead.
 func (*LinkConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{156}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *LinkConsoleResponse) GetSession() *ConsoleSession {
@@ -11326,7 +11709,7 @@ type OpenConsoleRequest struct {
 
 func (x *OpenConsoleRequest) Reset() {
 	*x = OpenConsoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11338,7 +11721,7 @@ func (x *OpenConsoleRequest) String() string {
 func (*OpenConsoleRequest) ProtoMessage() {}
 
 func (x *OpenConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11351,7 +11734,7 @@ func (x *OpenConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenConsoleRequest.ProtoReflect.Descriptor instead.
 func (*OpenConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{157}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *OpenConsoleRequest) GetCode() string {
@@ -11388,7 +11771,7 @@ type OpenConsoleResponse struct {
 
 func (x *OpenConsoleResponse) Reset() {
 	*x = OpenConsoleResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11400,7 +11783,7 @@ func (x *OpenConsoleResponse) String() string {
 func (*OpenConsoleResponse) ProtoMessage() {}
 
 func (x *OpenConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11413,7 +11796,7 @@ func (x *OpenConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenConsoleResponse.ProtoReflect.Descriptor instead.
 func (*OpenConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{158}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *OpenConsoleResponse) GetSession() *ConsoleSession {
@@ -11457,7 +11840,7 @@ type ConsoleSession struct {
 
 func (x *ConsoleSession) Reset() {
 	*x = ConsoleSession{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11469,7 +11852,7 @@ func (x *ConsoleSession) String() string {
 func (*ConsoleSession) ProtoMessage() {}
 
 func (x *ConsoleSession) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11482,7 +11865,7 @@ func (x *ConsoleSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleSession.ProtoReflect.Descriptor instead.
 func (*ConsoleSession) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{159}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *ConsoleSession) GetId() string {
@@ -11542,7 +11925,7 @@ type ListConsolesRequest struct {
 
 func (x *ListConsolesRequest) Reset() {
 	*x = ListConsolesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11554,7 +11937,7 @@ func (x *ListConsolesRequest) String() string {
 func (*ListConsolesRequest) ProtoMessage() {}
 
 func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11567,7 +11950,7 @@ func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{160}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{165}
 }
 
 type ListConsolesResponse struct {
@@ -11582,7 +11965,7 @@ type ListConsolesResponse struct {
 
 func (x *ListConsolesResponse) Reset() {
 	*x = ListConsolesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11594,7 +11977,7 @@ func (x *ListConsolesResponse) String() string {
 func (*ListConsolesResponse) ProtoMessage() {}
 
 func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11607,7 +11990,7 @@ func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{161}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *ListConsolesResponse) GetSessions() []*ConsoleSession {
@@ -11637,7 +12020,7 @@ type EndConsoleRequest struct {
 
 func (x *EndConsoleRequest) Reset() {
 	*x = EndConsoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11649,7 +12032,7 @@ func (x *EndConsoleRequest) String() string {
 func (*EndConsoleRequest) ProtoMessage() {}
 
 func (x *EndConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11662,7 +12045,7 @@ func (x *EndConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndConsoleRequest.ProtoReflect.Descriptor instead.
 func (*EndConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{162}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *EndConsoleRequest) GetId() string {
@@ -11696,7 +12079,7 @@ type EndConsoleResponse struct {
 
 func (x *EndConsoleResponse) Reset() {
 	*x = EndConsoleResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11708,7 +12091,7 @@ func (x *EndConsoleResponse) String() string {
 func (*EndConsoleResponse) ProtoMessage() {}
 
 func (x *EndConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11721,7 +12104,7 @@ func (x *EndConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndConsoleResponse.ProtoReflect.Descriptor instead.
 func (*EndConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{163}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *EndConsoleResponse) GetIndex() uint64 {
@@ -11750,7 +12133,7 @@ type Object struct {
 
 func (x *Object) Reset() {
 	*x = Object{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11762,7 +12145,7 @@ func (x *Object) String() string {
 func (*Object) ProtoMessage() {}
 
 func (x *Object) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11775,7 +12158,7 @@ func (x *Object) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Object.ProtoReflect.Descriptor instead.
 func (*Object) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{164}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *Object) GetKind() string {
@@ -11842,7 +12225,7 @@ type ObjectVersion struct {
 
 func (x *ObjectVersion) Reset() {
 	*x = ObjectVersion{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11854,7 +12237,7 @@ func (x *ObjectVersion) String() string {
 func (*ObjectVersion) ProtoMessage() {}
 
 func (x *ObjectVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11867,7 +12250,7 @@ func (x *ObjectVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectVersion.ProtoReflect.Descriptor instead.
 func (*ObjectVersion) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{165}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *ObjectVersion) GetNumber() uint64 {
@@ -11917,7 +12300,7 @@ type ObjectUser struct {
 
 func (x *ObjectUser) Reset() {
 	*x = ObjectUser{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11929,7 +12312,7 @@ func (x *ObjectUser) String() string {
 func (*ObjectUser) ProtoMessage() {}
 
 func (x *ObjectUser) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11942,7 +12325,7 @@ func (x *ObjectUser) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectUser.ProtoReflect.Descriptor instead.
 func (*ObjectUser) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{166}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *ObjectUser) GetWorkloadId() string {
@@ -11973,7 +12356,7 @@ type ListObjectsRequest struct {
 
 func (x *ListObjectsRequest) Reset() {
 	*x = ListObjectsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11985,7 +12368,7 @@ func (x *ListObjectsRequest) String() string {
 func (*ListObjectsRequest) ProtoMessage() {}
 
 func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11998,7 +12381,7 @@ func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{167}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *ListObjectsRequest) GetKind() string {
@@ -12034,7 +12417,7 @@ type ListObjectsResponse struct {
 
 func (x *ListObjectsResponse) Reset() {
 	*x = ListObjectsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12046,7 +12429,7 @@ func (x *ListObjectsResponse) String() string {
 func (*ListObjectsResponse) ProtoMessage() {}
 
 func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12059,7 +12442,7 @@ func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{168}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *ListObjectsResponse) GetObjects() []*Object {
@@ -12092,7 +12475,7 @@ type PutObjectRequest struct {
 
 func (x *PutObjectRequest) Reset() {
 	*x = PutObjectRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12104,7 +12487,7 @@ func (x *PutObjectRequest) String() string {
 func (*PutObjectRequest) ProtoMessage() {}
 
 func (x *PutObjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12117,7 +12500,7 @@ func (x *PutObjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutObjectRequest.ProtoReflect.Descriptor instead.
 func (*PutObjectRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{169}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *PutObjectRequest) GetKind() string {
@@ -12169,7 +12552,7 @@ type RollBackObjectRequest struct {
 
 func (x *RollBackObjectRequest) Reset() {
 	*x = RollBackObjectRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12181,7 +12564,7 @@ func (x *RollBackObjectRequest) String() string {
 func (*RollBackObjectRequest) ProtoMessage() {}
 
 func (x *RollBackObjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12194,7 +12577,7 @@ func (x *RollBackObjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollBackObjectRequest.ProtoReflect.Descriptor instead.
 func (*RollBackObjectRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{170}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *RollBackObjectRequest) GetKind() string {
@@ -12244,7 +12627,7 @@ type DeleteObjectRequest struct {
 
 func (x *DeleteObjectRequest) Reset() {
 	*x = DeleteObjectRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12256,7 +12639,7 @@ func (x *DeleteObjectRequest) String() string {
 func (*DeleteObjectRequest) ProtoMessage() {}
 
 func (x *DeleteObjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12269,7 +12652,7 @@ func (x *DeleteObjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteObjectRequest.ProtoReflect.Descriptor instead.
 func (*DeleteObjectRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{171}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *DeleteObjectRequest) GetKind() string {
@@ -12318,7 +12701,7 @@ type ObjectResponse struct {
 
 func (x *ObjectResponse) Reset() {
 	*x = ObjectResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12330,7 +12713,7 @@ func (x *ObjectResponse) String() string {
 func (*ObjectResponse) ProtoMessage() {}
 
 func (x *ObjectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12343,7 +12726,7 @@ func (x *ObjectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectResponse.ProtoReflect.Descriptor instead.
 func (*ObjectResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{172}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *ObjectResponse) GetVersion() uint64 {
@@ -12393,7 +12776,7 @@ type GetObjectValueRequest struct {
 
 func (x *GetObjectValueRequest) Reset() {
 	*x = GetObjectValueRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12405,7 +12788,7 @@ func (x *GetObjectValueRequest) String() string {
 func (*GetObjectValueRequest) ProtoMessage() {}
 
 func (x *GetObjectValueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12418,7 +12801,7 @@ func (x *GetObjectValueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetObjectValueRequest.ProtoReflect.Descriptor instead.
 func (*GetObjectValueRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{173}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *GetObjectValueRequest) GetName() string {
@@ -12452,7 +12835,7 @@ type GetObjectValueResponse struct {
 
 func (x *GetObjectValueResponse) Reset() {
 	*x = GetObjectValueResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12464,7 +12847,7 @@ func (x *GetObjectValueResponse) String() string {
 func (*GetObjectValueResponse) ProtoMessage() {}
 
 func (x *GetObjectValueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12477,7 +12860,7 @@ func (x *GetObjectValueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetObjectValueResponse.ProtoReflect.Descriptor instead.
 func (*GetObjectValueResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{174}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *GetObjectValueResponse) GetData() []byte {
@@ -12502,7 +12885,7 @@ type GetAccessRequest struct {
 
 func (x *GetAccessRequest) Reset() {
 	*x = GetAccessRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[175]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12514,7 +12897,7 @@ func (x *GetAccessRequest) String() string {
 func (*GetAccessRequest) ProtoMessage() {}
 
 func (x *GetAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[175]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12527,7 +12910,7 @@ func (x *GetAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAccessRequest.ProtoReflect.Descriptor instead.
 func (*GetAccessRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{175}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{180}
 }
 
 type GetAccessResponse struct {
@@ -12549,7 +12932,7 @@ type GetAccessResponse struct {
 
 func (x *GetAccessResponse) Reset() {
 	*x = GetAccessResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[176]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12561,7 +12944,7 @@ func (x *GetAccessResponse) String() string {
 func (*GetAccessResponse) ProtoMessage() {}
 
 func (x *GetAccessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[176]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12574,7 +12957,7 @@ func (x *GetAccessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAccessResponse.ProtoReflect.Descriptor instead.
 func (*GetAccessResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{176}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *GetAccessResponse) GetIdentity() string {
@@ -12626,7 +13009,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[177]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12638,7 +13021,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[177]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12651,7 +13034,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{177}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *Grant) GetRole() string {
@@ -12695,7 +13078,7 @@ type CheckAccessRequest struct {
 
 func (x *CheckAccessRequest) Reset() {
 	*x = CheckAccessRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[178]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12707,7 +13090,7 @@ func (x *CheckAccessRequest) String() string {
 func (*CheckAccessRequest) ProtoMessage() {}
 
 func (x *CheckAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[178]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12720,7 +13103,7 @@ func (x *CheckAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAccessRequest.ProtoReflect.Descriptor instead.
 func (*CheckAccessRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{178}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *CheckAccessRequest) GetVerb() string {
@@ -12749,7 +13132,7 @@ type CheckAccessResponse struct {
 
 func (x *CheckAccessResponse) Reset() {
 	*x = CheckAccessResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[179]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12761,7 +13144,7 @@ func (x *CheckAccessResponse) String() string {
 func (*CheckAccessResponse) ProtoMessage() {}
 
 func (x *CheckAccessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[179]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12774,7 +13157,7 @@ func (x *CheckAccessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAccessResponse.ProtoReflect.Descriptor instead.
 func (*CheckAccessResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{179}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *CheckAccessResponse) GetAllowed() bool {
@@ -12807,7 +13190,7 @@ type DeleteNamespaceResponse struct {
 
 func (x *DeleteNamespaceResponse) Reset() {
 	*x = DeleteNamespaceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[180]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12819,7 +13202,7 @@ func (x *DeleteNamespaceResponse) String() string {
 func (*DeleteNamespaceResponse) ProtoMessage() {}
 
 func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[180]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12832,7 +13215,7 @@ func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{180}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *DeleteNamespaceResponse) GetIndex() uint64 {
@@ -12852,7 +13235,7 @@ type GetRolloutRequest struct {
 
 func (x *GetRolloutRequest) Reset() {
 	*x = GetRolloutRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[181]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12864,7 +13247,7 @@ func (x *GetRolloutRequest) String() string {
 func (*GetRolloutRequest) ProtoMessage() {}
 
 func (x *GetRolloutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[181]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12877,7 +13260,7 @@ func (x *GetRolloutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolloutRequest.ProtoReflect.Descriptor instead.
 func (*GetRolloutRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{181}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *GetRolloutRequest) GetGroup() string {
@@ -12913,7 +13296,7 @@ type GetRolloutResponse struct {
 
 func (x *GetRolloutResponse) Reset() {
 	*x = GetRolloutResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[182]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12925,7 +13308,7 @@ func (x *GetRolloutResponse) String() string {
 func (*GetRolloutResponse) ProtoMessage() {}
 
 func (x *GetRolloutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[182]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12938,7 +13321,7 @@ func (x *GetRolloutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolloutResponse.ProtoReflect.Descriptor instead.
 func (*GetRolloutResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{182}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *GetRolloutResponse) GetGroup() string {
@@ -13047,7 +13430,7 @@ type RolloutMember struct {
 
 func (x *RolloutMember) Reset() {
 	*x = RolloutMember{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[183]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13059,7 +13442,7 @@ func (x *RolloutMember) String() string {
 func (*RolloutMember) ProtoMessage() {}
 
 func (x *RolloutMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[183]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13072,7 +13455,7 @@ func (x *RolloutMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutMember.ProtoReflect.Descriptor instead.
 func (*RolloutMember) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{183}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *RolloutMember) GetWorkloadId() string {
@@ -13143,7 +13526,7 @@ type SetRolloutRequest struct {
 
 func (x *SetRolloutRequest) Reset() {
 	*x = SetRolloutRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[184]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13155,7 +13538,7 @@ func (x *SetRolloutRequest) String() string {
 func (*SetRolloutRequest) ProtoMessage() {}
 
 func (x *SetRolloutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[184]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13168,7 +13551,7 @@ func (x *SetRolloutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolloutRequest.ProtoReflect.Descriptor instead.
 func (*SetRolloutRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{184}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *SetRolloutRequest) GetGroup() string {
@@ -13203,7 +13586,7 @@ type SetRolloutResponse struct {
 
 func (x *SetRolloutResponse) Reset() {
 	*x = SetRolloutResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[185]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13215,7 +13598,7 @@ func (x *SetRolloutResponse) String() string {
 func (*SetRolloutResponse) ProtoMessage() {}
 
 func (x *SetRolloutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[185]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13228,7 +13611,7 @@ func (x *SetRolloutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolloutResponse.ProtoReflect.Descriptor instead.
 func (*SetRolloutResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{185}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *SetRolloutResponse) GetIndex() uint64 {
@@ -13264,7 +13647,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[186]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13276,7 +13659,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[186]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13289,7 +13672,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{186}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *StartRunRequest) GetWorkloadId() string {
@@ -13342,7 +13725,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[187]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13354,7 +13737,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[187]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13367,7 +13750,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{187}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{192}
 }
 
 func (x *StartRunResponse) GetRunId() string {
@@ -13412,7 +13795,7 @@ type ScaleGroupRequest struct {
 
 func (x *ScaleGroupRequest) Reset() {
 	*x = ScaleGroupRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[188]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13424,7 +13807,7 @@ func (x *ScaleGroupRequest) String() string {
 func (*ScaleGroupRequest) ProtoMessage() {}
 
 func (x *ScaleGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[188]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13437,7 +13820,7 @@ func (x *ScaleGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScaleGroupRequest.ProtoReflect.Descriptor instead.
 func (*ScaleGroupRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{188}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{193}
 }
 
 func (x *ScaleGroupRequest) GetGroup() string {
@@ -13476,7 +13859,7 @@ type ScaleGroupResponse struct {
 
 func (x *ScaleGroupResponse) Reset() {
 	*x = ScaleGroupResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[189]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[194]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13488,7 +13871,7 @@ func (x *ScaleGroupResponse) String() string {
 func (*ScaleGroupResponse) ProtoMessage() {}
 
 func (x *ScaleGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[189]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[194]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13501,7 +13884,7 @@ func (x *ScaleGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScaleGroupResponse.ProtoReflect.Descriptor instead.
 func (*ScaleGroupResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{189}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{194}
 }
 
 func (x *ScaleGroupResponse) GetWorkloadIds() []string {
@@ -13545,7 +13928,7 @@ type PreviewRebalanceRequest struct {
 
 func (x *PreviewRebalanceRequest) Reset() {
 	*x = PreviewRebalanceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[190]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[195]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13557,7 +13940,7 @@ func (x *PreviewRebalanceRequest) String() string {
 func (*PreviewRebalanceRequest) ProtoMessage() {}
 
 func (x *PreviewRebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[190]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[195]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13570,7 +13953,7 @@ func (x *PreviewRebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreviewRebalanceRequest.ProtoReflect.Descriptor instead.
 func (*PreviewRebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{190}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{195}
 }
 
 func (x *PreviewRebalanceRequest) GetMinGainPercent() uint32 {
@@ -13610,7 +13993,7 @@ type PreviewRebalanceResponse struct {
 
 func (x *PreviewRebalanceResponse) Reset() {
 	*x = PreviewRebalanceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[191]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[196]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13622,7 +14005,7 @@ func (x *PreviewRebalanceResponse) String() string {
 func (*PreviewRebalanceResponse) ProtoMessage() {}
 
 func (x *PreviewRebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[191]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[196]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13635,7 +14018,7 @@ func (x *PreviewRebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreviewRebalanceResponse.ProtoReflect.Descriptor instead.
 func (*PreviewRebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{191}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{196}
 }
 
 func (x *PreviewRebalanceResponse) GetMoves() []*RebalanceMove {
@@ -13701,7 +14084,7 @@ type ApplyRebalanceRequest struct {
 
 func (x *ApplyRebalanceRequest) Reset() {
 	*x = ApplyRebalanceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[192]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[197]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13713,7 +14096,7 @@ func (x *ApplyRebalanceRequest) String() string {
 func (*ApplyRebalanceRequest) ProtoMessage() {}
 
 func (x *ApplyRebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[192]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[197]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13726,7 +14109,7 @@ func (x *ApplyRebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyRebalanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyRebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{192}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{197}
 }
 
 func (x *ApplyRebalanceRequest) GetRequestId() string {
@@ -13765,7 +14148,7 @@ type ApplyRebalanceResponse struct {
 
 func (x *ApplyRebalanceResponse) Reset() {
 	*x = ApplyRebalanceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[193]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[198]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13777,7 +14160,7 @@ func (x *ApplyRebalanceResponse) String() string {
 func (*ApplyRebalanceResponse) ProtoMessage() {}
 
 func (x *ApplyRebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[193]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[198]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13790,7 +14173,7 @@ func (x *ApplyRebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyRebalanceResponse.ProtoReflect.Descriptor instead.
 func (*ApplyRebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{193}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{198}
 }
 
 func (x *ApplyRebalanceResponse) GetMoves() []*RebalanceMove {
@@ -13830,7 +14213,7 @@ type RebalanceMove struct {
 
 func (x *RebalanceMove) Reset() {
 	*x = RebalanceMove{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[194]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[199]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13842,7 +14225,7 @@ func (x *RebalanceMove) String() string {
 func (*RebalanceMove) ProtoMessage() {}
 
 func (x *RebalanceMove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[194]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[199]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13855,7 +14238,7 @@ func (x *RebalanceMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceMove.ProtoReflect.Descriptor instead.
 func (*RebalanceMove) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{194}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{199}
 }
 
 func (x *RebalanceMove) GetWorkloadId() string {
@@ -13907,7 +14290,7 @@ type Imbalance struct {
 
 func (x *Imbalance) Reset() {
 	*x = Imbalance{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[195]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[200]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13919,7 +14302,7 @@ func (x *Imbalance) String() string {
 func (*Imbalance) ProtoMessage() {}
 
 func (x *Imbalance) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[195]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[200]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13932,7 +14315,7 @@ func (x *Imbalance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Imbalance.ProtoReflect.Descriptor instead.
 func (*Imbalance) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{195}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{200}
 }
 
 func (x *Imbalance) GetDeviationPercent() float64 {
@@ -13966,7 +14349,7 @@ type ImmovableWorkloads struct {
 
 func (x *ImmovableWorkloads) Reset() {
 	*x = ImmovableWorkloads{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[196]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[201]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13978,7 +14361,7 @@ func (x *ImmovableWorkloads) String() string {
 func (*ImmovableWorkloads) ProtoMessage() {}
 
 func (x *ImmovableWorkloads) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[196]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[201]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13991,7 +14374,7 @@ func (x *ImmovableWorkloads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImmovableWorkloads.ProtoReflect.Descriptor instead.
 func (*ImmovableWorkloads) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{196}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{201}
 }
 
 func (x *ImmovableWorkloads) GetReason() string {
@@ -14043,7 +14426,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[197]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[202]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14055,7 +14438,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[197]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[202]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14068,7 +14451,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{197}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{202}
 }
 
 func (x *Network) GetId() uint32 {
@@ -14193,7 +14576,7 @@ type NetworkSlice struct {
 
 func (x *NetworkSlice) Reset() {
 	*x = NetworkSlice{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[198]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[203]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14205,7 +14588,7 @@ func (x *NetworkSlice) String() string {
 func (*NetworkSlice) ProtoMessage() {}
 
 func (x *NetworkSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[198]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[203]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14218,7 +14601,7 @@ func (x *NetworkSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkSlice.ProtoReflect.Descriptor instead.
 func (*NetworkSlice) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{198}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{203}
 }
 
 func (x *NetworkSlice) GetNodeId() string {
@@ -14280,7 +14663,7 @@ type CheckNetworkRequest struct {
 
 func (x *CheckNetworkRequest) Reset() {
 	*x = CheckNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[199]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[204]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14292,7 +14675,7 @@ func (x *CheckNetworkRequest) String() string {
 func (*CheckNetworkRequest) ProtoMessage() {}
 
 func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[199]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[204]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14305,7 +14688,7 @@ func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CheckNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{199}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{204}
 }
 
 func (x *CheckNetworkRequest) GetName() string {
@@ -14337,7 +14720,7 @@ type CheckNetworkResponse struct {
 
 func (x *CheckNetworkResponse) Reset() {
 	*x = CheckNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[200]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[205]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14349,7 +14732,7 @@ func (x *CheckNetworkResponse) String() string {
 func (*CheckNetworkResponse) ProtoMessage() {}
 
 func (x *CheckNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[200]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[205]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14362,7 +14745,7 @@ func (x *CheckNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNetworkResponse.ProtoReflect.Descriptor instead.
 func (*CheckNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{200}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{205}
 }
 
 func (x *CheckNetworkResponse) GetPaths() []*NetworkPath {
@@ -14408,7 +14791,7 @@ type NetworkPath struct {
 
 func (x *NetworkPath) Reset() {
 	*x = NetworkPath{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[201]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[206]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14420,7 +14803,7 @@ func (x *NetworkPath) String() string {
 func (*NetworkPath) ProtoMessage() {}
 
 func (x *NetworkPath) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[201]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[206]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14433,7 +14816,7 @@ func (x *NetworkPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkPath.ProtoReflect.Descriptor instead.
 func (*NetworkPath) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{201}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{206}
 }
 
 func (x *NetworkPath) GetFrom() string {
@@ -14502,7 +14885,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[202]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[207]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14514,7 +14897,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[202]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[207]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14527,7 +14910,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{202}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{207}
 }
 
 func (x *TraceRequest) GetHost() string {
@@ -14569,7 +14952,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[203]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[208]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14581,7 +14964,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[203]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[208]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14594,7 +14977,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{203}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{208}
 }
 
 func (x *TraceResponse) GetHops() []*TraceHop {
@@ -14634,7 +15017,7 @@ type TraceHop struct {
 
 func (x *TraceHop) Reset() {
 	*x = TraceHop{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[204]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[209]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14646,7 +15029,7 @@ func (x *TraceHop) String() string {
 func (*TraceHop) ProtoMessage() {}
 
 func (x *TraceHop) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[204]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[209]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14659,7 +15042,7 @@ func (x *TraceHop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceHop.ProtoReflect.Descriptor instead.
 func (*TraceHop) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{204}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{209}
 }
 
 func (x *TraceHop) GetStep() string {
@@ -14718,7 +15101,7 @@ type ListUsageRequest struct {
 
 func (x *ListUsageRequest) Reset() {
 	*x = ListUsageRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[205]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[210]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14730,7 +15113,7 @@ func (x *ListUsageRequest) String() string {
 func (*ListUsageRequest) ProtoMessage() {}
 
 func (x *ListUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[205]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[210]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14743,7 +15126,7 @@ func (x *ListUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsageRequest.ProtoReflect.Descriptor instead.
 func (*ListUsageRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{205}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{210}
 }
 
 func (x *ListUsageRequest) GetWorkloadId() string {
@@ -14780,7 +15163,7 @@ type ListUsageResponse struct {
 
 func (x *ListUsageResponse) Reset() {
 	*x = ListUsageResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[206]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[211]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14792,7 +15175,7 @@ func (x *ListUsageResponse) String() string {
 func (*ListUsageResponse) ProtoMessage() {}
 
 func (x *ListUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[206]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[211]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14805,7 +15188,7 @@ func (x *ListUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsageResponse.ProtoReflect.Descriptor instead.
 func (*ListUsageResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{206}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{211}
 }
 
 func (x *ListUsageResponse) GetSamples() []*UsageSample {
@@ -14843,7 +15226,7 @@ type UsageSample struct {
 
 func (x *UsageSample) Reset() {
 	*x = UsageSample{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[207]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[212]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14855,7 +15238,7 @@ func (x *UsageSample) String() string {
 func (*UsageSample) ProtoMessage() {}
 
 func (x *UsageSample) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[207]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[212]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14868,7 +15251,7 @@ func (x *UsageSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSample.ProtoReflect.Descriptor instead.
 func (*UsageSample) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{207}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{212}
 }
 
 func (x *UsageSample) GetStart() *timestamppb.Timestamp {
@@ -14917,7 +15300,7 @@ type ListScrapeTargetsRequest struct {
 
 func (x *ListScrapeTargetsRequest) Reset() {
 	*x = ListScrapeTargetsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[208]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[213]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14929,7 +15312,7 @@ func (x *ListScrapeTargetsRequest) String() string {
 func (*ListScrapeTargetsRequest) ProtoMessage() {}
 
 func (x *ListScrapeTargetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[208]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[213]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14942,7 +15325,7 @@ func (x *ListScrapeTargetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListScrapeTargetsRequest.ProtoReflect.Descriptor instead.
 func (*ListScrapeTargetsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{208}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{213}
 }
 
 func (x *ListScrapeTargetsRequest) GetNamespace() string {
@@ -14962,7 +15345,7 @@ type ListScrapeTargetsResponse struct {
 
 func (x *ListScrapeTargetsResponse) Reset() {
 	*x = ListScrapeTargetsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[209]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[214]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14974,7 +15357,7 @@ func (x *ListScrapeTargetsResponse) String() string {
 func (*ListScrapeTargetsResponse) ProtoMessage() {}
 
 func (x *ListScrapeTargetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[209]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[214]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14987,7 +15370,7 @@ func (x *ListScrapeTargetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListScrapeTargetsResponse.ProtoReflect.Descriptor instead.
 func (*ListScrapeTargetsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{209}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{214}
 }
 
 func (x *ListScrapeTargetsResponse) GetGroups() []*ScrapeGroup {
@@ -15017,7 +15400,7 @@ type ScrapeGroup struct {
 
 func (x *ScrapeGroup) Reset() {
 	*x = ScrapeGroup{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[210]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[215]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15029,7 +15412,7 @@ func (x *ScrapeGroup) String() string {
 func (*ScrapeGroup) ProtoMessage() {}
 
 func (x *ScrapeGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[210]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[215]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15042,7 +15425,7 @@ func (x *ScrapeGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrapeGroup.ProtoReflect.Descriptor instead.
 func (*ScrapeGroup) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{210}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{215}
 }
 
 func (x *ScrapeGroup) GetTargets() []string {
@@ -15069,7 +15452,7 @@ type ListNetworksRequest struct {
 
 func (x *ListNetworksRequest) Reset() {
 	*x = ListNetworksRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[211]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[216]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15081,7 +15464,7 @@ func (x *ListNetworksRequest) String() string {
 func (*ListNetworksRequest) ProtoMessage() {}
 
 func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[211]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[216]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15094,7 +15477,7 @@ func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksRequest.ProtoReflect.Descriptor instead.
 func (*ListNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{211}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{216}
 }
 
 func (x *ListNetworksRequest) GetNamespace() string {
@@ -15114,7 +15497,7 @@ type ListNetworksResponse struct {
 
 func (x *ListNetworksResponse) Reset() {
 	*x = ListNetworksResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[212]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[217]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15126,7 +15509,7 @@ func (x *ListNetworksResponse) String() string {
 func (*ListNetworksResponse) ProtoMessage() {}
 
 func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[212]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[217]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15139,7 +15522,7 @@ func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksResponse.ProtoReflect.Descriptor instead.
 func (*ListNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{212}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{217}
 }
 
 func (x *ListNetworksResponse) GetNetworks() []*Network {
@@ -15167,7 +15550,7 @@ type GetNetworkRequest struct {
 
 func (x *GetNetworkRequest) Reset() {
 	*x = GetNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[213]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[218]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15179,7 +15562,7 @@ func (x *GetNetworkRequest) String() string {
 func (*GetNetworkRequest) ProtoMessage() {}
 
 func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[213]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[218]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15192,7 +15575,7 @@ func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*GetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{213}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{218}
 }
 
 func (x *GetNetworkRequest) GetName() string {
@@ -15219,7 +15602,7 @@ type GetNetworkResponse struct {
 
 func (x *GetNetworkResponse) Reset() {
 	*x = GetNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[214]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[219]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15231,7 +15614,7 @@ func (x *GetNetworkResponse) String() string {
 func (*GetNetworkResponse) ProtoMessage() {}
 
 func (x *GetNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[214]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[219]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15244,7 +15627,7 @@ func (x *GetNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNetworkResponse.ProtoReflect.Descriptor instead.
 func (*GetNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{214}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{219}
 }
 
 func (x *GetNetworkResponse) GetNetwork() *Network {
@@ -15281,7 +15664,7 @@ type CreateNetworkRequest struct {
 
 func (x *CreateNetworkRequest) Reset() {
 	*x = CreateNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[215]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[220]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15293,7 +15676,7 @@ func (x *CreateNetworkRequest) String() string {
 func (*CreateNetworkRequest) ProtoMessage() {}
 
 func (x *CreateNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[215]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[220]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15306,7 +15689,7 @@ func (x *CreateNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CreateNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{215}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{220}
 }
 
 func (x *CreateNetworkRequest) GetName() string {
@@ -15355,7 +15738,7 @@ type CreateNetworkResponse struct {
 
 func (x *CreateNetworkResponse) Reset() {
 	*x = CreateNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[216]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[221]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15367,7 +15750,7 @@ func (x *CreateNetworkResponse) String() string {
 func (*CreateNetworkResponse) ProtoMessage() {}
 
 func (x *CreateNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[216]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[221]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15380,7 +15763,7 @@ func (x *CreateNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNetworkResponse.ProtoReflect.Descriptor instead.
 func (*CreateNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{216}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{221}
 }
 
 func (x *CreateNetworkResponse) GetNetwork() *Network {
@@ -15410,7 +15793,7 @@ type DeleteNetworkRequest struct {
 
 func (x *DeleteNetworkRequest) Reset() {
 	*x = DeleteNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[217]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[222]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15422,7 +15805,7 @@ func (x *DeleteNetworkRequest) String() string {
 func (*DeleteNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[217]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[222]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15435,7 +15818,7 @@ func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{217}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{222}
 }
 
 func (x *DeleteNetworkRequest) GetName() string {
@@ -15468,7 +15851,7 @@ type DeleteNetworkResponse struct {
 
 func (x *DeleteNetworkResponse) Reset() {
 	*x = DeleteNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[218]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[223]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15480,7 +15863,7 @@ func (x *DeleteNetworkResponse) String() string {
 func (*DeleteNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[218]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[223]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15493,7 +15876,7 @@ func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{218}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{223}
 }
 
 func (x *DeleteNetworkResponse) GetIndex() uint64 {
@@ -15507,7 +15890,33 @@ var File_api_cluster_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
-	"\x1capi/cluster/v1/cluster.proto\x12\x11persys.cluster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18api/agent/v1/agent.proto\x1a\x1capi/control/v1/control.proto\"4\n" +
+	"\x1capi/cluster/v1/cluster.proto\x12\x11persys.cluster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18api/agent/v1/agent.proto\x1a\x1capi/control/v1/control.proto\"8\n" +
+	"\x17RotateClusterKeyRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\"1\n" +
+	"\x18RotateClusterKeyResponse\x12\x15\n" +
+	"\x06key_id\x18\x01 \x01(\tR\x05keyId\"\x19\n" +
+	"\x17ClusterKeyStatusRequest\"\xf7\x02\n" +
+	"\x18ClusterKeyStatusResponse\x12\x15\n" +
+	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x12\n" +
+	"\x04step\x18\x02 \x01(\tR\x04step\x12\x1e\n" +
+	"\vnext_key_id\x18\x03 \x01(\tR\tnextKeyId\x12\"\n" +
+	"\rformer_key_id\x18\x04 \x01(\tR\vformerKeyId\x129\n" +
+	"\n" +
+	"changed_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tchangedAt\x12\x12\n" +
+	"\x04left\x18\x06 \x01(\x05R\x04left\x12\x16\n" +
+	"\x06values\x18\a \x01(\x05R\x06values\x12@\n" +
+	"\breplicas\x18\b \x03(\v2$.persys.cluster.v1.ClusterKeyReplicaR\breplicas\x12\x1b\n" +
+	"\twaits_for\x18\t \x01(\tR\bwaitsFor\x12&\n" +
+	"\x0fretired_key_ids\x18\n" +
+	" \x03(\tR\rretiredKeyIds\"\x85\x01\n" +
+	"\x11ClusterKeyReplica\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"seals_with\x18\x02 \x01(\tR\tsealsWith\x12 \n" +
+	"\fheld_key_ids\x18\x03 \x03(\tR\n" +
+	"heldKeyIds\x12\x1b\n" +
+	"\twaits_for\x18\x04 \x01(\tR\bwaitsFor\"4\n" +
 	"\x13RotateGossipRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\"-\n" +
@@ -15632,11 +16041,20 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\"\x17\n" +
-	"\x15DropAuthorityResponse\"\x13\n" +
-	"\x11ClusterKeyRequest\"N\n" +
+	"\x15DropAuthorityResponse\"+\n" +
+	"\x11ClusterKeyRequest\x12\x16\n" +
+	"\x06key_id\x18\x9c\x04 \x01(\tR\x05keyId\"\xef\x01\n" +
 	"\x12ClusterKeyResponse\x12\x1a\n" +
 	"\bexported\x18\x01 \x01(\tR\bexported\x12\x1c\n" +
-	"\tcandidate\x18\x02 \x01(\bR\tcandidate\"\x0f\n" +
+	"\tcandidate\x18\x02 \x01(\bR\tcandidate\x12!\n" +
+	"\fheld_key_ids\x18\x9c\x04 \x03(\tR\n" +
+	"heldKeyIds\x12\x1e\n" +
+	"\n" +
+	"seals_with\x18\x9d\x04 \x01(\tR\tsealsWith\x12!\n" +
+	"\ffile_key_ids\x18\x9e\x04 \x03(\tR\n" +
+	"fileKeyIds\x12\"\n" +
+	"\foldest_index\x18\x9f\x04 \x01(\x04R\voldestIndex\x12\x15\n" +
+	"\x05fault\x18\xa0\x04 \x01(\tR\x05fault\"\x0f\n" +
 	"\rStatusRequest\"\x86\x03\n" +
 	"\aReplica\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -16039,12 +16457,14 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x04info\x18\x01 \x01(\v2\x1d.persys.cluster.v1.BackupInfoR\x04info\x12\x18\n" +
 	"\areplica\x18\x02 \x01(\tR\areplica\x12\x15\n" +
 	"\x06age_ms\x18\x03 \x01(\x03R\x05ageMs\x12\x12\n" +
-	"\x04data\x18\x04 \x01(\fR\x04data\"\x95\x01\n" +
+	"\x04data\x18\x04 \x01(\fR\x04data\"\xb7\x01\n" +
 	"\x14RestoreBackupRequest\x12\x18\n" +
 	"\apreview\x18\x01 \x01(\bR\apreview\x12*\n" +
 	"\x11force_new_cluster\x18\x02 \x01(\bR\x0fforceNewCluster\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12#\n" +
-	"\rrequire_empty\x18\x04 \x01(\bR\frequireEmpty\"\xe2\x03\n" +
+	"\rrequire_empty\x18\x04 \x01(\bR\frequireEmpty\x12 \n" +
+	"\vcluster_key\x18\x9c\x04 \x01(\tR\n" +
+	"clusterKey\"\xe2\x03\n" +
 	"\x15RestoreBackupResponse\x125\n" +
 	"\x06backup\x18\x01 \x01(\v2\x1d.persys.cluster.v1.BackupInfoR\x06backup\x127\n" +
 	"\apresent\x18\x02 \x01(\v2\x1d.persys.cluster.v1.BackupInfoR\apresent\x12\x14\n" +
@@ -16926,7 +17346,8 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\rCreateNetwork\x12'.persys.cluster.v1.CreateNetworkRequest\x1a(.persys.cluster.v1.CreateNetworkResponse\x12b\n" +
 	"\rDeleteNetwork\x12'.persys.cluster.v1.DeleteNetworkRequest\x1a(.persys.cluster.v1.DeleteNetworkResponse\x12V\n" +
 	"\tListUsage\x12#.persys.cluster.v1.ListUsageRequest\x1a$.persys.cluster.v1.ListUsageResponse\x12n\n" +
-	"\x11ListScrapeTargets\x12+.persys.cluster.v1.ListScrapeTargetsRequest\x1a,.persys.cluster.v1.ListScrapeTargetsResponse2\xcb\b\n" +
+	"\x11ListScrapeTargets\x12+.persys.cluster.v1.ListScrapeTargetsRequest\x1a,.persys.cluster.v1.ListScrapeTargetsResponse2\xa5\n" +
+	"\n" +
 	"\x05Trust\x12J\n" +
 	"\x05Enrol\x12\x1f.persys.cluster.v1.EnrolRequest\x1a .persys.cluster.v1.EnrolResponse\x12J\n" +
 	"\x05Renew\x12\x1f.persys.cluster.v1.RenewRequest\x1a .persys.cluster.v1.RenewResponse\x12M\n" +
@@ -16940,7 +17361,9 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x0fListAuthorities\x12).persys.cluster.v1.ListAuthoritiesRequest\x1a*.persys.cluster.v1.ListAuthoritiesResponse\x12_\n" +
 	"\fPutAuthority\x12&.persys.cluster.v1.PutAuthorityRequest\x1a'.persys.cluster.v1.PutAuthorityResponse\x12b\n" +
 	"\rDropAuthority\x12'.persys.cluster.v1.DropAuthorityRequest\x1a(.persys.cluster.v1.DropAuthorityResponse\x12_\n" +
-	"\fRotateGossip\x12&.persys.cluster.v1.RotateGossipRequest\x1a'.persys.cluster.v1.RotateGossipResponseB4Z2github.com/persys/compute/api/cluster/v1;clusterv1b\x06proto3"
+	"\fRotateGossip\x12&.persys.cluster.v1.RotateGossipRequest\x1a'.persys.cluster.v1.RotateGossipResponse\x12k\n" +
+	"\x10RotateClusterKey\x12*.persys.cluster.v1.RotateClusterKeyRequest\x1a+.persys.cluster.v1.RotateClusterKeyResponse\x12k\n" +
+	"\x10ClusterKeyStatus\x12*.persys.cluster.v1.ClusterKeyStatusRequest\x1a+.persys.cluster.v1.ClusterKeyStatusResponseB4Z2github.com/persys/compute/api/cluster/v1;clusterv1b\x06proto3"
 
 var (
 	file_api_cluster_v1_cluster_proto_rawDescOnce sync.Once
@@ -16954,591 +17377,602 @@ func file_api_cluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_api_cluster_v1_cluster_proto_rawDescData
 }
 
-var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 228)
+var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 233)
 var file_api_cluster_v1_cluster_proto_goTypes = []any{
-	(*RotateGossipRequest)(nil),        // 0: persys.cluster.v1.RotateGossipRequest
-	(*RotateGossipResponse)(nil),       // 1: persys.cluster.v1.RotateGossipResponse
-	(*EnrolRequest)(nil),               // 2: persys.cluster.v1.EnrolRequest
-	(*EnrolResponse)(nil),              // 3: persys.cluster.v1.EnrolResponse
-	(*RenewRequest)(nil),               // 4: persys.cluster.v1.RenewRequest
-	(*RenewResponse)(nil),              // 5: persys.cluster.v1.RenewResponse
-	(*BundleRequest)(nil),              // 6: persys.cluster.v1.BundleRequest
-	(*BundleResponse)(nil),             // 7: persys.cluster.v1.BundleResponse
-	(*Revocation)(nil),                 // 8: persys.cluster.v1.Revocation
-	(*CreateTokenRequest)(nil),         // 9: persys.cluster.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),        // 10: persys.cluster.v1.CreateTokenResponse
-	(*TokenInfo)(nil),                  // 11: persys.cluster.v1.TokenInfo
-	(*ListTokensRequest)(nil),          // 12: persys.cluster.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),         // 13: persys.cluster.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),         // 14: persys.cluster.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),        // 15: persys.cluster.v1.DeleteTokenResponse
-	(*ListIdentitiesRequest)(nil),      // 16: persys.cluster.v1.ListIdentitiesRequest
-	(*IdentityInfo)(nil),               // 17: persys.cluster.v1.IdentityInfo
-	(*ListIdentitiesResponse)(nil),     // 18: persys.cluster.v1.ListIdentitiesResponse
-	(*RevokeRequest)(nil),              // 19: persys.cluster.v1.RevokeRequest
-	(*RevokeResponse)(nil),             // 20: persys.cluster.v1.RevokeResponse
-	(*ListAuthoritiesRequest)(nil),     // 21: persys.cluster.v1.ListAuthoritiesRequest
-	(*AuthorityInfo)(nil),              // 22: persys.cluster.v1.AuthorityInfo
-	(*ListAuthoritiesResponse)(nil),    // 23: persys.cluster.v1.ListAuthoritiesResponse
-	(*PutAuthorityRequest)(nil),        // 24: persys.cluster.v1.PutAuthorityRequest
-	(*PutAuthorityResponse)(nil),       // 25: persys.cluster.v1.PutAuthorityResponse
-	(*DropAuthorityRequest)(nil),       // 26: persys.cluster.v1.DropAuthorityRequest
-	(*DropAuthorityResponse)(nil),      // 27: persys.cluster.v1.DropAuthorityResponse
-	(*ClusterKeyRequest)(nil),          // 28: persys.cluster.v1.ClusterKeyRequest
-	(*ClusterKeyResponse)(nil),         // 29: persys.cluster.v1.ClusterKeyResponse
-	(*StatusRequest)(nil),              // 30: persys.cluster.v1.StatusRequest
-	(*Replica)(nil),                    // 31: persys.cluster.v1.Replica
-	(*StatusResponse)(nil),             // 32: persys.cluster.v1.StatusResponse
-	(*Event)(nil),                      // 33: persys.cluster.v1.Event
-	(*EventsRequest)(nil),              // 34: persys.cluster.v1.EventsRequest
-	(*AuditRequest)(nil),               // 35: persys.cluster.v1.AuditRequest
-	(*AuditRecord)(nil),                // 36: persys.cluster.v1.AuditRecord
-	(*AuditDetail)(nil),                // 37: persys.cluster.v1.AuditDetail
-	(*WatchWorkloadsRequest)(nil),      // 38: persys.cluster.v1.WatchWorkloadsRequest
-	(*WorkloadChange)(nil),             // 39: persys.cluster.v1.WorkloadChange
-	(*WhyRequest)(nil),                 // 40: persys.cluster.v1.WhyRequest
-	(*NodeVerdict)(nil),                // 41: persys.cluster.v1.NodeVerdict
-	(*ReasonCount)(nil),                // 42: persys.cluster.v1.ReasonCount
-	(*WhyResponse)(nil),                // 43: persys.cluster.v1.WhyResponse
-	(*ApplyWorkloadsRequest)(nil),      // 44: persys.cluster.v1.ApplyWorkloadsRequest
-	(*ApplyWorkloadsResponse)(nil),     // 45: persys.cluster.v1.ApplyWorkloadsResponse
-	(*PlanWorkloadsRequest)(nil),       // 46: persys.cluster.v1.PlanWorkloadsRequest
-	(*FieldChange)(nil),                // 47: persys.cluster.v1.FieldChange
-	(*PlannedWorkload)(nil),            // 48: persys.cluster.v1.PlannedWorkload
-	(*PlanWorkloadsResponse)(nil),      // 49: persys.cluster.v1.PlanWorkloadsResponse
-	(*ApplyStreamRequest)(nil),         // 50: persys.cluster.v1.ApplyStreamRequest
-	(*ApplyStreamResponse)(nil),        // 51: persys.cluster.v1.ApplyStreamResponse
-	(*CordonNodeRequest)(nil),          // 52: persys.cluster.v1.CordonNodeRequest
-	(*DrainNodeRequest)(nil),           // 53: persys.cluster.v1.DrainNodeRequest
-	(*RemoveNodeRequest)(nil),          // 54: persys.cluster.v1.RemoveNodeRequest
-	(*FenceNodeRequest)(nil),           // 55: persys.cluster.v1.FenceNodeRequest
-	(*LabelNodeRequest)(nil),           // 56: persys.cluster.v1.LabelNodeRequest
-	(*TaintNodeRequest)(nil),           // 57: persys.cluster.v1.TaintNodeRequest
-	(*PlannedMove)(nil),                // 58: persys.cluster.v1.PlannedMove
-	(*NodeActionResponse)(nil),         // 59: persys.cluster.v1.NodeActionResponse
-	(*LogsRequest)(nil),                // 60: persys.cluster.v1.LogsRequest
-	(*LogChunk)(nil),                   // 61: persys.cluster.v1.LogChunk
-	(*ExecRequest)(nil),                // 62: persys.cluster.v1.ExecRequest
-	(*ExecOpen)(nil),                   // 63: persys.cluster.v1.ExecOpen
-	(*TerminalSize)(nil),               // 64: persys.cluster.v1.TerminalSize
-	(*ExecResponse)(nil),               // 65: persys.cluster.v1.ExecResponse
-	(*ExecOpened)(nil),                 // 66: persys.cluster.v1.ExecOpened
-	(*ExecExit)(nil),                   // 67: persys.cluster.v1.ExecExit
-	(*RecordSessionRequest)(nil),       // 68: persys.cluster.v1.RecordSessionRequest
-	(*RecordSessionResponse)(nil),      // 69: persys.cluster.v1.RecordSessionResponse
-	(*ListActionsRequest)(nil),         // 70: persys.cluster.v1.ListActionsRequest
-	(*Action)(nil),                     // 71: persys.cluster.v1.Action
-	(*ListActionsResponse)(nil),        // 72: persys.cluster.v1.ListActionsResponse
-	(*ListRevisionsRequest)(nil),       // 73: persys.cluster.v1.ListRevisionsRequest
-	(*WorkloadRevision)(nil),           // 74: persys.cluster.v1.WorkloadRevision
-	(*ListRevisionsResponse)(nil),      // 75: persys.cluster.v1.ListRevisionsResponse
-	(*RollBackRequest)(nil),            // 76: persys.cluster.v1.RollBackRequest
-	(*SetModeRequest)(nil),             // 77: persys.cluster.v1.SetModeRequest
-	(*SetModeResponse)(nil),            // 78: persys.cluster.v1.SetModeResponse
-	(*TransferLeadershipRequest)(nil),  // 79: persys.cluster.v1.TransferLeadershipRequest
-	(*TransferLeadershipResponse)(nil), // 80: persys.cluster.v1.TransferLeadershipResponse
-	(*RemoveReplicaRequest)(nil),       // 81: persys.cluster.v1.RemoveReplicaRequest
-	(*RemoveReplicaResponse)(nil),      // 82: persys.cluster.v1.RemoveReplicaResponse
-	(*CreateBackupRequest)(nil),        // 83: persys.cluster.v1.CreateBackupRequest
-	(*BackupInfo)(nil),                 // 84: persys.cluster.v1.BackupInfo
-	(*CreateBackupResponse)(nil),       // 85: persys.cluster.v1.CreateBackupResponse
-	(*RestoreBackupRequest)(nil),       // 86: persys.cluster.v1.RestoreBackupRequest
-	(*RestoreBackupResponse)(nil),      // 87: persys.cluster.v1.RestoreBackupResponse
-	(*MirrorContent)(nil),              // 88: persys.cluster.v1.MirrorContent
-	(*MirrorProblem)(nil),              // 89: persys.cluster.v1.MirrorProblem
-	(*RecoveryRequest)(nil),            // 90: persys.cluster.v1.RecoveryRequest
-	(*RecoveryResponse)(nil),           // 91: persys.cluster.v1.RecoveryResponse
-	(*RestoreMirrorRequest)(nil),       // 92: persys.cluster.v1.RestoreMirrorRequest
-	(*RestoreMirrorResponse)(nil),      // 93: persys.cluster.v1.RestoreMirrorResponse
-	(*KeyDifference)(nil),              // 94: persys.cluster.v1.KeyDifference
-	(*AttachMirrorRequest)(nil),        // 95: persys.cluster.v1.AttachMirrorRequest
-	(*AttachMirrorResponse)(nil),       // 96: persys.cluster.v1.AttachMirrorResponse
-	(*DetachMirrorRequest)(nil),        // 97: persys.cluster.v1.DetachMirrorRequest
-	(*DetachMirrorResponse)(nil),       // 98: persys.cluster.v1.DetachMirrorResponse
-	(*MirrorStatusRequest)(nil),        // 99: persys.cluster.v1.MirrorStatusRequest
-	(*MirrorStatusResponse)(nil),       // 100: persys.cluster.v1.MirrorStatusResponse
-	(*GetReadIndexRequest)(nil),        // 101: persys.cluster.v1.GetReadIndexRequest
-	(*GetReadIndexResponse)(nil),       // 102: persys.cluster.v1.GetReadIndexResponse
-	(*ProbeMirrorRequest)(nil),         // 103: persys.cluster.v1.ProbeMirrorRequest
-	(*MirrorProbe)(nil),                // 104: persys.cluster.v1.MirrorProbe
-	(*ImportMirrorRequest)(nil),        // 105: persys.cluster.v1.ImportMirrorRequest
-	(*ImportMirrorResponse)(nil),       // 106: persys.cluster.v1.ImportMirrorResponse
-	(*ListDriftsRequest)(nil),          // 107: persys.cluster.v1.ListDriftsRequest
-	(*Drift)(nil),                      // 108: persys.cluster.v1.Drift
-	(*ListDriftsResponse)(nil),         // 109: persys.cluster.v1.ListDriftsResponse
-	(*AdoptDriftRequest)(nil),          // 110: persys.cluster.v1.AdoptDriftRequest
-	(*DeleteDriftRequest)(nil),         // 111: persys.cluster.v1.DeleteDriftRequest
-	(*DriftActionResponse)(nil),        // 112: persys.cluster.v1.DriftActionResponse
-	(*CollectGarbageRequest)(nil),      // 113: persys.cluster.v1.CollectGarbageRequest
-	(*CollectGarbageResponse)(nil),     // 114: persys.cluster.v1.CollectGarbageResponse
-	(*Garbage)(nil),                    // 115: persys.cluster.v1.Garbage
-	(*ListVolumesRequest)(nil),         // 116: persys.cluster.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),        // 117: persys.cluster.v1.ListVolumesResponse
-	(*Volume)(nil),                     // 118: persys.cluster.v1.Volume
-	(*CreateVolumeRequest)(nil),        // 119: persys.cluster.v1.CreateVolumeRequest
-	(*CreateVolumeResponse)(nil),       // 120: persys.cluster.v1.CreateVolumeResponse
-	(*StorageProblem)(nil),             // 121: persys.cluster.v1.StorageProblem
-	(*DeleteVolumeRequest)(nil),        // 122: persys.cluster.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 123: persys.cluster.v1.DeleteVolumeResponse
-	(*NamespaceAmounts)(nil),           // 124: persys.cluster.v1.NamespaceAmounts
-	(*Namespace)(nil),                  // 125: persys.cluster.v1.Namespace
-	(*ListNamespacesRequest)(nil),      // 126: persys.cluster.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),     // 127: persys.cluster.v1.ListNamespacesResponse
-	(*PutNamespaceRequest)(nil),        // 128: persys.cluster.v1.PutNamespaceRequest
-	(*NamespaceResponse)(nil),          // 129: persys.cluster.v1.NamespaceResponse
-	(*DeleteNamespaceRequest)(nil),     // 130: persys.cluster.v1.DeleteNamespaceRequest
-	(*Policy)(nil),                     // 131: persys.cluster.v1.Policy
-	(*ListPoliciesRequest)(nil),        // 132: persys.cluster.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),       // 133: persys.cluster.v1.ListPoliciesResponse
-	(*PutPolicyRequest)(nil),           // 134: persys.cluster.v1.PutPolicyRequest
-	(*DeletePolicyRequest)(nil),        // 135: persys.cluster.v1.DeletePolicyRequest
-	(*BindPolicyRequest)(nil),          // 136: persys.cluster.v1.BindPolicyRequest
-	(*PolicyResponse)(nil),             // 137: persys.cluster.v1.PolicyResponse
-	(*Role)(nil),                       // 138: persys.cluster.v1.Role
-	(*ListRolesRequest)(nil),           // 139: persys.cluster.v1.ListRolesRequest
-	(*ListRolesResponse)(nil),          // 140: persys.cluster.v1.ListRolesResponse
-	(*PutRoleRequest)(nil),             // 141: persys.cluster.v1.PutRoleRequest
-	(*DeleteRoleRequest)(nil),          // 142: persys.cluster.v1.DeleteRoleRequest
-	(*RoleResponse)(nil),               // 143: persys.cluster.v1.RoleResponse
-	(*Binding)(nil),                    // 144: persys.cluster.v1.Binding
-	(*ListBindingsRequest)(nil),        // 145: persys.cluster.v1.ListBindingsRequest
-	(*ListBindingsResponse)(nil),       // 146: persys.cluster.v1.ListBindingsResponse
-	(*BindRoleRequest)(nil),            // 147: persys.cluster.v1.BindRoleRequest
-	(*Account)(nil),                    // 148: persys.cluster.v1.Account
-	(*ListAccountsRequest)(nil),        // 149: persys.cluster.v1.ListAccountsRequest
-	(*ListAccountsResponse)(nil),       // 150: persys.cluster.v1.ListAccountsResponse
-	(*CreateAccountRequest)(nil),       // 151: persys.cluster.v1.CreateAccountRequest
-	(*RotateAccountRequest)(nil),       // 152: persys.cluster.v1.RotateAccountRequest
-	(*AccountTokenResponse)(nil),       // 153: persys.cluster.v1.AccountTokenResponse
-	(*DeleteAccountRequest)(nil),       // 154: persys.cluster.v1.DeleteAccountRequest
-	(*LinkConsoleRequest)(nil),         // 155: persys.cluster.v1.LinkConsoleRequest
-	(*LinkConsoleResponse)(nil),        // 156: persys.cluster.v1.LinkConsoleResponse
-	(*OpenConsoleRequest)(nil),         // 157: persys.cluster.v1.OpenConsoleRequest
-	(*OpenConsoleResponse)(nil),        // 158: persys.cluster.v1.OpenConsoleResponse
-	(*ConsoleSession)(nil),             // 159: persys.cluster.v1.ConsoleSession
-	(*ListConsolesRequest)(nil),        // 160: persys.cluster.v1.ListConsolesRequest
-	(*ListConsolesResponse)(nil),       // 161: persys.cluster.v1.ListConsolesResponse
-	(*EndConsoleRequest)(nil),          // 162: persys.cluster.v1.EndConsoleRequest
-	(*EndConsoleResponse)(nil),         // 163: persys.cluster.v1.EndConsoleResponse
-	(*Object)(nil),                     // 164: persys.cluster.v1.Object
-	(*ObjectVersion)(nil),              // 165: persys.cluster.v1.ObjectVersion
-	(*ObjectUser)(nil),                 // 166: persys.cluster.v1.ObjectUser
-	(*ListObjectsRequest)(nil),         // 167: persys.cluster.v1.ListObjectsRequest
-	(*ListObjectsResponse)(nil),        // 168: persys.cluster.v1.ListObjectsResponse
-	(*PutObjectRequest)(nil),           // 169: persys.cluster.v1.PutObjectRequest
-	(*RollBackObjectRequest)(nil),      // 170: persys.cluster.v1.RollBackObjectRequest
-	(*DeleteObjectRequest)(nil),        // 171: persys.cluster.v1.DeleteObjectRequest
-	(*ObjectResponse)(nil),             // 172: persys.cluster.v1.ObjectResponse
-	(*GetObjectValueRequest)(nil),      // 173: persys.cluster.v1.GetObjectValueRequest
-	(*GetObjectValueResponse)(nil),     // 174: persys.cluster.v1.GetObjectValueResponse
-	(*GetAccessRequest)(nil),           // 175: persys.cluster.v1.GetAccessRequest
-	(*GetAccessResponse)(nil),          // 176: persys.cluster.v1.GetAccessResponse
-	(*Grant)(nil),                      // 177: persys.cluster.v1.Grant
-	(*CheckAccessRequest)(nil),         // 178: persys.cluster.v1.CheckAccessRequest
-	(*CheckAccessResponse)(nil),        // 179: persys.cluster.v1.CheckAccessResponse
-	(*DeleteNamespaceResponse)(nil),    // 180: persys.cluster.v1.DeleteNamespaceResponse
-	(*GetRolloutRequest)(nil),          // 181: persys.cluster.v1.GetRolloutRequest
-	(*GetRolloutResponse)(nil),         // 182: persys.cluster.v1.GetRolloutResponse
-	(*RolloutMember)(nil),              // 183: persys.cluster.v1.RolloutMember
-	(*SetRolloutRequest)(nil),          // 184: persys.cluster.v1.SetRolloutRequest
-	(*SetRolloutResponse)(nil),         // 185: persys.cluster.v1.SetRolloutResponse
-	(*StartRunRequest)(nil),            // 186: persys.cluster.v1.StartRunRequest
-	(*StartRunResponse)(nil),           // 187: persys.cluster.v1.StartRunResponse
-	(*ScaleGroupRequest)(nil),          // 188: persys.cluster.v1.ScaleGroupRequest
-	(*ScaleGroupResponse)(nil),         // 189: persys.cluster.v1.ScaleGroupResponse
-	(*PreviewRebalanceRequest)(nil),    // 190: persys.cluster.v1.PreviewRebalanceRequest
-	(*PreviewRebalanceResponse)(nil),   // 191: persys.cluster.v1.PreviewRebalanceResponse
-	(*ApplyRebalanceRequest)(nil),      // 192: persys.cluster.v1.ApplyRebalanceRequest
-	(*ApplyRebalanceResponse)(nil),     // 193: persys.cluster.v1.ApplyRebalanceResponse
-	(*RebalanceMove)(nil),              // 194: persys.cluster.v1.RebalanceMove
-	(*Imbalance)(nil),                  // 195: persys.cluster.v1.Imbalance
-	(*ImmovableWorkloads)(nil),         // 196: persys.cluster.v1.ImmovableWorkloads
-	(*Network)(nil),                    // 197: persys.cluster.v1.Network
-	(*NetworkSlice)(nil),               // 198: persys.cluster.v1.NetworkSlice
-	(*CheckNetworkRequest)(nil),        // 199: persys.cluster.v1.CheckNetworkRequest
-	(*CheckNetworkResponse)(nil),       // 200: persys.cluster.v1.CheckNetworkResponse
-	(*NetworkPath)(nil),                // 201: persys.cluster.v1.NetworkPath
-	(*TraceRequest)(nil),               // 202: persys.cluster.v1.TraceRequest
-	(*TraceResponse)(nil),              // 203: persys.cluster.v1.TraceResponse
-	(*TraceHop)(nil),                   // 204: persys.cluster.v1.TraceHop
-	(*ListUsageRequest)(nil),           // 205: persys.cluster.v1.ListUsageRequest
-	(*ListUsageResponse)(nil),          // 206: persys.cluster.v1.ListUsageResponse
-	(*UsageSample)(nil),                // 207: persys.cluster.v1.UsageSample
-	(*ListScrapeTargetsRequest)(nil),   // 208: persys.cluster.v1.ListScrapeTargetsRequest
-	(*ListScrapeTargetsResponse)(nil),  // 209: persys.cluster.v1.ListScrapeTargetsResponse
-	(*ScrapeGroup)(nil),                // 210: persys.cluster.v1.ScrapeGroup
-	(*ListNetworksRequest)(nil),        // 211: persys.cluster.v1.ListNetworksRequest
-	(*ListNetworksResponse)(nil),       // 212: persys.cluster.v1.ListNetworksResponse
-	(*GetNetworkRequest)(nil),          // 213: persys.cluster.v1.GetNetworkRequest
-	(*GetNetworkResponse)(nil),         // 214: persys.cluster.v1.GetNetworkResponse
-	(*CreateNetworkRequest)(nil),       // 215: persys.cluster.v1.CreateNetworkRequest
-	(*CreateNetworkResponse)(nil),      // 216: persys.cluster.v1.CreateNetworkResponse
-	(*DeleteNetworkRequest)(nil),       // 217: persys.cluster.v1.DeleteNetworkRequest
-	(*DeleteNetworkResponse)(nil),      // 218: persys.cluster.v1.DeleteNetworkResponse
-	nil,                                // 219: persys.cluster.v1.Event.DetailsEntry
-	nil,                                // 220: persys.cluster.v1.LabelNodeRequest.LabelsEntry
-	nil,                                // 221: persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	nil,                                // 222: persys.cluster.v1.Namespace.NodeLabelsEntry
-	nil,                                // 223: persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
-	nil,                                // 224: persys.cluster.v1.Account.ClaimsEntry
-	nil,                                // 225: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
-	nil,                                // 226: persys.cluster.v1.StartRunRequest.ParametersEntry
-	nil,                                // 227: persys.cluster.v1.ScrapeGroup.LabelsEntry
-	(*timestamppb.Timestamp)(nil),      // 228: google.protobuf.Timestamp
-	(*v1.WorkloadView)(nil),            // 229: persys.control.v1.WorkloadView
-	(*v1.WorkloadAction)(nil),          // 230: persys.control.v1.WorkloadAction
-	(*v1.AutoscaleStatus)(nil),         // 231: persys.control.v1.AutoscaleStatus
-	(*v1.Stopping)(nil),                // 232: persys.control.v1.Stopping
-	(*v1.ApplyWorkloadRequest)(nil),    // 233: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 234: persys.control.v1.ApplyWorkloadResponse
-	(*v1.TakenBack)(nil),               // 235: persys.control.v1.TakenBack
-	(*v1.Taint)(nil),                   // 236: persys.control.v1.Taint
-	(*v1.NodeView)(nil),                // 237: persys.control.v1.NodeView
-	(*v1.WorkloadSpec)(nil),            // 238: persys.control.v1.WorkloadSpec
-	(*v1.Generation)(nil),              // 239: persys.control.v1.Generation
-	(*v1.UpdateStrategy)(nil),          // 240: persys.control.v1.UpdateStrategy
-	(*v11.NetworkMember)(nil),          // 241: persys.agent.v1.NetworkMember
-	(*v11.NetworkService)(nil),         // 242: persys.agent.v1.NetworkService
-	(*v11.NetworkIngress)(nil),         // 243: persys.agent.v1.NetworkIngress
+	(*RotateClusterKeyRequest)(nil),    // 0: persys.cluster.v1.RotateClusterKeyRequest
+	(*RotateClusterKeyResponse)(nil),   // 1: persys.cluster.v1.RotateClusterKeyResponse
+	(*ClusterKeyStatusRequest)(nil),    // 2: persys.cluster.v1.ClusterKeyStatusRequest
+	(*ClusterKeyStatusResponse)(nil),   // 3: persys.cluster.v1.ClusterKeyStatusResponse
+	(*ClusterKeyReplica)(nil),          // 4: persys.cluster.v1.ClusterKeyReplica
+	(*RotateGossipRequest)(nil),        // 5: persys.cluster.v1.RotateGossipRequest
+	(*RotateGossipResponse)(nil),       // 6: persys.cluster.v1.RotateGossipResponse
+	(*EnrolRequest)(nil),               // 7: persys.cluster.v1.EnrolRequest
+	(*EnrolResponse)(nil),              // 8: persys.cluster.v1.EnrolResponse
+	(*RenewRequest)(nil),               // 9: persys.cluster.v1.RenewRequest
+	(*RenewResponse)(nil),              // 10: persys.cluster.v1.RenewResponse
+	(*BundleRequest)(nil),              // 11: persys.cluster.v1.BundleRequest
+	(*BundleResponse)(nil),             // 12: persys.cluster.v1.BundleResponse
+	(*Revocation)(nil),                 // 13: persys.cluster.v1.Revocation
+	(*CreateTokenRequest)(nil),         // 14: persys.cluster.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),        // 15: persys.cluster.v1.CreateTokenResponse
+	(*TokenInfo)(nil),                  // 16: persys.cluster.v1.TokenInfo
+	(*ListTokensRequest)(nil),          // 17: persys.cluster.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),         // 18: persys.cluster.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),         // 19: persys.cluster.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),        // 20: persys.cluster.v1.DeleteTokenResponse
+	(*ListIdentitiesRequest)(nil),      // 21: persys.cluster.v1.ListIdentitiesRequest
+	(*IdentityInfo)(nil),               // 22: persys.cluster.v1.IdentityInfo
+	(*ListIdentitiesResponse)(nil),     // 23: persys.cluster.v1.ListIdentitiesResponse
+	(*RevokeRequest)(nil),              // 24: persys.cluster.v1.RevokeRequest
+	(*RevokeResponse)(nil),             // 25: persys.cluster.v1.RevokeResponse
+	(*ListAuthoritiesRequest)(nil),     // 26: persys.cluster.v1.ListAuthoritiesRequest
+	(*AuthorityInfo)(nil),              // 27: persys.cluster.v1.AuthorityInfo
+	(*ListAuthoritiesResponse)(nil),    // 28: persys.cluster.v1.ListAuthoritiesResponse
+	(*PutAuthorityRequest)(nil),        // 29: persys.cluster.v1.PutAuthorityRequest
+	(*PutAuthorityResponse)(nil),       // 30: persys.cluster.v1.PutAuthorityResponse
+	(*DropAuthorityRequest)(nil),       // 31: persys.cluster.v1.DropAuthorityRequest
+	(*DropAuthorityResponse)(nil),      // 32: persys.cluster.v1.DropAuthorityResponse
+	(*ClusterKeyRequest)(nil),          // 33: persys.cluster.v1.ClusterKeyRequest
+	(*ClusterKeyResponse)(nil),         // 34: persys.cluster.v1.ClusterKeyResponse
+	(*StatusRequest)(nil),              // 35: persys.cluster.v1.StatusRequest
+	(*Replica)(nil),                    // 36: persys.cluster.v1.Replica
+	(*StatusResponse)(nil),             // 37: persys.cluster.v1.StatusResponse
+	(*Event)(nil),                      // 38: persys.cluster.v1.Event
+	(*EventsRequest)(nil),              // 39: persys.cluster.v1.EventsRequest
+	(*AuditRequest)(nil),               // 40: persys.cluster.v1.AuditRequest
+	(*AuditRecord)(nil),                // 41: persys.cluster.v1.AuditRecord
+	(*AuditDetail)(nil),                // 42: persys.cluster.v1.AuditDetail
+	(*WatchWorkloadsRequest)(nil),      // 43: persys.cluster.v1.WatchWorkloadsRequest
+	(*WorkloadChange)(nil),             // 44: persys.cluster.v1.WorkloadChange
+	(*WhyRequest)(nil),                 // 45: persys.cluster.v1.WhyRequest
+	(*NodeVerdict)(nil),                // 46: persys.cluster.v1.NodeVerdict
+	(*ReasonCount)(nil),                // 47: persys.cluster.v1.ReasonCount
+	(*WhyResponse)(nil),                // 48: persys.cluster.v1.WhyResponse
+	(*ApplyWorkloadsRequest)(nil),      // 49: persys.cluster.v1.ApplyWorkloadsRequest
+	(*ApplyWorkloadsResponse)(nil),     // 50: persys.cluster.v1.ApplyWorkloadsResponse
+	(*PlanWorkloadsRequest)(nil),       // 51: persys.cluster.v1.PlanWorkloadsRequest
+	(*FieldChange)(nil),                // 52: persys.cluster.v1.FieldChange
+	(*PlannedWorkload)(nil),            // 53: persys.cluster.v1.PlannedWorkload
+	(*PlanWorkloadsResponse)(nil),      // 54: persys.cluster.v1.PlanWorkloadsResponse
+	(*ApplyStreamRequest)(nil),         // 55: persys.cluster.v1.ApplyStreamRequest
+	(*ApplyStreamResponse)(nil),        // 56: persys.cluster.v1.ApplyStreamResponse
+	(*CordonNodeRequest)(nil),          // 57: persys.cluster.v1.CordonNodeRequest
+	(*DrainNodeRequest)(nil),           // 58: persys.cluster.v1.DrainNodeRequest
+	(*RemoveNodeRequest)(nil),          // 59: persys.cluster.v1.RemoveNodeRequest
+	(*FenceNodeRequest)(nil),           // 60: persys.cluster.v1.FenceNodeRequest
+	(*LabelNodeRequest)(nil),           // 61: persys.cluster.v1.LabelNodeRequest
+	(*TaintNodeRequest)(nil),           // 62: persys.cluster.v1.TaintNodeRequest
+	(*PlannedMove)(nil),                // 63: persys.cluster.v1.PlannedMove
+	(*NodeActionResponse)(nil),         // 64: persys.cluster.v1.NodeActionResponse
+	(*LogsRequest)(nil),                // 65: persys.cluster.v1.LogsRequest
+	(*LogChunk)(nil),                   // 66: persys.cluster.v1.LogChunk
+	(*ExecRequest)(nil),                // 67: persys.cluster.v1.ExecRequest
+	(*ExecOpen)(nil),                   // 68: persys.cluster.v1.ExecOpen
+	(*TerminalSize)(nil),               // 69: persys.cluster.v1.TerminalSize
+	(*ExecResponse)(nil),               // 70: persys.cluster.v1.ExecResponse
+	(*ExecOpened)(nil),                 // 71: persys.cluster.v1.ExecOpened
+	(*ExecExit)(nil),                   // 72: persys.cluster.v1.ExecExit
+	(*RecordSessionRequest)(nil),       // 73: persys.cluster.v1.RecordSessionRequest
+	(*RecordSessionResponse)(nil),      // 74: persys.cluster.v1.RecordSessionResponse
+	(*ListActionsRequest)(nil),         // 75: persys.cluster.v1.ListActionsRequest
+	(*Action)(nil),                     // 76: persys.cluster.v1.Action
+	(*ListActionsResponse)(nil),        // 77: persys.cluster.v1.ListActionsResponse
+	(*ListRevisionsRequest)(nil),       // 78: persys.cluster.v1.ListRevisionsRequest
+	(*WorkloadRevision)(nil),           // 79: persys.cluster.v1.WorkloadRevision
+	(*ListRevisionsResponse)(nil),      // 80: persys.cluster.v1.ListRevisionsResponse
+	(*RollBackRequest)(nil),            // 81: persys.cluster.v1.RollBackRequest
+	(*SetModeRequest)(nil),             // 82: persys.cluster.v1.SetModeRequest
+	(*SetModeResponse)(nil),            // 83: persys.cluster.v1.SetModeResponse
+	(*TransferLeadershipRequest)(nil),  // 84: persys.cluster.v1.TransferLeadershipRequest
+	(*TransferLeadershipResponse)(nil), // 85: persys.cluster.v1.TransferLeadershipResponse
+	(*RemoveReplicaRequest)(nil),       // 86: persys.cluster.v1.RemoveReplicaRequest
+	(*RemoveReplicaResponse)(nil),      // 87: persys.cluster.v1.RemoveReplicaResponse
+	(*CreateBackupRequest)(nil),        // 88: persys.cluster.v1.CreateBackupRequest
+	(*BackupInfo)(nil),                 // 89: persys.cluster.v1.BackupInfo
+	(*CreateBackupResponse)(nil),       // 90: persys.cluster.v1.CreateBackupResponse
+	(*RestoreBackupRequest)(nil),       // 91: persys.cluster.v1.RestoreBackupRequest
+	(*RestoreBackupResponse)(nil),      // 92: persys.cluster.v1.RestoreBackupResponse
+	(*MirrorContent)(nil),              // 93: persys.cluster.v1.MirrorContent
+	(*MirrorProblem)(nil),              // 94: persys.cluster.v1.MirrorProblem
+	(*RecoveryRequest)(nil),            // 95: persys.cluster.v1.RecoveryRequest
+	(*RecoveryResponse)(nil),           // 96: persys.cluster.v1.RecoveryResponse
+	(*RestoreMirrorRequest)(nil),       // 97: persys.cluster.v1.RestoreMirrorRequest
+	(*RestoreMirrorResponse)(nil),      // 98: persys.cluster.v1.RestoreMirrorResponse
+	(*KeyDifference)(nil),              // 99: persys.cluster.v1.KeyDifference
+	(*AttachMirrorRequest)(nil),        // 100: persys.cluster.v1.AttachMirrorRequest
+	(*AttachMirrorResponse)(nil),       // 101: persys.cluster.v1.AttachMirrorResponse
+	(*DetachMirrorRequest)(nil),        // 102: persys.cluster.v1.DetachMirrorRequest
+	(*DetachMirrorResponse)(nil),       // 103: persys.cluster.v1.DetachMirrorResponse
+	(*MirrorStatusRequest)(nil),        // 104: persys.cluster.v1.MirrorStatusRequest
+	(*MirrorStatusResponse)(nil),       // 105: persys.cluster.v1.MirrorStatusResponse
+	(*GetReadIndexRequest)(nil),        // 106: persys.cluster.v1.GetReadIndexRequest
+	(*GetReadIndexResponse)(nil),       // 107: persys.cluster.v1.GetReadIndexResponse
+	(*ProbeMirrorRequest)(nil),         // 108: persys.cluster.v1.ProbeMirrorRequest
+	(*MirrorProbe)(nil),                // 109: persys.cluster.v1.MirrorProbe
+	(*ImportMirrorRequest)(nil),        // 110: persys.cluster.v1.ImportMirrorRequest
+	(*ImportMirrorResponse)(nil),       // 111: persys.cluster.v1.ImportMirrorResponse
+	(*ListDriftsRequest)(nil),          // 112: persys.cluster.v1.ListDriftsRequest
+	(*Drift)(nil),                      // 113: persys.cluster.v1.Drift
+	(*ListDriftsResponse)(nil),         // 114: persys.cluster.v1.ListDriftsResponse
+	(*AdoptDriftRequest)(nil),          // 115: persys.cluster.v1.AdoptDriftRequest
+	(*DeleteDriftRequest)(nil),         // 116: persys.cluster.v1.DeleteDriftRequest
+	(*DriftActionResponse)(nil),        // 117: persys.cluster.v1.DriftActionResponse
+	(*CollectGarbageRequest)(nil),      // 118: persys.cluster.v1.CollectGarbageRequest
+	(*CollectGarbageResponse)(nil),     // 119: persys.cluster.v1.CollectGarbageResponse
+	(*Garbage)(nil),                    // 120: persys.cluster.v1.Garbage
+	(*ListVolumesRequest)(nil),         // 121: persys.cluster.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),        // 122: persys.cluster.v1.ListVolumesResponse
+	(*Volume)(nil),                     // 123: persys.cluster.v1.Volume
+	(*CreateVolumeRequest)(nil),        // 124: persys.cluster.v1.CreateVolumeRequest
+	(*CreateVolumeResponse)(nil),       // 125: persys.cluster.v1.CreateVolumeResponse
+	(*StorageProblem)(nil),             // 126: persys.cluster.v1.StorageProblem
+	(*DeleteVolumeRequest)(nil),        // 127: persys.cluster.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 128: persys.cluster.v1.DeleteVolumeResponse
+	(*NamespaceAmounts)(nil),           // 129: persys.cluster.v1.NamespaceAmounts
+	(*Namespace)(nil),                  // 130: persys.cluster.v1.Namespace
+	(*ListNamespacesRequest)(nil),      // 131: persys.cluster.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),     // 132: persys.cluster.v1.ListNamespacesResponse
+	(*PutNamespaceRequest)(nil),        // 133: persys.cluster.v1.PutNamespaceRequest
+	(*NamespaceResponse)(nil),          // 134: persys.cluster.v1.NamespaceResponse
+	(*DeleteNamespaceRequest)(nil),     // 135: persys.cluster.v1.DeleteNamespaceRequest
+	(*Policy)(nil),                     // 136: persys.cluster.v1.Policy
+	(*ListPoliciesRequest)(nil),        // 137: persys.cluster.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),       // 138: persys.cluster.v1.ListPoliciesResponse
+	(*PutPolicyRequest)(nil),           // 139: persys.cluster.v1.PutPolicyRequest
+	(*DeletePolicyRequest)(nil),        // 140: persys.cluster.v1.DeletePolicyRequest
+	(*BindPolicyRequest)(nil),          // 141: persys.cluster.v1.BindPolicyRequest
+	(*PolicyResponse)(nil),             // 142: persys.cluster.v1.PolicyResponse
+	(*Role)(nil),                       // 143: persys.cluster.v1.Role
+	(*ListRolesRequest)(nil),           // 144: persys.cluster.v1.ListRolesRequest
+	(*ListRolesResponse)(nil),          // 145: persys.cluster.v1.ListRolesResponse
+	(*PutRoleRequest)(nil),             // 146: persys.cluster.v1.PutRoleRequest
+	(*DeleteRoleRequest)(nil),          // 147: persys.cluster.v1.DeleteRoleRequest
+	(*RoleResponse)(nil),               // 148: persys.cluster.v1.RoleResponse
+	(*Binding)(nil),                    // 149: persys.cluster.v1.Binding
+	(*ListBindingsRequest)(nil),        // 150: persys.cluster.v1.ListBindingsRequest
+	(*ListBindingsResponse)(nil),       // 151: persys.cluster.v1.ListBindingsResponse
+	(*BindRoleRequest)(nil),            // 152: persys.cluster.v1.BindRoleRequest
+	(*Account)(nil),                    // 153: persys.cluster.v1.Account
+	(*ListAccountsRequest)(nil),        // 154: persys.cluster.v1.ListAccountsRequest
+	(*ListAccountsResponse)(nil),       // 155: persys.cluster.v1.ListAccountsResponse
+	(*CreateAccountRequest)(nil),       // 156: persys.cluster.v1.CreateAccountRequest
+	(*RotateAccountRequest)(nil),       // 157: persys.cluster.v1.RotateAccountRequest
+	(*AccountTokenResponse)(nil),       // 158: persys.cluster.v1.AccountTokenResponse
+	(*DeleteAccountRequest)(nil),       // 159: persys.cluster.v1.DeleteAccountRequest
+	(*LinkConsoleRequest)(nil),         // 160: persys.cluster.v1.LinkConsoleRequest
+	(*LinkConsoleResponse)(nil),        // 161: persys.cluster.v1.LinkConsoleResponse
+	(*OpenConsoleRequest)(nil),         // 162: persys.cluster.v1.OpenConsoleRequest
+	(*OpenConsoleResponse)(nil),        // 163: persys.cluster.v1.OpenConsoleResponse
+	(*ConsoleSession)(nil),             // 164: persys.cluster.v1.ConsoleSession
+	(*ListConsolesRequest)(nil),        // 165: persys.cluster.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil),       // 166: persys.cluster.v1.ListConsolesResponse
+	(*EndConsoleRequest)(nil),          // 167: persys.cluster.v1.EndConsoleRequest
+	(*EndConsoleResponse)(nil),         // 168: persys.cluster.v1.EndConsoleResponse
+	(*Object)(nil),                     // 169: persys.cluster.v1.Object
+	(*ObjectVersion)(nil),              // 170: persys.cluster.v1.ObjectVersion
+	(*ObjectUser)(nil),                 // 171: persys.cluster.v1.ObjectUser
+	(*ListObjectsRequest)(nil),         // 172: persys.cluster.v1.ListObjectsRequest
+	(*ListObjectsResponse)(nil),        // 173: persys.cluster.v1.ListObjectsResponse
+	(*PutObjectRequest)(nil),           // 174: persys.cluster.v1.PutObjectRequest
+	(*RollBackObjectRequest)(nil),      // 175: persys.cluster.v1.RollBackObjectRequest
+	(*DeleteObjectRequest)(nil),        // 176: persys.cluster.v1.DeleteObjectRequest
+	(*ObjectResponse)(nil),             // 177: persys.cluster.v1.ObjectResponse
+	(*GetObjectValueRequest)(nil),      // 178: persys.cluster.v1.GetObjectValueRequest
+	(*GetObjectValueResponse)(nil),     // 179: persys.cluster.v1.GetObjectValueResponse
+	(*GetAccessRequest)(nil),           // 180: persys.cluster.v1.GetAccessRequest
+	(*GetAccessResponse)(nil),          // 181: persys.cluster.v1.GetAccessResponse
+	(*Grant)(nil),                      // 182: persys.cluster.v1.Grant
+	(*CheckAccessRequest)(nil),         // 183: persys.cluster.v1.CheckAccessRequest
+	(*CheckAccessResponse)(nil),        // 184: persys.cluster.v1.CheckAccessResponse
+	(*DeleteNamespaceResponse)(nil),    // 185: persys.cluster.v1.DeleteNamespaceResponse
+	(*GetRolloutRequest)(nil),          // 186: persys.cluster.v1.GetRolloutRequest
+	(*GetRolloutResponse)(nil),         // 187: persys.cluster.v1.GetRolloutResponse
+	(*RolloutMember)(nil),              // 188: persys.cluster.v1.RolloutMember
+	(*SetRolloutRequest)(nil),          // 189: persys.cluster.v1.SetRolloutRequest
+	(*SetRolloutResponse)(nil),         // 190: persys.cluster.v1.SetRolloutResponse
+	(*StartRunRequest)(nil),            // 191: persys.cluster.v1.StartRunRequest
+	(*StartRunResponse)(nil),           // 192: persys.cluster.v1.StartRunResponse
+	(*ScaleGroupRequest)(nil),          // 193: persys.cluster.v1.ScaleGroupRequest
+	(*ScaleGroupResponse)(nil),         // 194: persys.cluster.v1.ScaleGroupResponse
+	(*PreviewRebalanceRequest)(nil),    // 195: persys.cluster.v1.PreviewRebalanceRequest
+	(*PreviewRebalanceResponse)(nil),   // 196: persys.cluster.v1.PreviewRebalanceResponse
+	(*ApplyRebalanceRequest)(nil),      // 197: persys.cluster.v1.ApplyRebalanceRequest
+	(*ApplyRebalanceResponse)(nil),     // 198: persys.cluster.v1.ApplyRebalanceResponse
+	(*RebalanceMove)(nil),              // 199: persys.cluster.v1.RebalanceMove
+	(*Imbalance)(nil),                  // 200: persys.cluster.v1.Imbalance
+	(*ImmovableWorkloads)(nil),         // 201: persys.cluster.v1.ImmovableWorkloads
+	(*Network)(nil),                    // 202: persys.cluster.v1.Network
+	(*NetworkSlice)(nil),               // 203: persys.cluster.v1.NetworkSlice
+	(*CheckNetworkRequest)(nil),        // 204: persys.cluster.v1.CheckNetworkRequest
+	(*CheckNetworkResponse)(nil),       // 205: persys.cluster.v1.CheckNetworkResponse
+	(*NetworkPath)(nil),                // 206: persys.cluster.v1.NetworkPath
+	(*TraceRequest)(nil),               // 207: persys.cluster.v1.TraceRequest
+	(*TraceResponse)(nil),              // 208: persys.cluster.v1.TraceResponse
+	(*TraceHop)(nil),                   // 209: persys.cluster.v1.TraceHop
+	(*ListUsageRequest)(nil),           // 210: persys.cluster.v1.ListUsageRequest
+	(*ListUsageResponse)(nil),          // 211: persys.cluster.v1.ListUsageResponse
+	(*UsageSample)(nil),                // 212: persys.cluster.v1.UsageSample
+	(*ListScrapeTargetsRequest)(nil),   // 213: persys.cluster.v1.ListScrapeTargetsRequest
+	(*ListScrapeTargetsResponse)(nil),  // 214: persys.cluster.v1.ListScrapeTargetsResponse
+	(*ScrapeGroup)(nil),                // 215: persys.cluster.v1.ScrapeGroup
+	(*ListNetworksRequest)(nil),        // 216: persys.cluster.v1.ListNetworksRequest
+	(*ListNetworksResponse)(nil),       // 217: persys.cluster.v1.ListNetworksResponse
+	(*GetNetworkRequest)(nil),          // 218: persys.cluster.v1.GetNetworkRequest
+	(*GetNetworkResponse)(nil),         // 219: persys.cluster.v1.GetNetworkResponse
+	(*CreateNetworkRequest)(nil),       // 220: persys.cluster.v1.CreateNetworkRequest
+	(*CreateNetworkResponse)(nil),      // 221: persys.cluster.v1.CreateNetworkResponse
+	(*DeleteNetworkRequest)(nil),       // 222: persys.cluster.v1.DeleteNetworkRequest
+	(*DeleteNetworkResponse)(nil),      // 223: persys.cluster.v1.DeleteNetworkResponse
+	nil,                                // 224: persys.cluster.v1.Event.DetailsEntry
+	nil,                                // 225: persys.cluster.v1.LabelNodeRequest.LabelsEntry
+	nil,                                // 226: persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	nil,                                // 227: persys.cluster.v1.Namespace.NodeLabelsEntry
+	nil,                                // 228: persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
+	nil,                                // 229: persys.cluster.v1.Account.ClaimsEntry
+	nil,                                // 230: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	nil,                                // 231: persys.cluster.v1.StartRunRequest.ParametersEntry
+	nil,                                // 232: persys.cluster.v1.ScrapeGroup.LabelsEntry
+	(*timestamppb.Timestamp)(nil),      // 233: google.protobuf.Timestamp
+	(*v1.WorkloadView)(nil),            // 234: persys.control.v1.WorkloadView
+	(*v1.WorkloadAction)(nil),          // 235: persys.control.v1.WorkloadAction
+	(*v1.AutoscaleStatus)(nil),         // 236: persys.control.v1.AutoscaleStatus
+	(*v1.Stopping)(nil),                // 237: persys.control.v1.Stopping
+	(*v1.ApplyWorkloadRequest)(nil),    // 238: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 239: persys.control.v1.ApplyWorkloadResponse
+	(*v1.TakenBack)(nil),               // 240: persys.control.v1.TakenBack
+	(*v1.Taint)(nil),                   // 241: persys.control.v1.Taint
+	(*v1.NodeView)(nil),                // 242: persys.control.v1.NodeView
+	(*v1.WorkloadSpec)(nil),            // 243: persys.control.v1.WorkloadSpec
+	(*v1.Generation)(nil),              // 244: persys.control.v1.Generation
+	(*v1.UpdateStrategy)(nil),          // 245: persys.control.v1.UpdateStrategy
+	(*v11.NetworkMember)(nil),          // 246: persys.agent.v1.NetworkMember
+	(*v11.NetworkService)(nil),         // 247: persys.agent.v1.NetworkService
+	(*v11.NetworkIngress)(nil),         // 248: persys.agent.v1.NetworkIngress
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
-	8,   // 0: persys.cluster.v1.BundleResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	228, // 1: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
-	11,  // 2: persys.cluster.v1.CreateTokenResponse.info:type_name -> persys.cluster.v1.TokenInfo
-	228, // 3: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
-	228, // 4: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
-	11,  // 5: persys.cluster.v1.ListTokensResponse.tokens:type_name -> persys.cluster.v1.TokenInfo
-	228, // 6: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
-	228, // 7: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
-	17,  // 8: persys.cluster.v1.ListIdentitiesResponse.identities:type_name -> persys.cluster.v1.IdentityInfo
-	8,   // 9: persys.cluster.v1.ListIdentitiesResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	228, // 10: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
-	228, // 11: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
-	22,  // 12: persys.cluster.v1.ListAuthoritiesResponse.authorities:type_name -> persys.cluster.v1.AuthorityInfo
-	22,  // 13: persys.cluster.v1.PutAuthorityResponse.authority:type_name -> persys.cluster.v1.AuthorityInfo
-	228, // 14: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
-	31,  // 15: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
-	228, // 16: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	228, // 17: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
-	219, // 18: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
-	37,  // 19: persys.cluster.v1.AuditRecord.details:type_name -> persys.cluster.v1.AuditDetail
-	229, // 20: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
-	42,  // 21: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
-	41,  // 22: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	230, // 23: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
-	231, // 24: persys.cluster.v1.WhyResponse.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	232, // 25: persys.cluster.v1.WhyResponse.stopping:type_name -> persys.control.v1.Stopping
-	233, // 26: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	234, // 27: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	233, // 28: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	47,  // 29: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
-	42,  // 30: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
-	41,  // 31: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	235, // 32: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
-	48,  // 33: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
-	233, // 34: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	234, // 35: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	220, // 36: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
-	236, // 37: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
-	237, // 38: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
-	58,  // 39: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
-	63,  // 40: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
-	64,  // 41: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
-	64,  // 42: persys.cluster.v1.ExecOpen.size:type_name -> persys.cluster.v1.TerminalSize
-	66,  // 43: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
-	61,  // 44: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
-	67,  // 45: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
-	221, // 46: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	228, // 47: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	228, // 48: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	228, // 49: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
-	71,  // 50: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	228, // 51: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
-	47,  // 52: persys.cluster.v1.WorkloadRevision.changes:type_name -> persys.cluster.v1.FieldChange
-	238, // 53: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
-	74,  // 54: persys.cluster.v1.ListRevisionsResponse.revisions:type_name -> persys.cluster.v1.WorkloadRevision
-	47,  // 55: persys.cluster.v1.ListRevisionsResponse.changes:type_name -> persys.cluster.v1.FieldChange
-	228, // 56: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
-	84,  // 57: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
-	84,  // 58: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
-	84,  // 59: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
-	89,  // 60: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
-	228, // 61: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
-	88,  // 62: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
-	84,  // 63: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
-	94,  // 64: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
-	104, // 65: persys.cluster.v1.AttachMirrorResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
-	104, // 66: persys.cluster.v1.MirrorStatusResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
-	88,  // 67: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
-	87,  // 68: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
-	228, // 69: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
-	108, // 70: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
-	233, // 71: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
-	115, // 72: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
-	118, // 73: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
-	121, // 74: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
-	228, // 75: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
-	228, // 76: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
-	228, // 77: persys.cluster.v1.Volume.unused_since:type_name -> google.protobuf.Timestamp
-	118, // 78: persys.cluster.v1.CreateVolumeResponse.volume:type_name -> persys.cluster.v1.Volume
-	124, // 79: persys.cluster.v1.Namespace.quota:type_name -> persys.cluster.v1.NamespaceAmounts
-	124, // 80: persys.cluster.v1.Namespace.used:type_name -> persys.cluster.v1.NamespaceAmounts
-	228, // 81: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
-	228, // 82: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
-	222, // 83: persys.cluster.v1.Namespace.node_labels:type_name -> persys.cluster.v1.Namespace.NodeLabelsEntry
-	125, // 84: persys.cluster.v1.ListNamespacesResponse.namespaces:type_name -> persys.cluster.v1.Namespace
-	124, // 85: persys.cluster.v1.PutNamespaceRequest.quota:type_name -> persys.cluster.v1.NamespaceAmounts
-	223, // 86: persys.cluster.v1.PutNamespaceRequest.node_labels:type_name -> persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
-	125, // 87: persys.cluster.v1.NamespaceResponse.namespace:type_name -> persys.cluster.v1.Namespace
-	228, // 88: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
-	131, // 89: persys.cluster.v1.ListPoliciesResponse.policies:type_name -> persys.cluster.v1.Policy
-	228, // 90: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
-	138, // 91: persys.cluster.v1.ListRolesResponse.roles:type_name -> persys.cluster.v1.Role
-	228, // 92: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
-	144, // 93: persys.cluster.v1.ListBindingsResponse.bindings:type_name -> persys.cluster.v1.Binding
-	228, // 94: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
-	224, // 95: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
-	228, // 96: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
-	148, // 97: persys.cluster.v1.ListAccountsResponse.accounts:type_name -> persys.cluster.v1.Account
-	225, // 98: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
-	148, // 99: persys.cluster.v1.AccountTokenResponse.account:type_name -> persys.cluster.v1.Account
-	159, // 100: persys.cluster.v1.LinkConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
-	159, // 101: persys.cluster.v1.OpenConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
-	228, // 102: persys.cluster.v1.ConsoleSession.created_at:type_name -> google.protobuf.Timestamp
-	228, // 103: persys.cluster.v1.ConsoleSession.code_expires_at:type_name -> google.protobuf.Timestamp
-	228, // 104: persys.cluster.v1.ConsoleSession.opened_at:type_name -> google.protobuf.Timestamp
-	228, // 105: persys.cluster.v1.ConsoleSession.expires_at:type_name -> google.protobuf.Timestamp
-	159, // 106: persys.cluster.v1.ListConsolesResponse.sessions:type_name -> persys.cluster.v1.ConsoleSession
-	228, // 107: persys.cluster.v1.Object.created_at:type_name -> google.protobuf.Timestamp
-	165, // 108: persys.cluster.v1.Object.versions:type_name -> persys.cluster.v1.ObjectVersion
-	166, // 109: persys.cluster.v1.Object.users:type_name -> persys.cluster.v1.ObjectUser
-	228, // 110: persys.cluster.v1.ObjectVersion.at:type_name -> google.protobuf.Timestamp
-	164, // 111: persys.cluster.v1.ListObjectsResponse.objects:type_name -> persys.cluster.v1.Object
-	177, // 112: persys.cluster.v1.GetAccessResponse.grants:type_name -> persys.cluster.v1.Grant
-	228, // 113: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
-	228, // 114: persys.cluster.v1.GetAccessResponse.session_expires_at:type_name -> google.protobuf.Timestamp
-	239, // 115: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
-	240, // 116: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
-	183, // 117: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
-	228, // 118: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
-	228, // 119: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
-	226, // 120: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
-	194, // 121: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
-	195, // 122: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
-	195, // 123: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
-	196, // 124: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
-	194, // 125: persys.cluster.v1.ApplyRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
-	194, // 126: persys.cluster.v1.ApplyRebalanceResponse.dropped:type_name -> persys.cluster.v1.RebalanceMove
-	228, // 127: persys.cluster.v1.Network.created_at:type_name -> google.protobuf.Timestamp
-	198, // 128: persys.cluster.v1.Network.slices:type_name -> persys.cluster.v1.NetworkSlice
-	241, // 129: persys.cluster.v1.Network.members:type_name -> persys.agent.v1.NetworkMember
-	242, // 130: persys.cluster.v1.Network.services:type_name -> persys.agent.v1.NetworkService
-	243, // 131: persys.cluster.v1.Network.ingress:type_name -> persys.agent.v1.NetworkIngress
-	228, // 132: persys.cluster.v1.NetworkSlice.empty_since:type_name -> google.protobuf.Timestamp
-	201, // 133: persys.cluster.v1.CheckNetworkResponse.paths:type_name -> persys.cluster.v1.NetworkPath
-	204, // 134: persys.cluster.v1.TraceResponse.hops:type_name -> persys.cluster.v1.TraceHop
-	207, // 135: persys.cluster.v1.ListUsageResponse.samples:type_name -> persys.cluster.v1.UsageSample
-	228, // 136: persys.cluster.v1.UsageSample.start:type_name -> google.protobuf.Timestamp
-	210, // 137: persys.cluster.v1.ListScrapeTargetsResponse.groups:type_name -> persys.cluster.v1.ScrapeGroup
-	227, // 138: persys.cluster.v1.ScrapeGroup.labels:type_name -> persys.cluster.v1.ScrapeGroup.LabelsEntry
-	197, // 139: persys.cluster.v1.ListNetworksResponse.networks:type_name -> persys.cluster.v1.Network
-	197, // 140: persys.cluster.v1.GetNetworkResponse.network:type_name -> persys.cluster.v1.Network
-	197, // 141: persys.cluster.v1.CreateNetworkResponse.network:type_name -> persys.cluster.v1.Network
-	30,  // 142: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	34,  // 143: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	35,  // 144: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
-	38,  // 145: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	40,  // 146: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	44,  // 147: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	46,  // 148: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	50,  // 149: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	52,  // 150: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	53,  // 151: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	54,  // 152: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	55,  // 153: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	56,  // 154: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
-	57,  // 155: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
-	190, // 156: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
-	192, // 157: persys.cluster.v1.Cluster.ApplyRebalance:input_type -> persys.cluster.v1.ApplyRebalanceRequest
-	60,  // 158: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	62,  // 159: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
-	68,  // 160: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
-	70,  // 161: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	73,  // 162: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
-	76,  // 163: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
-	77,  // 164: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	79,  // 165: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	81,  // 166: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	83,  // 167: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	86,  // 168: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	28,  // 169: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	90,  // 170: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
-	92,  // 171: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
-	105, // 172: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
-	95,  // 173: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
-	97,  // 174: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
-	99,  // 175: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
-	103, // 176: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
-	101, // 177: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
-	107, // 178: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
-	110, // 179: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
-	111, // 180: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
-	113, // 181: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
-	116, // 182: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
-	119, // 183: persys.cluster.v1.Cluster.CreateVolume:input_type -> persys.cluster.v1.CreateVolumeRequest
-	122, // 184: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
-	126, // 185: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
-	128, // 186: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
-	130, // 187: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
-	132, // 188: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
-	134, // 189: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
-	135, // 190: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
-	136, // 191: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
-	139, // 192: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
-	141, // 193: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
-	142, // 194: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
-	145, // 195: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
-	147, // 196: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
-	149, // 197: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
-	151, // 198: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
-	152, // 199: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
-	154, // 200: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
-	155, // 201: persys.cluster.v1.Cluster.LinkConsole:input_type -> persys.cluster.v1.LinkConsoleRequest
-	157, // 202: persys.cluster.v1.Cluster.OpenConsole:input_type -> persys.cluster.v1.OpenConsoleRequest
-	160, // 203: persys.cluster.v1.Cluster.ListConsoles:input_type -> persys.cluster.v1.ListConsolesRequest
-	162, // 204: persys.cluster.v1.Cluster.EndConsole:input_type -> persys.cluster.v1.EndConsoleRequest
-	167, // 205: persys.cluster.v1.Cluster.ListObjects:input_type -> persys.cluster.v1.ListObjectsRequest
-	169, // 206: persys.cluster.v1.Cluster.PutObject:input_type -> persys.cluster.v1.PutObjectRequest
-	170, // 207: persys.cluster.v1.Cluster.RollBackObject:input_type -> persys.cluster.v1.RollBackObjectRequest
-	171, // 208: persys.cluster.v1.Cluster.DeleteObject:input_type -> persys.cluster.v1.DeleteObjectRequest
-	173, // 209: persys.cluster.v1.Cluster.ShowSecret:input_type -> persys.cluster.v1.GetObjectValueRequest
-	173, // 210: persys.cluster.v1.Cluster.GetConfig:input_type -> persys.cluster.v1.GetObjectValueRequest
-	175, // 211: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
-	178, // 212: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
-	181, // 213: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
-	184, // 214: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
-	186, // 215: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
-	188, // 216: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
-	211, // 217: persys.cluster.v1.Cluster.ListNetworks:input_type -> persys.cluster.v1.ListNetworksRequest
-	213, // 218: persys.cluster.v1.Cluster.GetNetwork:input_type -> persys.cluster.v1.GetNetworkRequest
-	199, // 219: persys.cluster.v1.Cluster.CheckNetwork:input_type -> persys.cluster.v1.CheckNetworkRequest
-	202, // 220: persys.cluster.v1.Cluster.Trace:input_type -> persys.cluster.v1.TraceRequest
-	215, // 221: persys.cluster.v1.Cluster.CreateNetwork:input_type -> persys.cluster.v1.CreateNetworkRequest
-	217, // 222: persys.cluster.v1.Cluster.DeleteNetwork:input_type -> persys.cluster.v1.DeleteNetworkRequest
-	205, // 223: persys.cluster.v1.Cluster.ListUsage:input_type -> persys.cluster.v1.ListUsageRequest
-	208, // 224: persys.cluster.v1.Cluster.ListScrapeTargets:input_type -> persys.cluster.v1.ListScrapeTargetsRequest
-	2,   // 225: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
-	4,   // 226: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
-	6,   // 227: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
-	9,   // 228: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
-	12,  // 229: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
-	14,  // 230: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
-	16,  // 231: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
-	19,  // 232: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
-	21,  // 233: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
-	24,  // 234: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
-	26,  // 235: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
-	0,   // 236: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
-	32,  // 237: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	33,  // 238: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	36,  // 239: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
-	39,  // 240: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	43,  // 241: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	45,  // 242: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	49,  // 243: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	51,  // 244: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	59,  // 245: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 246: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 247: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 248: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 249: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 250: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
-	191, // 251: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
-	193, // 252: persys.cluster.v1.Cluster.ApplyRebalance:output_type -> persys.cluster.v1.ApplyRebalanceResponse
-	61,  // 253: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	65,  // 254: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
-	69,  // 255: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
-	72,  // 256: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	75,  // 257: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
-	234, // 258: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
-	78,  // 259: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	80,  // 260: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	82,  // 261: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	85,  // 262: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	87,  // 263: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	29,  // 264: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	91,  // 265: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
-	93,  // 266: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
-	106, // 267: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
-	96,  // 268: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
-	98,  // 269: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
-	100, // 270: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
-	104, // 271: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
-	102, // 272: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
-	109, // 273: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
-	112, // 274: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	112, // 275: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	114, // 276: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
-	117, // 277: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
-	120, // 278: persys.cluster.v1.Cluster.CreateVolume:output_type -> persys.cluster.v1.CreateVolumeResponse
-	123, // 279: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
-	127, // 280: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
-	129, // 281: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
-	180, // 282: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
-	133, // 283: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
-	137, // 284: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	137, // 285: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
-	137, // 286: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	140, // 287: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
-	143, // 288: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
-	143, // 289: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
-	146, // 290: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
-	143, // 291: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
-	150, // 292: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
-	153, // 293: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	153, // 294: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	143, // 295: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
-	156, // 296: persys.cluster.v1.Cluster.LinkConsole:output_type -> persys.cluster.v1.LinkConsoleResponse
-	158, // 297: persys.cluster.v1.Cluster.OpenConsole:output_type -> persys.cluster.v1.OpenConsoleResponse
-	161, // 298: persys.cluster.v1.Cluster.ListConsoles:output_type -> persys.cluster.v1.ListConsolesResponse
-	163, // 299: persys.cluster.v1.Cluster.EndConsole:output_type -> persys.cluster.v1.EndConsoleResponse
-	168, // 300: persys.cluster.v1.Cluster.ListObjects:output_type -> persys.cluster.v1.ListObjectsResponse
-	172, // 301: persys.cluster.v1.Cluster.PutObject:output_type -> persys.cluster.v1.ObjectResponse
-	172, // 302: persys.cluster.v1.Cluster.RollBackObject:output_type -> persys.cluster.v1.ObjectResponse
-	172, // 303: persys.cluster.v1.Cluster.DeleteObject:output_type -> persys.cluster.v1.ObjectResponse
-	174, // 304: persys.cluster.v1.Cluster.ShowSecret:output_type -> persys.cluster.v1.GetObjectValueResponse
-	174, // 305: persys.cluster.v1.Cluster.GetConfig:output_type -> persys.cluster.v1.GetObjectValueResponse
-	176, // 306: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
-	179, // 307: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
-	182, // 308: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
-	185, // 309: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
-	187, // 310: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
-	189, // 311: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
-	212, // 312: persys.cluster.v1.Cluster.ListNetworks:output_type -> persys.cluster.v1.ListNetworksResponse
-	214, // 313: persys.cluster.v1.Cluster.GetNetwork:output_type -> persys.cluster.v1.GetNetworkResponse
-	200, // 314: persys.cluster.v1.Cluster.CheckNetwork:output_type -> persys.cluster.v1.CheckNetworkResponse
-	203, // 315: persys.cluster.v1.Cluster.Trace:output_type -> persys.cluster.v1.TraceResponse
-	216, // 316: persys.cluster.v1.Cluster.CreateNetwork:output_type -> persys.cluster.v1.CreateNetworkResponse
-	218, // 317: persys.cluster.v1.Cluster.DeleteNetwork:output_type -> persys.cluster.v1.DeleteNetworkResponse
-	206, // 318: persys.cluster.v1.Cluster.ListUsage:output_type -> persys.cluster.v1.ListUsageResponse
-	209, // 319: persys.cluster.v1.Cluster.ListScrapeTargets:output_type -> persys.cluster.v1.ListScrapeTargetsResponse
-	3,   // 320: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
-	5,   // 321: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
-	7,   // 322: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
-	10,  // 323: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
-	13,  // 324: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
-	15,  // 325: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
-	18,  // 326: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
-	20,  // 327: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
-	23,  // 328: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
-	25,  // 329: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
-	27,  // 330: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
-	1,   // 331: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
-	237, // [237:332] is the sub-list for method output_type
-	142, // [142:237] is the sub-list for method input_type
-	142, // [142:142] is the sub-list for extension type_name
-	142, // [142:142] is the sub-list for extension extendee
-	0,   // [0:142] is the sub-list for field type_name
+	233, // 0: persys.cluster.v1.ClusterKeyStatusResponse.changed_at:type_name -> google.protobuf.Timestamp
+	4,   // 1: persys.cluster.v1.ClusterKeyStatusResponse.replicas:type_name -> persys.cluster.v1.ClusterKeyReplica
+	13,  // 2: persys.cluster.v1.BundleResponse.revocations:type_name -> persys.cluster.v1.Revocation
+	233, // 3: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
+	16,  // 4: persys.cluster.v1.CreateTokenResponse.info:type_name -> persys.cluster.v1.TokenInfo
+	233, // 5: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
+	233, // 6: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
+	16,  // 7: persys.cluster.v1.ListTokensResponse.tokens:type_name -> persys.cluster.v1.TokenInfo
+	233, // 8: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
+	233, // 9: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
+	22,  // 10: persys.cluster.v1.ListIdentitiesResponse.identities:type_name -> persys.cluster.v1.IdentityInfo
+	13,  // 11: persys.cluster.v1.ListIdentitiesResponse.revocations:type_name -> persys.cluster.v1.Revocation
+	233, // 12: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
+	233, // 13: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
+	27,  // 14: persys.cluster.v1.ListAuthoritiesResponse.authorities:type_name -> persys.cluster.v1.AuthorityInfo
+	27,  // 15: persys.cluster.v1.PutAuthorityResponse.authority:type_name -> persys.cluster.v1.AuthorityInfo
+	233, // 16: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	36,  // 17: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
+	233, // 18: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	233, // 19: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
+	224, // 20: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
+	42,  // 21: persys.cluster.v1.AuditRecord.details:type_name -> persys.cluster.v1.AuditDetail
+	234, // 22: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
+	47,  // 23: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
+	46,  // 24: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
+	235, // 25: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
+	236, // 26: persys.cluster.v1.WhyResponse.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	237, // 27: persys.cluster.v1.WhyResponse.stopping:type_name -> persys.control.v1.Stopping
+	238, // 28: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	239, // 29: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	238, // 30: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	52,  // 31: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
+	47,  // 32: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
+	46,  // 33: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
+	240, // 34: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
+	53,  // 35: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
+	238, // 36: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	239, // 37: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	225, // 38: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
+	241, // 39: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
+	242, // 40: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	63,  // 41: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
+	68,  // 42: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
+	69,  // 43: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
+	69,  // 44: persys.cluster.v1.ExecOpen.size:type_name -> persys.cluster.v1.TerminalSize
+	71,  // 45: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
+	66,  // 46: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
+	72,  // 47: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
+	226, // 48: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	233, // 49: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	233, // 50: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	233, // 51: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	76,  // 52: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
+	233, // 53: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
+	52,  // 54: persys.cluster.v1.WorkloadRevision.changes:type_name -> persys.cluster.v1.FieldChange
+	243, // 55: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
+	79,  // 56: persys.cluster.v1.ListRevisionsResponse.revisions:type_name -> persys.cluster.v1.WorkloadRevision
+	52,  // 57: persys.cluster.v1.ListRevisionsResponse.changes:type_name -> persys.cluster.v1.FieldChange
+	233, // 58: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	89,  // 59: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
+	89,  // 60: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
+	89,  // 61: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	94,  // 62: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
+	233, // 63: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	93,  // 64: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
+	89,  // 65: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	99,  // 66: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
+	109, // 67: persys.cluster.v1.AttachMirrorResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
+	109, // 68: persys.cluster.v1.MirrorStatusResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
+	93,  // 69: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
+	92,  // 70: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
+	233, // 71: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
+	113, // 72: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
+	238, // 73: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
+	120, // 74: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
+	123, // 75: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
+	126, // 76: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
+	233, // 77: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	233, // 78: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
+	233, // 79: persys.cluster.v1.Volume.unused_since:type_name -> google.protobuf.Timestamp
+	123, // 80: persys.cluster.v1.CreateVolumeResponse.volume:type_name -> persys.cluster.v1.Volume
+	129, // 81: persys.cluster.v1.Namespace.quota:type_name -> persys.cluster.v1.NamespaceAmounts
+	129, // 82: persys.cluster.v1.Namespace.used:type_name -> persys.cluster.v1.NamespaceAmounts
+	233, // 83: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
+	233, // 84: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
+	227, // 85: persys.cluster.v1.Namespace.node_labels:type_name -> persys.cluster.v1.Namespace.NodeLabelsEntry
+	130, // 86: persys.cluster.v1.ListNamespacesResponse.namespaces:type_name -> persys.cluster.v1.Namespace
+	129, // 87: persys.cluster.v1.PutNamespaceRequest.quota:type_name -> persys.cluster.v1.NamespaceAmounts
+	228, // 88: persys.cluster.v1.PutNamespaceRequest.node_labels:type_name -> persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
+	130, // 89: persys.cluster.v1.NamespaceResponse.namespace:type_name -> persys.cluster.v1.Namespace
+	233, // 90: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
+	136, // 91: persys.cluster.v1.ListPoliciesResponse.policies:type_name -> persys.cluster.v1.Policy
+	233, // 92: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
+	143, // 93: persys.cluster.v1.ListRolesResponse.roles:type_name -> persys.cluster.v1.Role
+	233, // 94: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
+	149, // 95: persys.cluster.v1.ListBindingsResponse.bindings:type_name -> persys.cluster.v1.Binding
+	233, // 96: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
+	229, // 97: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
+	233, // 98: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
+	153, // 99: persys.cluster.v1.ListAccountsResponse.accounts:type_name -> persys.cluster.v1.Account
+	230, // 100: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	153, // 101: persys.cluster.v1.AccountTokenResponse.account:type_name -> persys.cluster.v1.Account
+	164, // 102: persys.cluster.v1.LinkConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
+	164, // 103: persys.cluster.v1.OpenConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
+	233, // 104: persys.cluster.v1.ConsoleSession.created_at:type_name -> google.protobuf.Timestamp
+	233, // 105: persys.cluster.v1.ConsoleSession.code_expires_at:type_name -> google.protobuf.Timestamp
+	233, // 106: persys.cluster.v1.ConsoleSession.opened_at:type_name -> google.protobuf.Timestamp
+	233, // 107: persys.cluster.v1.ConsoleSession.expires_at:type_name -> google.protobuf.Timestamp
+	164, // 108: persys.cluster.v1.ListConsolesResponse.sessions:type_name -> persys.cluster.v1.ConsoleSession
+	233, // 109: persys.cluster.v1.Object.created_at:type_name -> google.protobuf.Timestamp
+	170, // 110: persys.cluster.v1.Object.versions:type_name -> persys.cluster.v1.ObjectVersion
+	171, // 111: persys.cluster.v1.Object.users:type_name -> persys.cluster.v1.ObjectUser
+	233, // 112: persys.cluster.v1.ObjectVersion.at:type_name -> google.protobuf.Timestamp
+	169, // 113: persys.cluster.v1.ListObjectsResponse.objects:type_name -> persys.cluster.v1.Object
+	182, // 114: persys.cluster.v1.GetAccessResponse.grants:type_name -> persys.cluster.v1.Grant
+	233, // 115: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
+	233, // 116: persys.cluster.v1.GetAccessResponse.session_expires_at:type_name -> google.protobuf.Timestamp
+	244, // 117: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
+	245, // 118: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
+	188, // 119: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
+	233, // 120: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
+	233, // 121: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
+	231, // 122: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
+	199, // 123: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
+	200, // 124: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
+	200, // 125: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
+	201, // 126: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
+	199, // 127: persys.cluster.v1.ApplyRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
+	199, // 128: persys.cluster.v1.ApplyRebalanceResponse.dropped:type_name -> persys.cluster.v1.RebalanceMove
+	233, // 129: persys.cluster.v1.Network.created_at:type_name -> google.protobuf.Timestamp
+	203, // 130: persys.cluster.v1.Network.slices:type_name -> persys.cluster.v1.NetworkSlice
+	246, // 131: persys.cluster.v1.Network.members:type_name -> persys.agent.v1.NetworkMember
+	247, // 132: persys.cluster.v1.Network.services:type_name -> persys.agent.v1.NetworkService
+	248, // 133: persys.cluster.v1.Network.ingress:type_name -> persys.agent.v1.NetworkIngress
+	233, // 134: persys.cluster.v1.NetworkSlice.empty_since:type_name -> google.protobuf.Timestamp
+	206, // 135: persys.cluster.v1.CheckNetworkResponse.paths:type_name -> persys.cluster.v1.NetworkPath
+	209, // 136: persys.cluster.v1.TraceResponse.hops:type_name -> persys.cluster.v1.TraceHop
+	212, // 137: persys.cluster.v1.ListUsageResponse.samples:type_name -> persys.cluster.v1.UsageSample
+	233, // 138: persys.cluster.v1.UsageSample.start:type_name -> google.protobuf.Timestamp
+	215, // 139: persys.cluster.v1.ListScrapeTargetsResponse.groups:type_name -> persys.cluster.v1.ScrapeGroup
+	232, // 140: persys.cluster.v1.ScrapeGroup.labels:type_name -> persys.cluster.v1.ScrapeGroup.LabelsEntry
+	202, // 141: persys.cluster.v1.ListNetworksResponse.networks:type_name -> persys.cluster.v1.Network
+	202, // 142: persys.cluster.v1.GetNetworkResponse.network:type_name -> persys.cluster.v1.Network
+	202, // 143: persys.cluster.v1.CreateNetworkResponse.network:type_name -> persys.cluster.v1.Network
+	35,  // 144: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	39,  // 145: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	40,  // 146: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
+	43,  // 147: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	45,  // 148: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	49,  // 149: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	51,  // 150: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	55,  // 151: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	57,  // 152: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	58,  // 153: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	59,  // 154: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	60,  // 155: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	61,  // 156: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
+	62,  // 157: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
+	195, // 158: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
+	197, // 159: persys.cluster.v1.Cluster.ApplyRebalance:input_type -> persys.cluster.v1.ApplyRebalanceRequest
+	65,  // 160: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	67,  // 161: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
+	73,  // 162: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
+	75,  // 163: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	78,  // 164: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
+	81,  // 165: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
+	82,  // 166: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	84,  // 167: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	86,  // 168: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	88,  // 169: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	91,  // 170: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	33,  // 171: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	95,  // 172: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	97,  // 173: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	110, // 174: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	100, // 175: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
+	102, // 176: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
+	104, // 177: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
+	108, // 178: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
+	106, // 179: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
+	112, // 180: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
+	115, // 181: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
+	116, // 182: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
+	118, // 183: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
+	121, // 184: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
+	124, // 185: persys.cluster.v1.Cluster.CreateVolume:input_type -> persys.cluster.v1.CreateVolumeRequest
+	127, // 186: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
+	131, // 187: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
+	133, // 188: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
+	135, // 189: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
+	137, // 190: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
+	139, // 191: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
+	140, // 192: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
+	141, // 193: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
+	144, // 194: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
+	146, // 195: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
+	147, // 196: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
+	150, // 197: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
+	152, // 198: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
+	154, // 199: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
+	156, // 200: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
+	157, // 201: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
+	159, // 202: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
+	160, // 203: persys.cluster.v1.Cluster.LinkConsole:input_type -> persys.cluster.v1.LinkConsoleRequest
+	162, // 204: persys.cluster.v1.Cluster.OpenConsole:input_type -> persys.cluster.v1.OpenConsoleRequest
+	165, // 205: persys.cluster.v1.Cluster.ListConsoles:input_type -> persys.cluster.v1.ListConsolesRequest
+	167, // 206: persys.cluster.v1.Cluster.EndConsole:input_type -> persys.cluster.v1.EndConsoleRequest
+	172, // 207: persys.cluster.v1.Cluster.ListObjects:input_type -> persys.cluster.v1.ListObjectsRequest
+	174, // 208: persys.cluster.v1.Cluster.PutObject:input_type -> persys.cluster.v1.PutObjectRequest
+	175, // 209: persys.cluster.v1.Cluster.RollBackObject:input_type -> persys.cluster.v1.RollBackObjectRequest
+	176, // 210: persys.cluster.v1.Cluster.DeleteObject:input_type -> persys.cluster.v1.DeleteObjectRequest
+	178, // 211: persys.cluster.v1.Cluster.ShowSecret:input_type -> persys.cluster.v1.GetObjectValueRequest
+	178, // 212: persys.cluster.v1.Cluster.GetConfig:input_type -> persys.cluster.v1.GetObjectValueRequest
+	180, // 213: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
+	183, // 214: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
+	186, // 215: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
+	189, // 216: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
+	191, // 217: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
+	193, // 218: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
+	216, // 219: persys.cluster.v1.Cluster.ListNetworks:input_type -> persys.cluster.v1.ListNetworksRequest
+	218, // 220: persys.cluster.v1.Cluster.GetNetwork:input_type -> persys.cluster.v1.GetNetworkRequest
+	204, // 221: persys.cluster.v1.Cluster.CheckNetwork:input_type -> persys.cluster.v1.CheckNetworkRequest
+	207, // 222: persys.cluster.v1.Cluster.Trace:input_type -> persys.cluster.v1.TraceRequest
+	220, // 223: persys.cluster.v1.Cluster.CreateNetwork:input_type -> persys.cluster.v1.CreateNetworkRequest
+	222, // 224: persys.cluster.v1.Cluster.DeleteNetwork:input_type -> persys.cluster.v1.DeleteNetworkRequest
+	210, // 225: persys.cluster.v1.Cluster.ListUsage:input_type -> persys.cluster.v1.ListUsageRequest
+	213, // 226: persys.cluster.v1.Cluster.ListScrapeTargets:input_type -> persys.cluster.v1.ListScrapeTargetsRequest
+	7,   // 227: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
+	9,   // 228: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
+	11,  // 229: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
+	14,  // 230: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
+	17,  // 231: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
+	19,  // 232: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
+	21,  // 233: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
+	24,  // 234: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
+	26,  // 235: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
+	29,  // 236: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
+	31,  // 237: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
+	5,   // 238: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
+	0,   // 239: persys.cluster.v1.Trust.RotateClusterKey:input_type -> persys.cluster.v1.RotateClusterKeyRequest
+	2,   // 240: persys.cluster.v1.Trust.ClusterKeyStatus:input_type -> persys.cluster.v1.ClusterKeyStatusRequest
+	37,  // 241: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	38,  // 242: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	41,  // 243: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
+	44,  // 244: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	48,  // 245: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	50,  // 246: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	54,  // 247: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	56,  // 248: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	64,  // 249: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 250: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 251: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 252: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 253: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 254: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
+	196, // 255: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
+	198, // 256: persys.cluster.v1.Cluster.ApplyRebalance:output_type -> persys.cluster.v1.ApplyRebalanceResponse
+	66,  // 257: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	70,  // 258: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
+	74,  // 259: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
+	77,  // 260: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	80,  // 261: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
+	239, // 262: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
+	83,  // 263: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	85,  // 264: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	87,  // 265: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	90,  // 266: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	92,  // 267: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	34,  // 268: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	96,  // 269: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	98,  // 270: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	111, // 271: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	101, // 272: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
+	103, // 273: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
+	105, // 274: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
+	109, // 275: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
+	107, // 276: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
+	114, // 277: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
+	117, // 278: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	117, // 279: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	119, // 280: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
+	122, // 281: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
+	125, // 282: persys.cluster.v1.Cluster.CreateVolume:output_type -> persys.cluster.v1.CreateVolumeResponse
+	128, // 283: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
+	132, // 284: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
+	134, // 285: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
+	185, // 286: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
+	138, // 287: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
+	142, // 288: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	142, // 289: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
+	142, // 290: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	145, // 291: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
+	148, // 292: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
+	148, // 293: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
+	151, // 294: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
+	148, // 295: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
+	155, // 296: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
+	158, // 297: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	158, // 298: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	148, // 299: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
+	161, // 300: persys.cluster.v1.Cluster.LinkConsole:output_type -> persys.cluster.v1.LinkConsoleResponse
+	163, // 301: persys.cluster.v1.Cluster.OpenConsole:output_type -> persys.cluster.v1.OpenConsoleResponse
+	166, // 302: persys.cluster.v1.Cluster.ListConsoles:output_type -> persys.cluster.v1.ListConsolesResponse
+	168, // 303: persys.cluster.v1.Cluster.EndConsole:output_type -> persys.cluster.v1.EndConsoleResponse
+	173, // 304: persys.cluster.v1.Cluster.ListObjects:output_type -> persys.cluster.v1.ListObjectsResponse
+	177, // 305: persys.cluster.v1.Cluster.PutObject:output_type -> persys.cluster.v1.ObjectResponse
+	177, // 306: persys.cluster.v1.Cluster.RollBackObject:output_type -> persys.cluster.v1.ObjectResponse
+	177, // 307: persys.cluster.v1.Cluster.DeleteObject:output_type -> persys.cluster.v1.ObjectResponse
+	179, // 308: persys.cluster.v1.Cluster.ShowSecret:output_type -> persys.cluster.v1.GetObjectValueResponse
+	179, // 309: persys.cluster.v1.Cluster.GetConfig:output_type -> persys.cluster.v1.GetObjectValueResponse
+	181, // 310: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
+	184, // 311: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
+	187, // 312: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
+	190, // 313: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
+	192, // 314: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
+	194, // 315: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
+	217, // 316: persys.cluster.v1.Cluster.ListNetworks:output_type -> persys.cluster.v1.ListNetworksResponse
+	219, // 317: persys.cluster.v1.Cluster.GetNetwork:output_type -> persys.cluster.v1.GetNetworkResponse
+	205, // 318: persys.cluster.v1.Cluster.CheckNetwork:output_type -> persys.cluster.v1.CheckNetworkResponse
+	208, // 319: persys.cluster.v1.Cluster.Trace:output_type -> persys.cluster.v1.TraceResponse
+	221, // 320: persys.cluster.v1.Cluster.CreateNetwork:output_type -> persys.cluster.v1.CreateNetworkResponse
+	223, // 321: persys.cluster.v1.Cluster.DeleteNetwork:output_type -> persys.cluster.v1.DeleteNetworkResponse
+	211, // 322: persys.cluster.v1.Cluster.ListUsage:output_type -> persys.cluster.v1.ListUsageResponse
+	214, // 323: persys.cluster.v1.Cluster.ListScrapeTargets:output_type -> persys.cluster.v1.ListScrapeTargetsResponse
+	8,   // 324: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
+	10,  // 325: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
+	12,  // 326: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
+	15,  // 327: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
+	18,  // 328: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
+	20,  // 329: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
+	23,  // 330: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
+	25,  // 331: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
+	28,  // 332: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
+	30,  // 333: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
+	32,  // 334: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
+	6,   // 335: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
+	1,   // 336: persys.cluster.v1.Trust.RotateClusterKey:output_type -> persys.cluster.v1.RotateClusterKeyResponse
+	3,   // 337: persys.cluster.v1.Trust.ClusterKeyStatus:output_type -> persys.cluster.v1.ClusterKeyStatusResponse
+	241, // [241:338] is the sub-list for method output_type
+	144, // [144:241] is the sub-list for method input_type
+	144, // [144:144] is the sub-list for extension type_name
+	144, // [144:144] is the sub-list for extension extendee
+	0,   // [0:144] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }
@@ -17546,28 +17980,28 @@ func file_api_cluster_v1_cluster_proto_init() {
 	if File_api_cluster_v1_cluster_proto != nil {
 		return
 	}
-	file_api_cluster_v1_cluster_proto_msgTypes[62].OneofWrappers = []any{
+	file_api_cluster_v1_cluster_proto_msgTypes[67].OneofWrappers = []any{
 		(*ExecRequest_Open)(nil),
 		(*ExecRequest_Input)(nil),
 		(*ExecRequest_EndInput)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_api_cluster_v1_cluster_proto_msgTypes[65].OneofWrappers = []any{
+	file_api_cluster_v1_cluster_proto_msgTypes[70].OneofWrappers = []any{
 		(*ExecResponse_Opened)(nil),
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
 	}
-	file_api_cluster_v1_cluster_proto_msgTypes[128].OneofWrappers = []any{}
-	file_api_cluster_v1_cluster_proto_msgTypes[134].OneofWrappers = []any{}
-	file_api_cluster_v1_cluster_proto_msgTypes[141].OneofWrappers = []any{}
+	file_api_cluster_v1_cluster_proto_msgTypes[133].OneofWrappers = []any{}
+	file_api_cluster_v1_cluster_proto_msgTypes[139].OneofWrappers = []any{}
+	file_api_cluster_v1_cluster_proto_msgTypes[146].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_cluster_v1_cluster_proto_rawDesc), len(file_api_cluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   228,
+			NumMessages:   233,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -3470,18 +3470,20 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	Trust_Enrol_FullMethodName           = "/persys.cluster.v1.Trust/Enrol"
-	Trust_Renew_FullMethodName           = "/persys.cluster.v1.Trust/Renew"
-	Trust_Bundle_FullMethodName          = "/persys.cluster.v1.Trust/Bundle"
-	Trust_CreateToken_FullMethodName     = "/persys.cluster.v1.Trust/CreateToken"
-	Trust_ListTokens_FullMethodName      = "/persys.cluster.v1.Trust/ListTokens"
-	Trust_DeleteToken_FullMethodName     = "/persys.cluster.v1.Trust/DeleteToken"
-	Trust_ListIdentities_FullMethodName  = "/persys.cluster.v1.Trust/ListIdentities"
-	Trust_Revoke_FullMethodName          = "/persys.cluster.v1.Trust/Revoke"
-	Trust_ListAuthorities_FullMethodName = "/persys.cluster.v1.Trust/ListAuthorities"
-	Trust_PutAuthority_FullMethodName    = "/persys.cluster.v1.Trust/PutAuthority"
-	Trust_DropAuthority_FullMethodName   = "/persys.cluster.v1.Trust/DropAuthority"
-	Trust_RotateGossip_FullMethodName    = "/persys.cluster.v1.Trust/RotateGossip"
+	Trust_Enrol_FullMethodName            = "/persys.cluster.v1.Trust/Enrol"
+	Trust_Renew_FullMethodName            = "/persys.cluster.v1.Trust/Renew"
+	Trust_Bundle_FullMethodName           = "/persys.cluster.v1.Trust/Bundle"
+	Trust_CreateToken_FullMethodName      = "/persys.cluster.v1.Trust/CreateToken"
+	Trust_ListTokens_FullMethodName       = "/persys.cluster.v1.Trust/ListTokens"
+	Trust_DeleteToken_FullMethodName      = "/persys.cluster.v1.Trust/DeleteToken"
+	Trust_ListIdentities_FullMethodName   = "/persys.cluster.v1.Trust/ListIdentities"
+	Trust_Revoke_FullMethodName           = "/persys.cluster.v1.Trust/Revoke"
+	Trust_ListAuthorities_FullMethodName  = "/persys.cluster.v1.Trust/ListAuthorities"
+	Trust_PutAuthority_FullMethodName     = "/persys.cluster.v1.Trust/PutAuthority"
+	Trust_DropAuthority_FullMethodName    = "/persys.cluster.v1.Trust/DropAuthority"
+	Trust_RotateGossip_FullMethodName     = "/persys.cluster.v1.Trust/RotateGossip"
+	Trust_RotateClusterKey_FullMethodName = "/persys.cluster.v1.Trust/RotateClusterKey"
+	Trust_ClusterKeyStatus_FullMethodName = "/persys.cluster.v1.Trust/ClusterKeyStatus"
 )
 
 // TrustClient is the client API for Trust service.
@@ -3517,6 +3519,11 @@ type TrustClient interface {
 	// RotateGossip starts the rotation to a new gossip key. The leader then carries out the further steps by
 	// itself: all replicas first decrypt with the new key, then encrypt with it, then remove the old key.
 	RotateGossip(ctx context.Context, in *RotateGossipRequest, opts ...grpc.CallOption) (*RotateGossipResponse, error)
+	// RotateClusterKey starts the rotation to a new cluster key. The leader then carries out the further steps by
+	// itself: all replicas store the new key, all values are sealed again, and the old key is deleted.
+	RotateClusterKey(ctx context.Context, in *RotateClusterKeyRequest, opts ...grpc.CallOption) (*RotateClusterKeyResponse, error)
+	// ClusterKeyStatus returns the progress of a rotation of the cluster key, with the replicas that it waits for.
+	ClusterKeyStatus(ctx context.Context, in *ClusterKeyStatusRequest, opts ...grpc.CallOption) (*ClusterKeyStatusResponse, error)
 }
 
 type trustClient struct {
@@ -3647,6 +3654,26 @@ func (c *trustClient) RotateGossip(ctx context.Context, in *RotateGossipRequest,
 	return out, nil
 }
 
+func (c *trustClient) RotateClusterKey(ctx context.Context, in *RotateClusterKeyRequest, opts ...grpc.CallOption) (*RotateClusterKeyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RotateClusterKeyResponse)
+	err := c.cc.Invoke(ctx, Trust_RotateClusterKey_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *trustClient) ClusterKeyStatus(ctx context.Context, in *ClusterKeyStatusRequest, opts ...grpc.CallOption) (*ClusterKeyStatusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ClusterKeyStatusResponse)
+	err := c.cc.Invoke(ctx, Trust_ClusterKeyStatus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // TrustServer is the server API for Trust service.
 // All implementations must embed UnimplementedTrustServer
 // for forward compatibility.
@@ -3680,6 +3707,11 @@ type TrustServer interface {
 	// RotateGossip starts the rotation to a new gossip key. The leader then carries out the further steps by
 	// itself: all replicas first decrypt with the new key, then encrypt with it, then remove the old key.
 	RotateGossip(context.Context, *RotateGossipRequest) (*RotateGossipResponse, error)
+	// RotateClusterKey starts the rotation to a new cluster key. The leader then carries out the further steps by
+	// itself: all replicas store the new key, all values are sealed again, and the old key is deleted.
+	RotateClusterKey(context.Context, *RotateClusterKeyRequest) (*RotateClusterKeyResponse, error)
+	// ClusterKeyStatus returns the progress of a rotation of the cluster key, with the replicas that it waits for.
+	ClusterKeyStatus(context.Context, *ClusterKeyStatusRequest) (*ClusterKeyStatusResponse, error)
 	mustEmbedUnimplementedTrustServer()
 }
 
@@ -3725,6 +3757,12 @@ func (UnimplementedTrustServer) DropAuthority(context.Context, *DropAuthorityReq
 }
 func (UnimplementedTrustServer) RotateGossip(context.Context, *RotateGossipRequest) (*RotateGossipResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RotateGossip not implemented")
+}
+func (UnimplementedTrustServer) RotateClusterKey(context.Context, *RotateClusterKeyRequest) (*RotateClusterKeyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RotateClusterKey not implemented")
+}
+func (UnimplementedTrustServer) ClusterKeyStatus(context.Context, *ClusterKeyStatusRequest) (*ClusterKeyStatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ClusterKeyStatus not implemented")
 }
 func (UnimplementedTrustServer) mustEmbedUnimplementedTrustServer() {}
 func (UnimplementedTrustServer) testEmbeddedByValue()               {}
@@ -3963,6 +4001,42 @@ func _Trust_RotateGossip_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Trust_RotateClusterKey_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RotateClusterKeyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TrustServer).RotateClusterKey(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trust_RotateClusterKey_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TrustServer).RotateClusterKey(ctx, req.(*RotateClusterKeyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Trust_ClusterKeyStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ClusterKeyStatusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TrustServer).ClusterKeyStatus(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trust_ClusterKeyStatus_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TrustServer).ClusterKeyStatus(ctx, req.(*ClusterKeyStatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Trust_ServiceDesc is the grpc.ServiceDesc for Trust service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -4017,6 +4091,14 @@ var Trust_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RotateGossip",
 			Handler:    _Trust_RotateGossip_Handler,
+		},
+		{
+			MethodName: "RotateClusterKey",
+			Handler:    _Trust_RotateClusterKey_Handler,
+		},
+		{
+			MethodName: "ClusterKeyStatus",
+			Handler:    _Trust_ClusterKeyStatus_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -374,6 +374,8 @@ type Command struct {
 	//	*Command_LinkConsole
 	//	*Command_OpenConsole
 	//	*Command_EndConsole
+	//	*Command_RotateClusterKey
+	//	*Command_Reseal
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1053,6 +1055,24 @@ func (x *Command) GetEndConsole() *EndConsole {
 	return nil
 }
 
+func (x *Command) GetRotateClusterKey() *RotateClusterKey {
+	if x != nil {
+		if x, ok := x.Body.(*Command_RotateClusterKey); ok {
+			return x.RotateClusterKey
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetReseal() *Reseal {
+	if x != nil {
+		if x, ok := x.Body.(*Command_Reseal); ok {
+			return x.Reseal
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -1337,6 +1357,14 @@ type Command_EndConsole struct {
 	EndConsole *EndConsole `protobuf:"bytes,512,opt,name=end_console,json=endConsole,proto3,oneof"`
 }
 
+type Command_RotateClusterKey struct {
+	RotateClusterKey *RotateClusterKey `protobuf:"bytes,540,opt,name=rotate_cluster_key,json=rotateClusterKey,proto3,oneof"`
+}
+
+type Command_Reseal struct {
+	Reseal *Reseal `protobuf:"bytes,541,opt,name=reseal,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Body() {}
 
 func (*Command_PutWorkloads) isCommand_Body() {}
@@ -1476,6 +1504,10 @@ func (*Command_LinkConsole) isCommand_Body() {}
 func (*Command_OpenConsole) isCommand_Body() {}
 
 func (*Command_EndConsole) isCommand_Body() {}
+
+func (*Command_RotateClusterKey) isCommand_Body() {}
+
+func (*Command_Reseal) isCommand_Body() {}
 
 type Label struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -8992,6 +9024,198 @@ func (x *SetGossipRing) GetStep() string {
 	return ""
 }
 
+// RotateClusterKey is one step of a rotation of the cluster key (docs/adr/0075). The keys themselves are never in the
+// log.
+type RotateClusterKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The step: begin, switch, resealed or finish.
+	Step string `protobuf:"bytes,1,opt,name=step,proto3" json:"step,omitempty"`
+	// Id of the new key for begin and switch; id of the former key for resealed and finish.
+	KeyId string `protobuf:"bytes,2,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	// Only for begin: id of the new key of an unfinished rotation that this one replaces, because every copy of that
+	// key is lost; empty = no rotation is in progress.
+	Replaces string `protobuf:"bytes,3,opt,name=replaces,proto3" json:"replaces,omitempty"`
+	// Only for switch: the key of content hashes, sealed under the new key.
+	ContentKey    string `protobuf:"bytes,4,opt,name=content_key,json=contentKey,proto3" json:"content_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateClusterKey) Reset() {
+	*x = RotateClusterKey{}
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateClusterKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateClusterKey) ProtoMessage() {}
+
+func (x *RotateClusterKey) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateClusterKey.ProtoReflect.Descriptor instead.
+func (*RotateClusterKey) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
+}
+
+func (x *RotateClusterKey) GetStep() string {
+	if x != nil {
+		return x.Step
+	}
+	return ""
+}
+
+func (x *RotateClusterKey) GetKeyId() string {
+	if x != nil {
+		return x.KeyId
+	}
+	return ""
+}
+
+func (x *RotateClusterKey) GetReplaces() string {
+	if x != nil {
+		return x.Replaces
+	}
+	return ""
+}
+
+func (x *RotateClusterKey) GetContentKey() string {
+	if x != nil {
+		return x.ContentKey
+	}
+	return ""
+}
+
+// Reseal replaces values that are sealed under the former cluster key by the same values, sealed under the present
+// one. A value that changed since the command was made is left as it is.
+type Reseal struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Values        []*ResealedValue       `protobuf:"bytes,1,rep,name=values,proto3" json:"values,omitempty"` // at most 1000
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reseal) Reset() {
+	*x = Reseal{}
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reseal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reseal) ProtoMessage() {}
+
+func (x *Reseal) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reseal.ProtoReflect.Descriptor instead.
+func (*Reseal) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
+}
+
+func (x *Reseal) GetValues() []*ResealedValue {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+type ResealedValue struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Kind of the record that has the value: workload, rollout, object, bundle, authority or gossip.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Key of the record: the id of a workload, the group of a rollout, namespace/kind/name of an object, the digest of a
+	// bundle or the id of an authority. Empty for the gossip keys.
+	Key           string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	OldSha256     []byte `protobuf:"bytes,3,opt,name=old_sha256,json=oldSha256,proto3" json:"old_sha256,omitempty"` // SHA-256 of the value to replace
+	Value         []byte `protobuf:"bytes,4,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResealedValue) Reset() {
+	*x = ResealedValue{}
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResealedValue) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResealedValue) ProtoMessage() {}
+
+func (x *ResealedValue) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResealedValue.ProtoReflect.Descriptor instead.
+func (*ResealedValue) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
+}
+
+func (x *ResealedValue) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ResealedValue) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *ResealedValue) GetOldSha256() []byte {
+	if x != nil {
+		return x.OldSha256
+	}
+	return nil
+}
+
+func (x *ResealedValue) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
 // PinClusterKey records the id of the cluster key that seals the secrets of this
 // cluster. A later command with another id is refused. The key itself is never
 // in the log.
@@ -9004,7 +9228,7 @@ type PinClusterKey struct {
 
 func (x *PinClusterKey) Reset() {
 	*x = PinClusterKey{}
-	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9016,7 +9240,7 @@ func (x *PinClusterKey) String() string {
 func (*PinClusterKey) ProtoMessage() {}
 
 func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9029,7 +9253,7 @@ func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinClusterKey.ProtoReflect.Descriptor instead.
 func (*PinClusterKey) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *PinClusterKey) GetKeyId() string {
@@ -9062,7 +9286,7 @@ type PutAuthority struct {
 
 func (x *PutAuthority) Reset() {
 	*x = PutAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9074,7 +9298,7 @@ func (x *PutAuthority) String() string {
 func (*PutAuthority) ProtoMessage() {}
 
 func (x *PutAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9087,7 +9311,7 @@ func (x *PutAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAuthority.ProtoReflect.Descriptor instead.
 func (*PutAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *PutAuthority) GetId() string {
@@ -9148,7 +9372,7 @@ type DropAuthority struct {
 
 func (x *DropAuthority) Reset() {
 	*x = DropAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9160,7 +9384,7 @@ func (x *DropAuthority) String() string {
 func (*DropAuthority) ProtoMessage() {}
 
 func (x *DropAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9173,7 +9397,7 @@ func (x *DropAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropAuthority.ProtoReflect.Descriptor instead.
 func (*DropAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *DropAuthority) GetId() string {
@@ -9205,7 +9429,7 @@ type PutToken struct {
 
 func (x *PutToken) Reset() {
 	*x = PutToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9217,7 +9441,7 @@ func (x *PutToken) String() string {
 func (*PutToken) ProtoMessage() {}
 
 func (x *PutToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9230,7 +9454,7 @@ func (x *PutToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutToken.ProtoReflect.Descriptor instead.
 func (*PutToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *PutToken) GetId() string {
@@ -9298,7 +9522,7 @@ type DropToken struct {
 
 func (x *DropToken) Reset() {
 	*x = DropToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9310,7 +9534,7 @@ func (x *DropToken) String() string {
 func (*DropToken) ProtoMessage() {}
 
 func (x *DropToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9323,7 +9547,7 @@ func (x *DropToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropToken.ProtoReflect.Descriptor instead.
 func (*DropToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *DropToken) GetId() string {
@@ -9358,7 +9582,7 @@ type Admit struct {
 
 func (x *Admit) Reset() {
 	*x = Admit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[108]
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9370,7 +9594,7 @@ func (x *Admit) String() string {
 func (*Admit) ProtoMessage() {}
 
 func (x *Admit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[108]
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9383,7 +9607,7 @@ func (x *Admit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admit.ProtoReflect.Descriptor instead.
 func (*Admit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *Admit) GetToken() string {
@@ -9470,7 +9694,7 @@ type Revoke struct {
 
 func (x *Revoke) Reset() {
 	*x = Revoke{}
-	mi := &file_api_command_v1_command_proto_msgTypes[109]
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9482,7 +9706,7 @@ func (x *Revoke) String() string {
 func (*Revoke) ProtoMessage() {}
 
 func (x *Revoke) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[109]
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9495,7 +9719,7 @@ func (x *Revoke) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revoke.ProtoReflect.Descriptor instead.
 func (*Revoke) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *Revoke) GetRole() string {
@@ -9542,7 +9766,7 @@ type PutRole struct {
 
 func (x *PutRole) Reset() {
 	*x = PutRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9554,7 +9778,7 @@ func (x *PutRole) String() string {
 func (*PutRole) ProtoMessage() {}
 
 func (x *PutRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9567,7 +9791,7 @@ func (x *PutRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRole.ProtoReflect.Descriptor instead.
 func (*PutRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *PutRole) GetName() string {
@@ -9607,7 +9831,7 @@ type DeleteRole struct {
 
 func (x *DeleteRole) Reset() {
 	*x = DeleteRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9619,7 +9843,7 @@ func (x *DeleteRole) String() string {
 func (*DeleteRole) ProtoMessage() {}
 
 func (x *DeleteRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9632,7 +9856,7 @@ func (x *DeleteRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRole.ProtoReflect.Descriptor instead.
 func (*DeleteRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *DeleteRole) GetName() string {
@@ -9664,7 +9888,7 @@ type BindRole struct {
 
 func (x *BindRole) Reset() {
 	*x = BindRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9676,7 +9900,7 @@ func (x *BindRole) String() string {
 func (*BindRole) ProtoMessage() {}
 
 func (x *BindRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9689,7 +9913,7 @@ func (x *BindRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindRole.ProtoReflect.Descriptor instead.
 func (*BindRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *BindRole) GetRole() string {
@@ -9765,7 +9989,7 @@ type PutAccount struct {
 
 func (x *PutAccount) Reset() {
 	*x = PutAccount{}
-	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9777,7 +10001,7 @@ func (x *PutAccount) String() string {
 func (*PutAccount) ProtoMessage() {}
 
 func (x *PutAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9790,7 +10014,7 @@ func (x *PutAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAccount.ProtoReflect.Descriptor instead.
 func (*PutAccount) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *PutAccount) GetName() string {
@@ -9866,7 +10090,7 @@ type DeleteAccount struct {
 
 func (x *DeleteAccount) Reset() {
 	*x = DeleteAccount{}
-	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9878,7 +10102,7 @@ func (x *DeleteAccount) String() string {
 func (*DeleteAccount) ProtoMessage() {}
 
 func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9891,7 +10115,7 @@ func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteAccount.ProtoReflect.Descriptor instead.
 func (*DeleteAccount) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *DeleteAccount) GetName() string {
@@ -9918,7 +10142,7 @@ type LinkConsole struct {
 
 func (x *LinkConsole) Reset() {
 	*x = LinkConsole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9930,7 +10154,7 @@ func (x *LinkConsole) String() string {
 func (*LinkConsole) ProtoMessage() {}
 
 func (x *LinkConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9943,7 +10167,7 @@ func (x *LinkConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkConsole.ProtoReflect.Descriptor instead.
 func (*LinkConsole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *LinkConsole) GetId() string {
@@ -9997,7 +10221,7 @@ type OpenConsole struct {
 
 func (x *OpenConsole) Reset() {
 	*x = OpenConsole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[116]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10009,7 +10233,7 @@ func (x *OpenConsole) String() string {
 func (*OpenConsole) ProtoMessage() {}
 
 func (x *OpenConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[116]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10022,7 +10246,7 @@ func (x *OpenConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenConsole.ProtoReflect.Descriptor instead.
 func (*OpenConsole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *OpenConsole) GetId() string {
@@ -10064,7 +10288,7 @@ type EndConsole struct {
 
 func (x *EndConsole) Reset() {
 	*x = EndConsole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[117]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10076,7 +10300,7 @@ func (x *EndConsole) String() string {
 func (*EndConsole) ProtoMessage() {}
 
 func (x *EndConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[117]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10089,7 +10313,7 @@ func (x *EndConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndConsole.ProtoReflect.Descriptor instead.
 func (*EndConsole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *EndConsole) GetId() string {
@@ -10124,7 +10348,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[118]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10136,7 +10360,7 @@ func (x *Audit) String() string {
 func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[118]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10149,7 +10373,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *Audit) GetType() string {
@@ -10206,7 +10430,7 @@ type Forgiveness struct {
 
 func (x *Forgiveness) Reset() {
 	*x = Forgiveness{}
-	mi := &file_api_command_v1_command_proto_msgTypes[119]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10218,7 +10442,7 @@ func (x *Forgiveness) String() string {
 func (*Forgiveness) ProtoMessage() {}
 
 func (x *Forgiveness) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[119]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10231,7 +10455,7 @@ func (x *Forgiveness) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgiveness.ProtoReflect.Descriptor instead.
 func (*Forgiveness) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *Forgiveness) GetWorkload() string {
@@ -10257,7 +10481,7 @@ type ForgiveFailures struct {
 
 func (x *ForgiveFailures) Reset() {
 	*x = ForgiveFailures{}
-	mi := &file_api_command_v1_command_proto_msgTypes[120]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10269,7 +10493,7 @@ func (x *ForgiveFailures) String() string {
 func (*ForgiveFailures) ProtoMessage() {}
 
 func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[120]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10282,7 +10506,7 @@ func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgiveFailures.ProtoReflect.Descriptor instead.
 func (*ForgiveFailures) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *ForgiveFailures) GetWorkloads() []*Forgiveness {
@@ -10312,7 +10536,7 @@ type AgentAction struct {
 
 func (x *AgentAction) Reset() {
 	*x = AgentAction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[121]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10324,7 +10548,7 @@ func (x *AgentAction) String() string {
 func (*AgentAction) ProtoMessage() {}
 
 func (x *AgentAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[121]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10337,7 +10561,7 @@ func (x *AgentAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentAction.ProtoReflect.Descriptor instead.
 func (*AgentAction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *AgentAction) GetTaskId() string {
@@ -10413,7 +10637,7 @@ type RecordActions struct {
 
 func (x *RecordActions) Reset() {
 	*x = RecordActions{}
-	mi := &file_api_command_v1_command_proto_msgTypes[122]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10425,7 +10649,7 @@ func (x *RecordActions) String() string {
 func (*RecordActions) ProtoMessage() {}
 
 func (x *RecordActions) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[122]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10438,7 +10662,7 @@ func (x *RecordActions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordActions.ProtoReflect.Descriptor instead.
 func (*RecordActions) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *RecordActions) GetNode() string {
@@ -10487,7 +10711,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[123]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10499,7 +10723,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[123]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10512,7 +10736,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *Drift) GetNode() string {
@@ -10598,7 +10822,7 @@ type DriftRepair struct {
 
 func (x *DriftRepair) Reset() {
 	*x = DriftRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[124]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10610,7 +10834,7 @@ func (x *DriftRepair) String() string {
 func (*DriftRepair) ProtoMessage() {}
 
 func (x *DriftRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[124]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10623,7 +10847,7 @@ func (x *DriftRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftRepair.ProtoReflect.Descriptor instead.
 func (*DriftRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *DriftRepair) GetWorkload() string {
@@ -10661,7 +10885,7 @@ type DriftAdoption struct {
 
 func (x *DriftAdoption) Reset() {
 	*x = DriftAdoption{}
-	mi := &file_api_command_v1_command_proto_msgTypes[125]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10673,7 +10897,7 @@ func (x *DriftAdoption) String() string {
 func (*DriftAdoption) ProtoMessage() {}
 
 func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[125]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10686,7 +10910,7 @@ func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftAdoption.ProtoReflect.Descriptor instead.
 func (*DriftAdoption) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *DriftAdoption) GetWorkload() string {
@@ -10732,7 +10956,7 @@ type SetDrifts struct {
 
 func (x *SetDrifts) Reset() {
 	*x = SetDrifts{}
-	mi := &file_api_command_v1_command_proto_msgTypes[126]
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10744,7 +10968,7 @@ func (x *SetDrifts) String() string {
 func (*SetDrifts) ProtoMessage() {}
 
 func (x *SetDrifts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[126]
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10757,7 +10981,7 @@ func (x *SetDrifts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDrifts.ProtoReflect.Descriptor instead.
 func (*SetDrifts) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *SetDrifts) GetOpen() []*Drift {
@@ -10804,7 +11028,7 @@ type AdoptDrift struct {
 
 func (x *AdoptDrift) Reset() {
 	*x = AdoptDrift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[127]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10816,7 +11040,7 @@ func (x *AdoptDrift) String() string {
 func (*AdoptDrift) ProtoMessage() {}
 
 func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[127]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10829,7 +11053,7 @@ func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDrift.ProtoReflect.Descriptor instead.
 func (*AdoptDrift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *AdoptDrift) GetNode() string {
@@ -10871,7 +11095,7 @@ type DropOrphan struct {
 
 func (x *DropOrphan) Reset() {
 	*x = DropOrphan{}
-	mi := &file_api_command_v1_command_proto_msgTypes[128]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10883,7 +11107,7 @@ func (x *DropOrphan) String() string {
 func (*DropOrphan) ProtoMessage() {}
 
 func (x *DropOrphan) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[128]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10896,7 +11120,7 @@ func (x *DropOrphan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropOrphan.ProtoReflect.Descriptor instead.
 func (*DropOrphan) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *DropOrphan) GetNode() string {
@@ -10931,7 +11155,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10943,7 +11167,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10956,7 +11180,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *Quota) GetCpuMillicores() int64 {
@@ -11037,7 +11261,7 @@ type PutNamespace struct {
 
 func (x *PutNamespace) Reset() {
 	*x = PutNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[130]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11049,7 +11273,7 @@ func (x *PutNamespace) String() string {
 func (*PutNamespace) ProtoMessage() {}
 
 func (x *PutNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[130]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11062,7 +11286,7 @@ func (x *PutNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNamespace.ProtoReflect.Descriptor instead.
 func (*PutNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *PutNamespace) GetName() string {
@@ -11137,7 +11361,7 @@ type DeleteNamespace struct {
 
 func (x *DeleteNamespace) Reset() {
 	*x = DeleteNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[131]
+	mi := &file_api_command_v1_command_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11149,7 +11373,7 @@ func (x *DeleteNamespace) String() string {
 func (*DeleteNamespace) ProtoMessage() {}
 
 func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[131]
+	mi := &file_api_command_v1_command_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11162,7 +11386,7 @@ func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespace.ProtoReflect.Descriptor instead.
 func (*DeleteNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *DeleteNamespace) GetName() string {
@@ -11212,7 +11436,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	mi := &file_api_command_v1_command_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11224,7 +11448,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	mi := &file_api_command_v1_command_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11237,7 +11461,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *Policy) GetName() string {
@@ -11446,7 +11670,7 @@ type PolicyHostPath struct {
 
 func (x *PolicyHostPath) Reset() {
 	*x = PolicyHostPath{}
-	mi := &file_api_command_v1_command_proto_msgTypes[133]
+	mi := &file_api_command_v1_command_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11458,7 +11682,7 @@ func (x *PolicyHostPath) String() string {
 func (*PolicyHostPath) ProtoMessage() {}
 
 func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[133]
+	mi := &file_api_command_v1_command_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11471,7 +11695,7 @@ func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyHostPath.ProtoReflect.Descriptor instead.
 func (*PolicyHostPath) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *PolicyHostPath) GetPath() string {
@@ -11501,7 +11725,7 @@ type PutPolicy struct {
 
 func (x *PutPolicy) Reset() {
 	*x = PutPolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[134]
+	mi := &file_api_command_v1_command_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11513,7 +11737,7 @@ func (x *PutPolicy) String() string {
 func (*PutPolicy) ProtoMessage() {}
 
 func (x *PutPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[134]
+	mi := &file_api_command_v1_command_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11526,7 +11750,7 @@ func (x *PutPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutPolicy.ProtoReflect.Descriptor instead.
 func (*PutPolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{134}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *PutPolicy) GetPolicy() *Policy {
@@ -11553,7 +11777,7 @@ type DeletePolicy struct {
 
 func (x *DeletePolicy) Reset() {
 	*x = DeletePolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[135]
+	mi := &file_api_command_v1_command_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11565,7 +11789,7 @@ func (x *DeletePolicy) String() string {
 func (*DeletePolicy) ProtoMessage() {}
 
 func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[135]
+	mi := &file_api_command_v1_command_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11578,7 +11802,7 @@ func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePolicy.ProtoReflect.Descriptor instead.
 func (*DeletePolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{135}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *DeletePolicy) GetName() string {
@@ -11603,7 +11827,7 @@ type BindPolicy struct {
 
 func (x *BindPolicy) Reset() {
 	*x = BindPolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[136]
+	mi := &file_api_command_v1_command_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11615,7 +11839,7 @@ func (x *BindPolicy) String() string {
 func (*BindPolicy) ProtoMessage() {}
 
 func (x *BindPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[136]
+	mi := &file_api_command_v1_command_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11628,7 +11852,7 @@ func (x *BindPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindPolicy.ProtoReflect.Descriptor instead.
 func (*BindPolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{136}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *BindPolicy) GetPolicy() string {
@@ -11665,7 +11889,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_api_command_v1_command_proto_msgTypes[137]
+	mi := &file_api_command_v1_command_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11677,7 +11901,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[137]
+	mi := &file_api_command_v1_command_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11690,7 +11914,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{137}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *SnapshotHeader) GetMagic() string {
@@ -11760,7 +11984,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[138]
+	mi := &file_api_command_v1_command_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11772,7 +11996,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[138]
+	mi := &file_api_command_v1_command_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11785,7 +12009,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{138}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -12237,7 +12461,7 @@ type ConsoleRecord struct {
 
 func (x *ConsoleRecord) Reset() {
 	*x = ConsoleRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[139]
+	mi := &file_api_command_v1_command_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12249,7 +12473,7 @@ func (x *ConsoleRecord) String() string {
 func (*ConsoleRecord) ProtoMessage() {}
 
 func (x *ConsoleRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[139]
+	mi := &file_api_command_v1_command_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12262,7 +12486,7 @@ func (x *ConsoleRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRecord.ProtoReflect.Descriptor instead.
 func (*ConsoleRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{139}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *ConsoleRecord) GetLink() *LinkConsole {
@@ -12316,7 +12540,7 @@ type RoleRecord struct {
 
 func (x *RoleRecord) Reset() {
 	*x = RoleRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[140]
+	mi := &file_api_command_v1_command_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12328,7 +12552,7 @@ func (x *RoleRecord) String() string {
 func (*RoleRecord) ProtoMessage() {}
 
 func (x *RoleRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[140]
+	mi := &file_api_command_v1_command_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12341,7 +12565,7 @@ func (x *RoleRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoleRecord.ProtoReflect.Descriptor instead.
 func (*RoleRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{140}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *RoleRecord) GetPut() *PutRole {
@@ -12399,7 +12623,7 @@ type BindingRecord struct {
 
 func (x *BindingRecord) Reset() {
 	*x = BindingRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[141]
+	mi := &file_api_command_v1_command_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12411,7 +12635,7 @@ func (x *BindingRecord) String() string {
 func (*BindingRecord) ProtoMessage() {}
 
 func (x *BindingRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[141]
+	mi := &file_api_command_v1_command_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12424,7 +12648,7 @@ func (x *BindingRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindingRecord.ProtoReflect.Descriptor instead.
 func (*BindingRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{141}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *BindingRecord) GetPut() *BindRole {
@@ -12469,7 +12693,7 @@ type AccountRecord struct {
 
 func (x *AccountRecord) Reset() {
 	*x = AccountRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[142]
+	mi := &file_api_command_v1_command_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12481,7 +12705,7 @@ func (x *AccountRecord) String() string {
 func (*AccountRecord) ProtoMessage() {}
 
 func (x *AccountRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[142]
+	mi := &file_api_command_v1_command_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12494,7 +12718,7 @@ func (x *AccountRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountRecord.ProtoReflect.Descriptor instead.
 func (*AccountRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{142}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *AccountRecord) GetPut() *PutAccount {
@@ -12544,7 +12768,7 @@ type PolicyRecord struct {
 
 func (x *PolicyRecord) Reset() {
 	*x = PolicyRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[143]
+	mi := &file_api_command_v1_command_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12556,7 +12780,7 @@ func (x *PolicyRecord) String() string {
 func (*PolicyRecord) ProtoMessage() {}
 
 func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[143]
+	mi := &file_api_command_v1_command_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12569,7 +12793,7 @@ func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRecord.ProtoReflect.Descriptor instead.
 func (*PolicyRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{143}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *PolicyRecord) GetPolicy() *Policy {
@@ -12645,7 +12869,7 @@ type AuditLogRecord struct {
 
 func (x *AuditLogRecord) Reset() {
 	*x = AuditLogRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[144]
+	mi := &file_api_command_v1_command_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12657,7 +12881,7 @@ func (x *AuditLogRecord) String() string {
 func (*AuditLogRecord) ProtoMessage() {}
 
 func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[144]
+	mi := &file_api_command_v1_command_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12670,7 +12894,7 @@ func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditLogRecord.ProtoReflect.Descriptor instead.
 func (*AuditLogRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{144}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *AuditLogRecord) GetLog() string {
@@ -12713,7 +12937,7 @@ type AuditEntryRecord struct {
 
 func (x *AuditEntryRecord) Reset() {
 	*x = AuditEntryRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[145]
+	mi := &file_api_command_v1_command_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12725,7 +12949,7 @@ func (x *AuditEntryRecord) String() string {
 func (*AuditEntryRecord) ProtoMessage() {}
 
 func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[145]
+	mi := &file_api_command_v1_command_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12738,7 +12962,7 @@ func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntryRecord.ProtoReflect.Descriptor instead.
 func (*AuditEntryRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{145}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *AuditEntryRecord) GetLog() string {
@@ -12785,7 +13009,7 @@ type RolloutRecord struct {
 
 func (x *RolloutRecord) Reset() {
 	*x = RolloutRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[146]
+	mi := &file_api_command_v1_command_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12797,7 +13021,7 @@ func (x *RolloutRecord) String() string {
 func (*RolloutRecord) ProtoMessage() {}
 
 func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[146]
+	mi := &file_api_command_v1_command_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12810,7 +13034,7 @@ func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutRecord.ProtoReflect.Descriptor instead.
 func (*RolloutRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{146}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *RolloutRecord) GetGroup() string {
@@ -12932,7 +13156,7 @@ type RolloutMember struct {
 
 func (x *RolloutMember) Reset() {
 	*x = RolloutMember{}
-	mi := &file_api_command_v1_command_proto_msgTypes[147]
+	mi := &file_api_command_v1_command_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12944,7 +13168,7 @@ func (x *RolloutMember) String() string {
 func (*RolloutMember) ProtoMessage() {}
 
 func (x *RolloutMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[147]
+	mi := &file_api_command_v1_command_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12957,7 +13181,7 @@ func (x *RolloutMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutMember.ProtoReflect.Descriptor instead.
 func (*RolloutMember) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{147}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *RolloutMember) GetId() string {
@@ -13021,7 +13245,7 @@ type RevisionsRecord struct {
 
 func (x *RevisionsRecord) Reset() {
 	*x = RevisionsRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[148]
+	mi := &file_api_command_v1_command_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13033,7 +13257,7 @@ func (x *RevisionsRecord) String() string {
 func (*RevisionsRecord) ProtoMessage() {}
 
 func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[148]
+	mi := &file_api_command_v1_command_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13046,7 +13270,7 @@ func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevisionsRecord.ProtoReflect.Descriptor instead.
 func (*RevisionsRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{148}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *RevisionsRecord) GetWorkload() string {
@@ -13081,7 +13305,7 @@ type Revision struct {
 
 func (x *Revision) Reset() {
 	*x = Revision{}
-	mi := &file_api_command_v1_command_proto_msgTypes[149]
+	mi := &file_api_command_v1_command_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13093,7 +13317,7 @@ func (x *Revision) String() string {
 func (*Revision) ProtoMessage() {}
 
 func (x *Revision) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[149]
+	mi := &file_api_command_v1_command_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13106,7 +13330,7 @@ func (x *Revision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revision.ProtoReflect.Descriptor instead.
 func (*Revision) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{149}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *Revision) GetNumber() uint64 {
@@ -13173,7 +13397,7 @@ type NodeAuditRecord struct {
 
 func (x *NodeAuditRecord) Reset() {
 	*x = NodeAuditRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[150]
+	mi := &file_api_command_v1_command_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13185,7 +13409,7 @@ func (x *NodeAuditRecord) String() string {
 func (*NodeAuditRecord) ProtoMessage() {}
 
 func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[150]
+	mi := &file_api_command_v1_command_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13198,7 +13422,7 @@ func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAuditRecord.ProtoReflect.Descriptor instead.
 func (*NodeAuditRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{150}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *NodeAuditRecord) GetNode() string {
@@ -13237,7 +13461,7 @@ type NamespaceRecord struct {
 
 func (x *NamespaceRecord) Reset() {
 	*x = NamespaceRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[151]
+	mi := &file_api_command_v1_command_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13249,7 +13473,7 @@ func (x *NamespaceRecord) String() string {
 func (*NamespaceRecord) ProtoMessage() {}
 
 func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[151]
+	mi := &file_api_command_v1_command_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13262,7 +13486,7 @@ func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRecord.ProtoReflect.Descriptor instead.
 func (*NamespaceRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{151}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *NamespaceRecord) GetPut() *PutNamespace {
@@ -13319,7 +13543,7 @@ type TokenRecord struct {
 
 func (x *TokenRecord) Reset() {
 	*x = TokenRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[152]
+	mi := &file_api_command_v1_command_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13331,7 +13555,7 @@ func (x *TokenRecord) String() string {
 func (*TokenRecord) ProtoMessage() {}
 
 func (x *TokenRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[152]
+	mi := &file_api_command_v1_command_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13344,7 +13568,7 @@ func (x *TokenRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRecord.ProtoReflect.Descriptor instead.
 func (*TokenRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{152}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *TokenRecord) GetToken() *PutToken {
@@ -13380,7 +13604,7 @@ type RevocationRecord struct {
 
 func (x *RevocationRecord) Reset() {
 	*x = RevocationRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[153]
+	mi := &file_api_command_v1_command_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13392,7 +13616,7 @@ func (x *RevocationRecord) String() string {
 func (*RevocationRecord) ProtoMessage() {}
 
 func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[153]
+	mi := &file_api_command_v1_command_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13405,7 +13629,7 @@ func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationRecord.ProtoReflect.Descriptor instead.
 func (*RevocationRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{153}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *RevocationRecord) GetRevoke() *Revoke {
@@ -13440,7 +13664,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_api_command_v1_command_proto_msgTypes[154]
+	mi := &file_api_command_v1_command_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13452,7 +13676,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[154]
+	mi := &file_api_command_v1_command_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13465,7 +13689,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{154}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -13523,14 +13747,23 @@ type MetaRecord struct {
 	NetworkIndex uint64 `protobuf:"varint,427,opt,name=network_index,json=networkIndex,proto3" json:"network_index,omitempty"`
 	// Highest version number of all deleted secrets and configs. The versions of a new secret or config begin
 	// above it, so a version number never means two values.
-	ObjectFloor   uint64 `protobuf:"varint,400,opt,name=object_floor,json=objectFloor,proto3" json:"object_floor,omitempty"`
+	ObjectFloor uint64 `protobuf:"varint,400,opt,name=object_floor,json=objectFloor,proto3" json:"object_floor,omitempty"`
+	// A rotation of the cluster key: id of the new key while the schedulers are getting it, id of the former key while
+	// values may be sealed under it, and the log index from which on no value is. Then the ids of keys that no value is
+	// sealed under any more, and the key of content hashes, sealed; empty = it is derived from the cluster key.
+	NextKeyId     string   `protobuf:"bytes,540,opt,name=next_key_id,json=nextKeyId,proto3" json:"next_key_id,omitempty"`
+	FormerKeyId   string   `protobuf:"bytes,541,opt,name=former_key_id,json=formerKeyId,proto3" json:"former_key_id,omitempty"`
+	CleanIndex    uint64   `protobuf:"varint,542,opt,name=clean_index,json=cleanIndex,proto3" json:"clean_index,omitempty"`
+	RetiredKeyIds []string `protobuf:"bytes,543,rep,name=retired_key_ids,json=retiredKeyIds,proto3" json:"retired_key_ids,omitempty"`
+	ContentKey    string   `protobuf:"bytes,544,opt,name=content_key,json=contentKey,proto3" json:"content_key,omitempty"`
+	KeyChangedAt  int64    `protobuf:"varint,545,opt,name=key_changed_at,json=keyChangedAt,proto3" json:"key_changed_at,omitempty"` // Unix nanoseconds; when the last step of a rotation was committed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MetaRecord) Reset() {
 	*x = MetaRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[155]
+	mi := &file_api_command_v1_command_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13542,7 +13775,7 @@ func (x *MetaRecord) String() string {
 func (*MetaRecord) ProtoMessage() {}
 
 func (x *MetaRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[155]
+	mi := &file_api_command_v1_command_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13555,7 +13788,7 @@ func (x *MetaRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRecord.ProtoReflect.Descriptor instead.
 func (*MetaRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{155}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *MetaRecord) GetClusterId() string {
@@ -13740,6 +13973,48 @@ func (x *MetaRecord) GetObjectFloor() uint64 {
 	return 0
 }
 
+func (x *MetaRecord) GetNextKeyId() string {
+	if x != nil {
+		return x.NextKeyId
+	}
+	return ""
+}
+
+func (x *MetaRecord) GetFormerKeyId() string {
+	if x != nil {
+		return x.FormerKeyId
+	}
+	return ""
+}
+
+func (x *MetaRecord) GetCleanIndex() uint64 {
+	if x != nil {
+		return x.CleanIndex
+	}
+	return 0
+}
+
+func (x *MetaRecord) GetRetiredKeyIds() []string {
+	if x != nil {
+		return x.RetiredKeyIds
+	}
+	return nil
+}
+
+func (x *MetaRecord) GetContentKey() string {
+	if x != nil {
+		return x.ContentKey
+	}
+	return ""
+}
+
+func (x *MetaRecord) GetKeyChangedAt() int64 {
+	if x != nil {
+		return x.KeyChangedAt
+	}
+	return 0
+}
+
 type WorkloadRecord struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Put             *WorkloadPut           `protobuf:"bytes,1,opt,name=put,proto3" json:"put,omitempty"`
@@ -13819,7 +14094,7 @@ type WorkloadRecord struct {
 
 func (x *WorkloadRecord) Reset() {
 	*x = WorkloadRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[156]
+	mi := &file_api_command_v1_command_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13831,7 +14106,7 @@ func (x *WorkloadRecord) String() string {
 func (*WorkloadRecord) ProtoMessage() {}
 
 func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[156]
+	mi := &file_api_command_v1_command_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13844,7 +14119,7 @@ func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRecord.ProtoReflect.Descriptor instead.
 func (*WorkloadRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{156}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *WorkloadRecord) GetPut() *WorkloadPut {
@@ -14171,7 +14446,7 @@ type Moved struct {
 
 func (x *Moved) Reset() {
 	*x = Moved{}
-	mi := &file_api_command_v1_command_proto_msgTypes[157]
+	mi := &file_api_command_v1_command_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14183,7 +14458,7 @@ func (x *Moved) String() string {
 func (*Moved) ProtoMessage() {}
 
 func (x *Moved) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[157]
+	mi := &file_api_command_v1_command_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14196,7 +14471,7 @@ func (x *Moved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moved.ProtoReflect.Descriptor instead.
 func (*Moved) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{157}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *Moved) GetAt() int64 {
@@ -14242,7 +14517,7 @@ type NodeFailure struct {
 
 func (x *NodeFailure) Reset() {
 	*x = NodeFailure{}
-	mi := &file_api_command_v1_command_proto_msgTypes[158]
+	mi := &file_api_command_v1_command_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14254,7 +14529,7 @@ func (x *NodeFailure) String() string {
 func (*NodeFailure) ProtoMessage() {}
 
 func (x *NodeFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[158]
+	mi := &file_api_command_v1_command_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14267,7 +14542,7 @@ func (x *NodeFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFailure.ProtoReflect.Descriptor instead.
 func (*NodeFailure) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{158}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *NodeFailure) GetNode() string {
@@ -14323,7 +14598,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[159]
+	mi := &file_api_command_v1_command_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14335,7 +14610,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[159]
+	mi := &file_api_command_v1_command_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14348,7 +14623,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{159}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *NodeRecord) GetFacts() *RegisterNode {
@@ -14475,7 +14750,7 @@ type ResidualRecord struct {
 
 func (x *ResidualRecord) Reset() {
 	*x = ResidualRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[160]
+	mi := &file_api_command_v1_command_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14487,7 +14762,7 @@ func (x *ResidualRecord) String() string {
 func (*ResidualRecord) ProtoMessage() {}
 
 func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[160]
+	mi := &file_api_command_v1_command_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14500,7 +14775,7 @@ func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResidualRecord.ProtoReflect.Descriptor instead.
 func (*ResidualRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{160}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *ResidualRecord) GetNode() string {
@@ -14584,7 +14859,7 @@ type TombstoneRecord struct {
 
 func (x *TombstoneRecord) Reset() {
 	*x = TombstoneRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[161]
+	mi := &file_api_command_v1_command_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14596,7 +14871,7 @@ func (x *TombstoneRecord) String() string {
 func (*TombstoneRecord) ProtoMessage() {}
 
 func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[161]
+	mi := &file_api_command_v1_command_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14609,7 +14884,7 @@ func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TombstoneRecord.ProtoReflect.Descriptor instead.
 func (*TombstoneRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{161}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *TombstoneRecord) GetWorkload() string {
@@ -14680,7 +14955,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[162]
+	mi := &file_api_command_v1_command_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14692,7 +14967,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[162]
+	mi := &file_api_command_v1_command_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14705,7 +14980,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{162}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -14752,7 +15027,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[163]
+	mi := &file_api_command_v1_command_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14764,7 +15039,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[163]
+	mi := &file_api_command_v1_command_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14777,7 +15052,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{163}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -14833,7 +15108,7 @@ type ItemOutcome struct {
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[164]
+	mi := &file_api_command_v1_command_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14845,7 +15120,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[164]
+	mi := &file_api_command_v1_command_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14858,7 +15133,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{164}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -14930,7 +15205,7 @@ type EventRecord struct {
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[165]
+	mi := &file_api_command_v1_command_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14942,7 +15217,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[165]
+	mi := &file_api_command_v1_command_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14955,7 +15230,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{165}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -15059,7 +15334,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"namespaces\x18n \x03(\tR\n" +
 	"namespaces\x12\x10\n" +
 	"\x03via\x18x \x01(\tR\x03via\x12\"\n" +
-	"\frequest_hash\x18\xa2\x02 \x01(\x06R\vrequestHash\"\xee%\n" +
+	"\frequest_hash\x18\xa2\x02 \x01(\x06R\vrequestHash\"\xfa&\n" +
 	"\aCommand\x12+\n" +
 	"\x04head\x18\x01 \x01(\v2\x17.persys.command.v1.HeadR\x04head\x12C\n" +
 	"\finit_cluster\x18\n" +
@@ -15157,7 +15432,9 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\flink_console\x18\xfe\x03 \x01(\v2\x1e.persys.command.v1.LinkConsoleH\x00R\vlinkConsole\x12D\n" +
 	"\fopen_console\x18\xff\x03 \x01(\v2\x1e.persys.command.v1.OpenConsoleH\x00R\vopenConsole\x12A\n" +
 	"\vend_console\x18\x80\x04 \x01(\v2\x1d.persys.command.v1.EndConsoleH\x00R\n" +
-	"endConsoleB\x06\n" +
+	"endConsole\x12T\n" +
+	"\x12rotate_cluster_key\x18\x9c\x04 \x01(\v2#.persys.command.v1.RotateClusterKeyH\x00R\x10rotateClusterKey\x124\n" +
+	"\x06reseal\x18\x9d\x04 \x01(\v2\x19.persys.command.v1.ResealH\x00R\x06resealB\x06\n" +
 	"\x04body\"/\n" +
 	"\x05Label\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -15772,7 +16049,21 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"if_version\x18\x01 \x01(\x04R\tifVersion\x12\x16\n" +
 	"\x06sealed\x18\x02 \x01(\tR\x06sealed\x12\x12\n" +
-	"\x04step\x18\x03 \x01(\tR\x04step\"&\n" +
+	"\x04step\x18\x03 \x01(\tR\x04step\"z\n" +
+	"\x10RotateClusterKey\x12\x12\n" +
+	"\x04step\x18\x01 \x01(\tR\x04step\x12\x15\n" +
+	"\x06key_id\x18\x02 \x01(\tR\x05keyId\x12\x1a\n" +
+	"\breplaces\x18\x03 \x01(\tR\breplaces\x12\x1f\n" +
+	"\vcontent_key\x18\x04 \x01(\tR\n" +
+	"contentKey\"B\n" +
+	"\x06Reseal\x128\n" +
+	"\x06values\x18\x01 \x03(\v2 .persys.command.v1.ResealedValueR\x06values\"j\n" +
+	"\rResealedValue\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\x12\x1d\n" +
+	"\n" +
+	"old_sha256\x18\x03 \x01(\fR\toldSha256\x12\x14\n" +
+	"\x05value\x18\x04 \x01(\fR\x05value\"&\n" +
 	"\rPinClusterKey\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\"\xb8\x01\n" +
 	"\fPutAuthority\x12\x0e\n" +
@@ -16164,7 +16455,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x02by\x18\x03 \x01(\tR\x02by\"G\n" +
 	"\x0fSnapshotTrailer\x12\x18\n" +
 	"\arecords\x18\x01 \x01(\x04R\arecords\x12\x1a\n" +
-	"\bchecksum\x18\x02 \x01(\x04R\bchecksum\"\xd8\x06\n" +
+	"\bchecksum\x18\x02 \x01(\x04R\bchecksum\"\xb2\b\n" +
 	"\n" +
 	"MetaRecord\x12\x1d\n" +
 	"\n" +
@@ -16201,7 +16492,15 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"network_id\x18\xaa\x03 \x01(\rR\tnetworkId\x12$\n" +
 	"\rnetwork_index\x18\xab\x03 \x01(\x04R\fnetworkIndex\x12\"\n" +
-	"\fobject_floor\x18\x90\x03 \x01(\x04R\vobjectFloor\"\xfd\r\n" +
+	"\fobject_floor\x18\x90\x03 \x01(\x04R\vobjectFloor\x12\x1f\n" +
+	"\vnext_key_id\x18\x9c\x04 \x01(\tR\tnextKeyId\x12#\n" +
+	"\rformer_key_id\x18\x9d\x04 \x01(\tR\vformerKeyId\x12 \n" +
+	"\vclean_index\x18\x9e\x04 \x01(\x04R\n" +
+	"cleanIndex\x12'\n" +
+	"\x0fretired_key_ids\x18\x9f\x04 \x03(\tR\rretiredKeyIds\x12 \n" +
+	"\vcontent_key\x18\xa0\x04 \x01(\tR\n" +
+	"contentKey\x12%\n" +
+	"\x0ekey_changed_at\x18\xa1\x04 \x01(\x03R\fkeyChangedAt\"\xfd\r\n" +
 	"\x0eWorkloadRecord\x120\n" +
 	"\x03put\x18\x01 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12\x12\n" +
@@ -16356,7 +16655,7 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 166)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 169)
 var file_api_command_v1_command_proto_goTypes = []any{
 	(*Batch)(nil),                // 0: persys.command.v1.Batch
 	(*Epoch)(nil),                // 1: persys.command.v1.Epoch
@@ -16461,69 +16760,72 @@ var file_api_command_v1_command_proto_goTypes = []any{
 	(*AttachMirror)(nil),         // 100: persys.command.v1.AttachMirror
 	(*DetachMirror)(nil),         // 101: persys.command.v1.DetachMirror
 	(*SetGossipRing)(nil),        // 102: persys.command.v1.SetGossipRing
-	(*PinClusterKey)(nil),        // 103: persys.command.v1.PinClusterKey
-	(*PutAuthority)(nil),         // 104: persys.command.v1.PutAuthority
-	(*DropAuthority)(nil),        // 105: persys.command.v1.DropAuthority
-	(*PutToken)(nil),             // 106: persys.command.v1.PutToken
-	(*DropToken)(nil),            // 107: persys.command.v1.DropToken
-	(*Admit)(nil),                // 108: persys.command.v1.Admit
-	(*Revoke)(nil),               // 109: persys.command.v1.Revoke
-	(*PutRole)(nil),              // 110: persys.command.v1.PutRole
-	(*DeleteRole)(nil),           // 111: persys.command.v1.DeleteRole
-	(*BindRole)(nil),             // 112: persys.command.v1.BindRole
-	(*PutAccount)(nil),           // 113: persys.command.v1.PutAccount
-	(*DeleteAccount)(nil),        // 114: persys.command.v1.DeleteAccount
-	(*LinkConsole)(nil),          // 115: persys.command.v1.LinkConsole
-	(*OpenConsole)(nil),          // 116: persys.command.v1.OpenConsole
-	(*EndConsole)(nil),           // 117: persys.command.v1.EndConsole
-	(*Audit)(nil),                // 118: persys.command.v1.Audit
-	(*Forgiveness)(nil),          // 119: persys.command.v1.Forgiveness
-	(*ForgiveFailures)(nil),      // 120: persys.command.v1.ForgiveFailures
-	(*AgentAction)(nil),          // 121: persys.command.v1.AgentAction
-	(*RecordActions)(nil),        // 122: persys.command.v1.RecordActions
-	(*Drift)(nil),                // 123: persys.command.v1.Drift
-	(*DriftRepair)(nil),          // 124: persys.command.v1.DriftRepair
-	(*DriftAdoption)(nil),        // 125: persys.command.v1.DriftAdoption
-	(*SetDrifts)(nil),            // 126: persys.command.v1.SetDrifts
-	(*AdoptDrift)(nil),           // 127: persys.command.v1.AdoptDrift
-	(*DropOrphan)(nil),           // 128: persys.command.v1.DropOrphan
-	(*Quota)(nil),                // 129: persys.command.v1.Quota
-	(*PutNamespace)(nil),         // 130: persys.command.v1.PutNamespace
-	(*DeleteNamespace)(nil),      // 131: persys.command.v1.DeleteNamespace
-	(*Policy)(nil),               // 132: persys.command.v1.Policy
-	(*PolicyHostPath)(nil),       // 133: persys.command.v1.PolicyHostPath
-	(*PutPolicy)(nil),            // 134: persys.command.v1.PutPolicy
-	(*DeletePolicy)(nil),         // 135: persys.command.v1.DeletePolicy
-	(*BindPolicy)(nil),           // 136: persys.command.v1.BindPolicy
-	(*SnapshotHeader)(nil),       // 137: persys.command.v1.SnapshotHeader
-	(*SnapshotRecord)(nil),       // 138: persys.command.v1.SnapshotRecord
-	(*ConsoleRecord)(nil),        // 139: persys.command.v1.ConsoleRecord
-	(*RoleRecord)(nil),           // 140: persys.command.v1.RoleRecord
-	(*BindingRecord)(nil),        // 141: persys.command.v1.BindingRecord
-	(*AccountRecord)(nil),        // 142: persys.command.v1.AccountRecord
-	(*PolicyRecord)(nil),         // 143: persys.command.v1.PolicyRecord
-	(*AuditLogRecord)(nil),       // 144: persys.command.v1.AuditLogRecord
-	(*AuditEntryRecord)(nil),     // 145: persys.command.v1.AuditEntryRecord
-	(*RolloutRecord)(nil),        // 146: persys.command.v1.RolloutRecord
-	(*RolloutMember)(nil),        // 147: persys.command.v1.RolloutMember
-	(*RevisionsRecord)(nil),      // 148: persys.command.v1.RevisionsRecord
-	(*Revision)(nil),             // 149: persys.command.v1.Revision
-	(*NodeAuditRecord)(nil),      // 150: persys.command.v1.NodeAuditRecord
-	(*NamespaceRecord)(nil),      // 151: persys.command.v1.NamespaceRecord
-	(*TokenRecord)(nil),          // 152: persys.command.v1.TokenRecord
-	(*RevocationRecord)(nil),     // 153: persys.command.v1.RevocationRecord
-	(*SnapshotTrailer)(nil),      // 154: persys.command.v1.SnapshotTrailer
-	(*MetaRecord)(nil),           // 155: persys.command.v1.MetaRecord
-	(*WorkloadRecord)(nil),       // 156: persys.command.v1.WorkloadRecord
-	(*Moved)(nil),                // 157: persys.command.v1.Moved
-	(*NodeFailure)(nil),          // 158: persys.command.v1.NodeFailure
-	(*NodeRecord)(nil),           // 159: persys.command.v1.NodeRecord
-	(*ResidualRecord)(nil),       // 160: persys.command.v1.ResidualRecord
-	(*TombstoneRecord)(nil),      // 161: persys.command.v1.TombstoneRecord
-	(*ReceiptRecord)(nil),        // 162: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),              // 163: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),          // 164: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),          // 165: persys.command.v1.EventRecord
+	(*RotateClusterKey)(nil),     // 103: persys.command.v1.RotateClusterKey
+	(*Reseal)(nil),               // 104: persys.command.v1.Reseal
+	(*ResealedValue)(nil),        // 105: persys.command.v1.ResealedValue
+	(*PinClusterKey)(nil),        // 106: persys.command.v1.PinClusterKey
+	(*PutAuthority)(nil),         // 107: persys.command.v1.PutAuthority
+	(*DropAuthority)(nil),        // 108: persys.command.v1.DropAuthority
+	(*PutToken)(nil),             // 109: persys.command.v1.PutToken
+	(*DropToken)(nil),            // 110: persys.command.v1.DropToken
+	(*Admit)(nil),                // 111: persys.command.v1.Admit
+	(*Revoke)(nil),               // 112: persys.command.v1.Revoke
+	(*PutRole)(nil),              // 113: persys.command.v1.PutRole
+	(*DeleteRole)(nil),           // 114: persys.command.v1.DeleteRole
+	(*BindRole)(nil),             // 115: persys.command.v1.BindRole
+	(*PutAccount)(nil),           // 116: persys.command.v1.PutAccount
+	(*DeleteAccount)(nil),        // 117: persys.command.v1.DeleteAccount
+	(*LinkConsole)(nil),          // 118: persys.command.v1.LinkConsole
+	(*OpenConsole)(nil),          // 119: persys.command.v1.OpenConsole
+	(*EndConsole)(nil),           // 120: persys.command.v1.EndConsole
+	(*Audit)(nil),                // 121: persys.command.v1.Audit
+	(*Forgiveness)(nil),          // 122: persys.command.v1.Forgiveness
+	(*ForgiveFailures)(nil),      // 123: persys.command.v1.ForgiveFailures
+	(*AgentAction)(nil),          // 124: persys.command.v1.AgentAction
+	(*RecordActions)(nil),        // 125: persys.command.v1.RecordActions
+	(*Drift)(nil),                // 126: persys.command.v1.Drift
+	(*DriftRepair)(nil),          // 127: persys.command.v1.DriftRepair
+	(*DriftAdoption)(nil),        // 128: persys.command.v1.DriftAdoption
+	(*SetDrifts)(nil),            // 129: persys.command.v1.SetDrifts
+	(*AdoptDrift)(nil),           // 130: persys.command.v1.AdoptDrift
+	(*DropOrphan)(nil),           // 131: persys.command.v1.DropOrphan
+	(*Quota)(nil),                // 132: persys.command.v1.Quota
+	(*PutNamespace)(nil),         // 133: persys.command.v1.PutNamespace
+	(*DeleteNamespace)(nil),      // 134: persys.command.v1.DeleteNamespace
+	(*Policy)(nil),               // 135: persys.command.v1.Policy
+	(*PolicyHostPath)(nil),       // 136: persys.command.v1.PolicyHostPath
+	(*PutPolicy)(nil),            // 137: persys.command.v1.PutPolicy
+	(*DeletePolicy)(nil),         // 138: persys.command.v1.DeletePolicy
+	(*BindPolicy)(nil),           // 139: persys.command.v1.BindPolicy
+	(*SnapshotHeader)(nil),       // 140: persys.command.v1.SnapshotHeader
+	(*SnapshotRecord)(nil),       // 141: persys.command.v1.SnapshotRecord
+	(*ConsoleRecord)(nil),        // 142: persys.command.v1.ConsoleRecord
+	(*RoleRecord)(nil),           // 143: persys.command.v1.RoleRecord
+	(*BindingRecord)(nil),        // 144: persys.command.v1.BindingRecord
+	(*AccountRecord)(nil),        // 145: persys.command.v1.AccountRecord
+	(*PolicyRecord)(nil),         // 146: persys.command.v1.PolicyRecord
+	(*AuditLogRecord)(nil),       // 147: persys.command.v1.AuditLogRecord
+	(*AuditEntryRecord)(nil),     // 148: persys.command.v1.AuditEntryRecord
+	(*RolloutRecord)(nil),        // 149: persys.command.v1.RolloutRecord
+	(*RolloutMember)(nil),        // 150: persys.command.v1.RolloutMember
+	(*RevisionsRecord)(nil),      // 151: persys.command.v1.RevisionsRecord
+	(*Revision)(nil),             // 152: persys.command.v1.Revision
+	(*NodeAuditRecord)(nil),      // 153: persys.command.v1.NodeAuditRecord
+	(*NamespaceRecord)(nil),      // 154: persys.command.v1.NamespaceRecord
+	(*TokenRecord)(nil),          // 155: persys.command.v1.TokenRecord
+	(*RevocationRecord)(nil),     // 156: persys.command.v1.RevocationRecord
+	(*SnapshotTrailer)(nil),      // 157: persys.command.v1.SnapshotTrailer
+	(*MetaRecord)(nil),           // 158: persys.command.v1.MetaRecord
+	(*WorkloadRecord)(nil),       // 159: persys.command.v1.WorkloadRecord
+	(*Moved)(nil),                // 160: persys.command.v1.Moved
+	(*NodeFailure)(nil),          // 161: persys.command.v1.NodeFailure
+	(*NodeRecord)(nil),           // 162: persys.command.v1.NodeRecord
+	(*ResidualRecord)(nil),       // 163: persys.command.v1.ResidualRecord
+	(*TombstoneRecord)(nil),      // 164: persys.command.v1.TombstoneRecord
+	(*ReceiptRecord)(nil),        // 165: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),              // 166: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),          // 167: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),          // 168: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
 	4,   // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
@@ -16551,34 +16853,34 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	97,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
 	98,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
 	99,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
-	103, // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
-	104, // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
-	105, // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
-	106, // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
-	107, // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
-	108, // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
-	109, // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
-	118, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
-	120, // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
-	122, // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
-	126, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
-	127, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
-	128, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
+	106, // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
+	107, // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
+	108, // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
+	109, // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
+	110, // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
+	111, // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
+	112, // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
+	121, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
+	123, // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
+	125, // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
+	129, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
+	130, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
+	131, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
 	102, // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
-	130, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
-	131, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
+	133, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
+	134, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
 	51,  // 41: persys.command.v1.Command.advance_rollout:type_name -> persys.command.v1.AdvanceRollout
 	52,  // 42: persys.command.v1.Command.set_rollout:type_name -> persys.command.v1.SetRollout
-	134, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
-	135, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
-	136, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
+	137, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
+	138, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
+	139, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
 	100, // 46: persys.command.v1.Command.attach_mirror:type_name -> persys.command.v1.AttachMirror
 	101, // 47: persys.command.v1.Command.detach_mirror:type_name -> persys.command.v1.DetachMirror
-	110, // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
-	111, // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
-	112, // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
-	113, // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
-	114, // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
+	113, // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
+	114, // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
+	115, // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
+	116, // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
+	117, // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
 	69,  // 53: persys.command.v1.Command.label_node:type_name -> persys.command.v1.LabelNode
 	71,  // 54: persys.command.v1.Command.taint_node:type_name -> persys.command.v1.TaintNode
 	28,  // 55: persys.command.v1.Command.finish_jobs:type_name -> persys.command.v1.FinishJobs
@@ -16596,173 +16898,176 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	43,  // 67: persys.command.v1.Command.put_volume:type_name -> persys.command.v1.PutVolume
 	44,  // 68: persys.command.v1.Command.delete_volume:type_name -> persys.command.v1.DeleteVolume
 	45,  // 69: persys.command.v1.Command.report_volumes:type_name -> persys.command.v1.ReportVolumes
-	115, // 70: persys.command.v1.Command.link_console:type_name -> persys.command.v1.LinkConsole
-	116, // 71: persys.command.v1.Command.open_console:type_name -> persys.command.v1.OpenConsole
-	117, // 72: persys.command.v1.Command.end_console:type_name -> persys.command.v1.EndConsole
-	8,   // 73: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
-	5,   // 74: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
-	6,   // 75: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
-	7,   // 76: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
-	35,  // 77: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
-	33,  // 78: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
-	34,  // 79: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
-	26,  // 80: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
-	14,  // 81: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
-	23,  // 82: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
-	5,   // 83: persys.command.v1.Demand.tags:type_name -> persys.command.v1.Label
-	12,  // 84: persys.command.v1.Demand.autoscale:type_name -> persys.command.v1.Autoscale
-	13,  // 85: persys.command.v1.Demand.reschedule:type_name -> persys.command.v1.Reschedule
-	11,  // 86: persys.command.v1.Demand.devices:type_name -> persys.command.v1.DeviceCount
-	65,  // 87: persys.command.v1.Demand.ingress:type_name -> persys.command.v1.IngressPort
-	10,  // 88: persys.command.v1.Demand.volumes:type_name -> persys.command.v1.VolumeUse
-	15,  // 89: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
-	17,  // 90: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
-	2,   // 91: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 92: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
-	37,  // 93: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
-	20,  // 94: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
-	2,   // 95: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
-	24,  // 96: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
-	25,  // 97: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
-	6,   // 98: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
-	5,   // 99: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
-	29,  // 100: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
-	2,   // 101: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
-	31,  // 102: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
-	2,   // 103: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
-	27,  // 104: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
-	9,   // 105: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
-	38,  // 106: persys.command.v1.WorkloadPut.objects:type_name -> persys.command.v1.ObjectUse
-	50,  // 107: persys.command.v1.WorkloadPut.update:type_name -> persys.command.v1.UpdatePolicy
-	37,  // 108: persys.command.v1.PutObject.surge:type_name -> persys.command.v1.WorkloadPut
-	41,  // 109: persys.command.v1.ObjectRecord.versions:type_name -> persys.command.v1.ObjectVersion
-	46,  // 110: persys.command.v1.ReportVolumes.volumes:type_name -> persys.command.v1.HeldVolume
-	37,  // 111: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	50,  // 112: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
-	48,  // 113: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
-	37,  // 114: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
-	2,   // 115: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
-	37,  // 116: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
-	57,  // 117: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,   // 118: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,   // 119: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	59,  // 120: persys.command.v1.RegisterNode.networking:type_name -> persys.command.v1.NodeNetworking
-	11,  // 121: persys.command.v1.RegisterNode.devices:type_name -> persys.command.v1.DeviceCount
-	63,  // 122: persys.command.v1.ReleaseSlices.slices:type_name -> persys.command.v1.IdleSlice
-	67,  // 123: persys.command.v1.NetworkRecord.slices:type_name -> persys.command.v1.SliceRecord
-	66,  // 124: persys.command.v1.NetworkRecord.services:type_name -> persys.command.v1.ServiceAddressRecord
-	70,  // 125: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
-	72,  // 126: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
-	7,   // 127: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
-	76,  // 128: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,   // 129: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	78,  // 130: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,   // 131: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	80,  // 132: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	83,  // 133: persys.command.v1.MoveWorkloads.moves:type_name -> persys.command.v1.WorkloadMove
-	2,   // 134: persys.command.v1.WorkloadMove.if_generation:type_name -> persys.command.v1.Generation
-	84,  // 135: persys.command.v1.WorkloadMove.from_reserved:type_name -> persys.command.v1.ReservedAmounts
-	84,  // 136: persys.command.v1.WorkloadMove.to_reserved:type_name -> persys.command.v1.ReservedAmounts
-	2,   // 137: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	85,  // 138: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,   // 139: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	87,  // 140: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,   // 141: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	90,  // 142: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	27,  // 143: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
-	91,  // 144: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	95,  // 145: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
-	5,   // 146: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
-	112, // 147: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
-	5,   // 148: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
-	2,   // 149: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
-	119, // 150: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
-	121, // 151: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
-	2,   // 152: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 153: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
-	123, // 154: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
-	123, // 155: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
-	124, // 156: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
-	125, // 157: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
-	37,  // 158: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
-	48,  // 159: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
-	129, // 160: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
-	5,   // 161: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
-	133, // 162: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
-	132, // 163: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
-	5,   // 164: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
-	155, // 165: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	156, // 166: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	159, // 167: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	160, // 168: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	162, // 169: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	165, // 170: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	94,  // 171: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	104, // 172: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	152, // 173: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	108, // 174: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	153, // 175: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	161, // 176: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
-	150, // 177: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
-	123, // 178: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
-	151, // 179: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
-	148, // 180: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
-	146, // 181: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
-	143, // 182: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
-	48,  // 183: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
-	144, // 184: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
-	145, // 185: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
-	140, // 186: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
-	141, // 187: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
-	142, // 188: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
-	64,  // 189: persys.command.v1.SnapshotRecord.network:type_name -> persys.command.v1.NetworkRecord
-	42,  // 190: persys.command.v1.SnapshotRecord.object:type_name -> persys.command.v1.ObjectRecord
-	47,  // 191: persys.command.v1.SnapshotRecord.volume:type_name -> persys.command.v1.VolumeRecord
-	139, // 192: persys.command.v1.SnapshotRecord.console:type_name -> persys.command.v1.ConsoleRecord
-	115, // 193: persys.command.v1.ConsoleRecord.link:type_name -> persys.command.v1.LinkConsole
-	110, // 194: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
-	112, // 195: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
-	113, // 196: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
-	132, // 197: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
-	5,   // 198: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
-	165, // 199: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
-	2,   // 200: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
-	50,  // 201: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
-	147, // 202: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
-	37,  // 203: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
-	37,  // 204: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
-	149, // 205: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
-	130, // 206: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
-	106, // 207: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	109, // 208: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	37,  // 209: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,   // 210: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	91,  // 211: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	8,   // 212: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
-	2,   // 213: persys.command.v1.WorkloadRecord.same_since:type_name -> persys.command.v1.Generation
-	121, // 214: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	34,  // 215: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
-	157, // 216: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
-	32,  // 217: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
-	21,  // 218: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
-	22,  // 219: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
-	158, // 220: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
-	58,  // 221: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	70,  // 222: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
-	72,  // 223: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
-	2,   // 224: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 225: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,   // 226: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 227: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
-	163, // 228: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	164, // 229: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,   // 230: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,   // 231: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	232, // [232:232] is the sub-list for method output_type
-	232, // [232:232] is the sub-list for method input_type
-	232, // [232:232] is the sub-list for extension type_name
-	232, // [232:232] is the sub-list for extension extendee
-	0,   // [0:232] is the sub-list for field type_name
+	118, // 70: persys.command.v1.Command.link_console:type_name -> persys.command.v1.LinkConsole
+	119, // 71: persys.command.v1.Command.open_console:type_name -> persys.command.v1.OpenConsole
+	120, // 72: persys.command.v1.Command.end_console:type_name -> persys.command.v1.EndConsole
+	103, // 73: persys.command.v1.Command.rotate_cluster_key:type_name -> persys.command.v1.RotateClusterKey
+	104, // 74: persys.command.v1.Command.reseal:type_name -> persys.command.v1.Reseal
+	8,   // 75: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
+	5,   // 76: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
+	6,   // 77: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
+	7,   // 78: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
+	35,  // 79: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
+	33,  // 80: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
+	34,  // 81: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
+	26,  // 82: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
+	14,  // 83: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
+	23,  // 84: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
+	5,   // 85: persys.command.v1.Demand.tags:type_name -> persys.command.v1.Label
+	12,  // 86: persys.command.v1.Demand.autoscale:type_name -> persys.command.v1.Autoscale
+	13,  // 87: persys.command.v1.Demand.reschedule:type_name -> persys.command.v1.Reschedule
+	11,  // 88: persys.command.v1.Demand.devices:type_name -> persys.command.v1.DeviceCount
+	65,  // 89: persys.command.v1.Demand.ingress:type_name -> persys.command.v1.IngressPort
+	10,  // 90: persys.command.v1.Demand.volumes:type_name -> persys.command.v1.VolumeUse
+	15,  // 91: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
+	17,  // 92: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
+	2,   // 93: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 94: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
+	37,  // 95: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
+	20,  // 96: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
+	2,   // 97: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
+	24,  // 98: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
+	25,  // 99: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
+	6,   // 100: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
+	5,   // 101: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
+	29,  // 102: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
+	2,   // 103: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
+	31,  // 104: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
+	2,   // 105: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
+	27,  // 106: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
+	9,   // 107: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
+	38,  // 108: persys.command.v1.WorkloadPut.objects:type_name -> persys.command.v1.ObjectUse
+	50,  // 109: persys.command.v1.WorkloadPut.update:type_name -> persys.command.v1.UpdatePolicy
+	37,  // 110: persys.command.v1.PutObject.surge:type_name -> persys.command.v1.WorkloadPut
+	41,  // 111: persys.command.v1.ObjectRecord.versions:type_name -> persys.command.v1.ObjectVersion
+	46,  // 112: persys.command.v1.ReportVolumes.volumes:type_name -> persys.command.v1.HeldVolume
+	37,  // 113: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	50,  // 114: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
+	48,  // 115: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
+	37,  // 116: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
+	2,   // 117: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
+	37,  // 118: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
+	57,  // 119: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,   // 120: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,   // 121: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	59,  // 122: persys.command.v1.RegisterNode.networking:type_name -> persys.command.v1.NodeNetworking
+	11,  // 123: persys.command.v1.RegisterNode.devices:type_name -> persys.command.v1.DeviceCount
+	63,  // 124: persys.command.v1.ReleaseSlices.slices:type_name -> persys.command.v1.IdleSlice
+	67,  // 125: persys.command.v1.NetworkRecord.slices:type_name -> persys.command.v1.SliceRecord
+	66,  // 126: persys.command.v1.NetworkRecord.services:type_name -> persys.command.v1.ServiceAddressRecord
+	70,  // 127: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
+	72,  // 128: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
+	7,   // 129: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
+	76,  // 130: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,   // 131: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	78,  // 132: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,   // 133: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	80,  // 134: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	83,  // 135: persys.command.v1.MoveWorkloads.moves:type_name -> persys.command.v1.WorkloadMove
+	2,   // 136: persys.command.v1.WorkloadMove.if_generation:type_name -> persys.command.v1.Generation
+	84,  // 137: persys.command.v1.WorkloadMove.from_reserved:type_name -> persys.command.v1.ReservedAmounts
+	84,  // 138: persys.command.v1.WorkloadMove.to_reserved:type_name -> persys.command.v1.ReservedAmounts
+	2,   // 139: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	85,  // 140: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,   // 141: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	87,  // 142: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,   // 143: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	90,  // 144: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	27,  // 145: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
+	91,  // 146: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	95,  // 147: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
+	105, // 148: persys.command.v1.Reseal.values:type_name -> persys.command.v1.ResealedValue
+	5,   // 149: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
+	115, // 150: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
+	5,   // 151: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	2,   // 152: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
+	122, // 153: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
+	124, // 154: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
+	2,   // 155: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 156: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
+	126, // 157: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
+	126, // 158: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
+	127, // 159: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
+	128, // 160: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
+	37,  // 161: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
+	48,  // 162: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
+	132, // 163: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
+	5,   // 164: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
+	136, // 165: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
+	135, // 166: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
+	5,   // 167: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
+	158, // 168: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	159, // 169: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	162, // 170: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	163, // 171: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	165, // 172: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	168, // 173: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	94,  // 174: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	107, // 175: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	155, // 176: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	111, // 177: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	156, // 178: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	164, // 179: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
+	153, // 180: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	126, // 181: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
+	154, // 182: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
+	151, // 183: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
+	149, // 184: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
+	146, // 185: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
+	48,  // 186: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
+	147, // 187: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
+	148, // 188: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
+	143, // 189: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
+	144, // 190: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
+	145, // 191: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
+	64,  // 192: persys.command.v1.SnapshotRecord.network:type_name -> persys.command.v1.NetworkRecord
+	42,  // 193: persys.command.v1.SnapshotRecord.object:type_name -> persys.command.v1.ObjectRecord
+	47,  // 194: persys.command.v1.SnapshotRecord.volume:type_name -> persys.command.v1.VolumeRecord
+	142, // 195: persys.command.v1.SnapshotRecord.console:type_name -> persys.command.v1.ConsoleRecord
+	118, // 196: persys.command.v1.ConsoleRecord.link:type_name -> persys.command.v1.LinkConsole
+	113, // 197: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
+	115, // 198: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
+	116, // 199: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
+	135, // 200: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
+	5,   // 201: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
+	168, // 202: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
+	2,   // 203: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
+	50,  // 204: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
+	150, // 205: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
+	37,  // 206: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
+	37,  // 207: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
+	152, // 208: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
+	133, // 209: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
+	109, // 210: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	112, // 211: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	37,  // 212: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,   // 213: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	91,  // 214: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	8,   // 215: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
+	2,   // 216: persys.command.v1.WorkloadRecord.same_since:type_name -> persys.command.v1.Generation
+	124, // 217: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	34,  // 218: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
+	160, // 219: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
+	32,  // 220: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
+	21,  // 221: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
+	22,  // 222: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
+	161, // 223: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
+	58,  // 224: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	70,  // 225: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
+	72,  // 226: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
+	2,   // 227: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 228: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,   // 229: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 230: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
+	166, // 231: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	167, // 232: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,   // 233: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,   // 234: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	235, // [235:235] is the sub-list for method output_type
+	235, // [235:235] is the sub-list for method input_type
+	235, // [235:235] is the sub-list for extension type_name
+	235, // [235:235] is the sub-list for extension extendee
+	0,   // [0:235] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -16841,13 +17146,15 @@ func file_api_command_v1_command_proto_init() {
 		(*Command_LinkConsole)(nil),
 		(*Command_OpenConsole)(nil),
 		(*Command_EndConsole)(nil),
+		(*Command_RotateClusterKey)(nil),
+		(*Command_Reseal)(nil),
 	}
 	file_api_command_v1_command_proto_msgTypes[49].OneofWrappers = []any{}
 	file_api_command_v1_command_proto_msgTypes[53].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[110].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[130].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[134].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[138].OneofWrappers = []any{
+	file_api_command_v1_command_proto_msgTypes[113].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[133].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[137].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[141].OneofWrappers = []any{
 		(*SnapshotRecord_Meta)(nil),
 		(*SnapshotRecord_Workload)(nil),
 		(*SnapshotRecord_Node)(nil),
@@ -16883,7 +17190,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   166,
+			NumMessages:   169,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
