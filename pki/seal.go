@@ -53,6 +53,7 @@ type Key struct {
 	seal    cipher.AEAD
 	content []byte
 	gossip  []byte
+	others  []*Key // more keys that Open uses (WithOthers)
 }
 
 // NewKey makes a key with random bytes from the operating system.
@@ -143,6 +144,11 @@ func (k *Key) Open(sealed string, context []byte) ([]byte, error) {
 		return nil, fmt.Errorf("%w: want %s<key id>:<base64>", ErrMalformed, SealPrefix)
 	}
 	if id != k.id {
+		for _, o := range k.others {
+			if o.id == id {
+				return o.Open(sealed, context)
+			}
+		}
 		return nil, fmt.Errorf("%w: %s, this is %s", ErrWrongKey, id, k.id)
 	}
 	head := SealPrefix + id + ":"
