@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"errors"
 	"fmt"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
@@ -132,4 +133,42 @@ func Redact(s *controlv1.WorkloadSpec) *controlv1.WorkloadSpec {
 	// no error is possible: this function never returns an error
 	_ = secrets(out, func(string, string) (string, error) { return pki.Redacted, nil })
 	return out
+}
+
+// Reseal seals the secrets of a stored specification again, with key, which must open them. Values that are sealed
+// under a key that key does not open stay as they are: they were restored from a backup of another cluster.
+func Reseal(id string, stored []byte, key *pki.Key) ([]byte, error) {
+	s := &controlv1.WorkloadSpec{}
+	if err := s.UnmarshalVT(stored); err != nil {
+		return nil, fmt.Errorf("workload %s: stored specification: %w", id, err)
+	}
+	err := secrets(s, func(path, value string) (string, error) {
+		return ResealValue(value, sealContext(id, path), key)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("workload %s: %w", id, err)
+	}
+	return s.MarshalVT()
+}
+
+// ResealFiles is Reseal for the files of a stack; digest is the digest of the bundle.
+func ResealFiles(digest string, stored []byte, key *pki.Key) ([]byte, error) {
+	sealed, err := ResealValue(string(stored), filesContext(digest), key)
+	return []byte(sealed), err
+}
+
+// ResealValue seals one sealed value again, with key. It leaves a value that is sealed under this key, or under a key
+// that key does not open.
+func ResealValue(value string, context []byte, key *pki.Key) (string, error) {
+	if id, ok := pki.SealedUnder(value); ok && id == key.ID() {
+		return value, nil
+	}
+	plain, err := key.Open(value, context)
+	if errors.Is(err, pki.ErrWrongKey) {
+		return value, nil
+	}
+	if err != nil {
+		return "", err
+	}
+	return key.Seal(plain, context)
 }
