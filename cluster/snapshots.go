@@ -52,6 +52,36 @@ func verifySnapshots(dir string) (newest uint64, err error) {
 	return newest, nil
 }
 
+type snapshotFolder struct {
+	path  string
+	index uint64
+}
+
+// snapshotFolders lists the snapshots on the disk of this replica. A folder without readable metadata is a snapshot
+// that is being written or deleted.
+func (n *Node) snapshotFolders() (out []snapshotFolder, err error) {
+	dir := filepath.Join(n.cfg.DataDir, RaftDir, "snapshots")
+	found, err := os.ReadDir(dir)
+	if os.IsNotExist(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("snapshots: %w", err)
+	}
+	for _, f := range found {
+		path := filepath.Join(dir, f.Name())
+		b, err := os.ReadFile(filepath.Join(path, "meta.json"))
+		if err != nil {
+			continue
+		}
+		var meta raft.SnapshotMeta
+		if json.Unmarshal(b, &meta) == nil && filepath.Ext(path) != ".tmp" {
+			out = append(out, snapshotFolder{path, meta.Index})
+		}
+	}
+	return out, nil
+}
+
 // snapshots is the library's snapshot store, in a folder that only its owner can read.
 type snapshots struct {
 	*raft.FileSnapshotStore
