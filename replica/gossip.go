@@ -78,10 +78,12 @@ func (r *Replica) followGossip(v fsm.View) error {
 		return err
 	}
 	ids := ringIDs(ring)
-	if slices.Equal(ids, r.gossip.installed()) {
+	same := slices.Equal(ids, r.gossip.installed())
+	// The file is written again too if the ring is now sealed under another cluster key.
+	if stored, err := os.ReadFile(r.cfg.gossipRing()); same && err == nil && string(stored) == sealed {
 		return nil
 	}
-	if err := pki.WriteFile(r.cfg.gossipRing(), []byte(sealed), 0o600); err != nil {
+	if err := pki.WriteFile(r.cfg.gossipRing(), []byte(sealed), 0o600); err != nil || same {
 		return err
 	}
 	if err := r.node.SetGossipKeys(ring.Raw(key)); err != nil {

@@ -63,8 +63,10 @@ type Replica struct {
 	trust   *trust
 	vault   *vault.Source // certificate from Vault; nil if it does not come from Vault
 	keyFile pki.KeyFile
-	gossip  gossipKeys
-	audits  *auditsink.Exporter // exporter of the audit logs; nil if they are not exported
+	// keyFault is the error of the last step of a rotation of the cluster key; empty if there was none.
+	keyFault atomic.Pointer[string]
+	gossip   gossipKeys
+	audits   *auditsink.Exporter // exporter of the audit logs; nil if they are not exported
 }
 
 // Start opens the ports and the Raft node. An error names the setting that caused it. Call Run next: Run ends
@@ -203,7 +205,7 @@ func (r *Replica) gossipKey() (seals []byte, all [][]byte, err error) {
 	if r.cfg.Insecure {
 		return nil, nil, nil
 	}
-	key, err := r.keyFile.Load()
+	key, err := r.keyFile.LoadAll()
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil, fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE %q does not exist: copy that of another scheduler, or, for a new cluster, make one with `persysctl cluster-key create FILE` and copy it to every scheduler", r.cfg.ClusterKey)
 	}
@@ -274,6 +276,8 @@ func (r *Replica) openServer() error {
 		Leader:        r.loop,
 		Agents:        r.agents,
 		Keys:          r.keys,
+		KeyReport:     r.keyReport,
+		KeyStatus:     r.keyStatus,
 		Mirror:        r.control(),
 		TLS:           r.tls,
 		Enrol:         r.trust != nil,
@@ -386,6 +390,10 @@ func (r *Replica) Run(ctx context.Context) error {
 	})
 	g.Go(func() error {
 		r.keys.Run(stop, r.node.IsLeader, r.node.Propose, r.otherKeys)
+		return nil
+	})
+	g.Go(func() error {
+		r.followKeys(stop)
 		return nil
 	})
 	g.Go(func() error {

@@ -259,7 +259,7 @@ func (t *trust) signAgain(file pki.KeyFile, at time.Time, life time.Duration) er
 	if err != nil || r == nil {
 		return errors.Join(err, enrol.Expired(t.identityStore, pki.RoleScheduler, t.name))
 	}
-	key, err := file.Load()
+	key, err := file.LoadAll()
 	if err != nil {
 		return fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
 	}

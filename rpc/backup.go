@@ -12,6 +12,7 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 )
 
@@ -157,6 +158,12 @@ func (s *Server) restore(ctx context.Context, first *clusterv1.RestoreBackupRequ
 	case err != nil:
 		return nil, err
 	}
+	var offered *pki.Key
+	if text := first.GetClusterKey(); text != "" {
+		if offered, err = pki.ParseKey(text); err != nil {
+			return nil, errorf(KindInvalid, "cluster_key: %w", err)
+		}
+	}
 	build := func(present fsm.State) (fsm.State, error) {
 		if first.GetRequireEmpty() {
 			if err := mayImport(present); err != nil {
@@ -166,7 +173,11 @@ func (s *Server) restore(ctx context.Context, first *clusterv1.RestoreBackupRequ
 		if err := mayRestore(backup.Info(), present.Info(), first.GetForceNewCluster()); err != nil {
 			return fsm.State{}, err
 		}
-		return fsm.Restored(backup, present, fsm.RestoreInfo{At: s.now().UnixNano(), By: callOf(ctx).identity()})
+		former, err := s.formerKey(backup, present.Info(), offered, first.GetForceNewCluster())
+		if err != nil {
+			return fsm.State{}, err
+		}
+		return fsm.Restored(backup, present, fsm.RestoreInfo{At: s.now().UnixNano(), By: callOf(ctx).identity(), FormerKey: former})
 	}
 	var resp *clusterv1.RestoreBackupResponse
 	preview := func(present fsm.State) (fsm.State, error) {
@@ -183,7 +194,18 @@ func (s *Server) restore(ctx context.Context, first *clusterv1.RestoreBackupRequ
 	}
 	ctx, cancel := context.WithTimeout(ctx, restoreLimit)
 	defer cancel()
+	if offered != nil {
+		// The other schedulers get the key from this one.
+		if err := s.cfg.Keys.Keep(offered); err != nil {
+			return nil, errorf(KindPrecondition, "cluster key %s cannot be stored: %w", offered.ID(), err)
+		}
+	}
 	index, err := s.replica.Restore(ctx, preview)
+	if err != nil && offered != nil && !errors.Is(err, ErrUnknownOutcome) {
+		if err := s.cfg.Keys.Discard(offered.ID()); err != nil {
+			s.log.Warn("the cluster key of the backup could not be deleted", "id", offered.ID(), "err", err)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

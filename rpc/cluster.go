@@ -138,7 +138,14 @@ func (s *Server) replicaNamed(v string) (*fsm.Replica, error) {
 
 // ClusterKey implements the call of cluster.v1: this replica returns its own copy of the cluster key. The
 // policy table allows the call only to schedulers.
-func (s *Server) ClusterKey(context.Context, *clusterv1.ClusterKeyRequest) (*clusterv1.ClusterKeyResponse, error) {
+func (s *Server) ClusterKey(_ context.Context, req *clusterv1.ClusterKeyRequest) (*clusterv1.ClusterKeyResponse, error) {
+	if id := req.GetKeyId(); id != "" && s.cfg.KeyReport != nil {
+		out := s.cfg.KeyReport()
+		if key := s.cfg.Keys.Held(id); key != nil {
+			out.Exported = key.Export()
+		}
+		return out, nil
+	}
 	key, candidate, err := s.cfg.Keys.Offered()
 	if err != nil {
 		return nil, errorf(KindPrecondition, "%w", err)

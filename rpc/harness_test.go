@@ -152,6 +152,24 @@ func (k keys) Offered() (*pki.Key, bool, error) {
 	return key, false, err
 }
 
+func (k keys) Held(id string) *pki.Key {
+	if k.key != nil && k.key.ID() == id {
+		return k.key
+	}
+	return nil
+}
+
+func (k keys) Prepare() (string, error) {
+	key, err := pki.NewKey()
+	if err != nil {
+		return "", err
+	}
+	return key.ID(), nil
+}
+
+func (k keys) Keep(*pki.Key) error  { return nil }
+func (k keys) Discard(string) error { return nil }
+
 // commit applies commands as one log entry, on all replicas that the test does not hold back.
 func (g *group) commit(cmds []fsm.Command) []fsm.Result {
 	g.mu.Lock()

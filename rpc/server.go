@@ -80,6 +80,13 @@ type Keys interface {
 	// Offered returns the key that this replica gives to another scheduler. candidate is true if this replica has
 	// generated the key and the key's id is not committed as the cluster's key yet.
 	Offered() (key *pki.Key, candidate bool, err error)
+	// Held returns the key with an id if this replica has stored it, otherwise nil.
+	Held(id string) *pki.Key
+	// Prepare makes and stores a new key, and returns its id. Keep stores a further key. Discard deletes a key of
+	// Prepare or Keep that the state does not name.
+	Prepare() (id string, err error)
+	Keep(key *pki.Key) error
+	Discard(id string) error
 }
 
 // Config is the configuration of a Server. If TLS is nil (-insecure), every caller is the anonymous admin,
@@ -89,8 +96,12 @@ type Config struct {
 	Leader  Leader
 	Agents  *Agents
 	Keys    Keys
-	Mirror  Mirror // the etcd mirror; nil if the cluster can have none
-	TLS     *pki.Files
+	// KeyReport describes the keys that this replica holds, for other schedulers. KeyStatus describes the rotation of
+	// the cluster key; only the leader calls it.
+	KeyReport func() *clusterv1.ClusterKeyResponse
+	KeyStatus func(ctx context.Context) *clusterv1.ClusterKeyStatusResponse
+	Mirror    Mirror // the etcd mirror; nil if the cluster can have none
+	TLS       *pki.Files
 	// Enrol allows connections without a certificate, which can then only call Trust.Enrol.
 	Enrol bool
 	// CertLife is the validity of the certificates of programs, default 7 days. UserCertLife is the validity

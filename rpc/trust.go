@@ -210,7 +210,15 @@ func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clust
 		if s.cfg.Gossip != nil {
 			out.Gossip = s.cfg.Gossip()
 		}
-		out.GossipRing = view.Info().GossipRing
+		// During a rotation of the cluster key the ring may still be sealed under the former key, which the new
+		// scheduler does not have yet.
+		if out.GossipRing = view.Info().GossipRing; out.GossipRing != "" {
+			sealed, err := Reseal(fsm.SealedValue{Kind: fsm.SealedGossip, Value: []byte(out.GossipRing)}, key)
+			if err != nil {
+				return nil, errorf(KindPrecondition, "%w", err)
+			}
+			out.GossipRing = string(sealed)
+		}
 	}
 	return out, nil
 }

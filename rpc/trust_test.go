@@ -752,3 +752,19 @@ func TestCallersAreBounded(t *testing.T) {
 		t.Errorf("counted: %v", refused)
 	}
 }
+
+// A repeated request to rotate the cluster key returns the key of the first request. Another rotation is refused until
+// the first rotation has ended. Each sealed value can be sealed again.
+func TestARotationOfTheClusterKeyCanBeRepeated(t *testing.T) {
+	w := newOwnCA(t)
+	id, keys := requestID(t), [2]string{}
+	for i := range keys {
+		r, err := w.admin(0).RotateClusterKey(ctxFor(t), &clusterv1.RotateClusterKeyRequest{RequestId: id})
+		ok(t, err)
+		keys[i] = r.GetKeyId()
+	}
+	is(t, "key", keys[1], keys[0])
+	is(t, "next key", w.group.now().Info().NextKeyID, keys[0])
+	_, err := w.admin(0).RotateClusterKey(ctxFor(t), &clusterv1.RotateClusterKeyRequest{})
+	code(t, err, codes.FailedPrecondition)
+}

@@ -41,6 +41,16 @@ type Keyring struct {
 	// shared means that a majority is known to hold the key, or that the file existed before this process. A
 	// key that is not shared could be lost with one machine, so it seals nothing.
 	shared bool
+
+	// The fields of rotation.go.
+	kept       map[string]*pki.Key // further keys by id; each is stored in a file beside the key file
+	made       map[string]bool     // ids of keys that Keep has stored and that the state does not name yet
+	version    int                 // counts the changes of key and kept
+	composed   *pki.Key            // the result of compose for composedAt
+	composedAt composedOf
+	fault      string // error of the last call of Follow
+	// beforeWrite is called before each write to the disk of a rotation; a test returns an error, as if the replica crashed.
+	beforeWrite func(what string) error
 }
 
 const candidateSuffix = ".new."
@@ -55,13 +65,20 @@ type Offer struct {
 type Ask func(ctx context.Context, leader bool) []Offer
 
 func Open(file pki.KeyFile, st *store.Store, log *slog.Logger) (*Keyring, error) {
-	k := &Keyring{path: file.Path, wrap: file.Wrap, store: st, log: log, candidates: map[string]*pki.Key{}}
+	k := &Keyring{path: file.Path, wrap: file.Wrap, store: st, log: log, candidates: map[string]*pki.Key{}, kept: map[string]*pki.Key{}, made: map[string]bool{}, beforeWrite: func(string) error { return nil }}
 	key, err := file.Load()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	if err == nil {
 		k.key, k.shared = key, true
+	}
+	others, err := file.LoadKept()
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range others {
+		k.kept[o.ID()] = o
 	}
 	files, err := filepath.Glob(k.path + candidateSuffix + "*")
 	if err != nil {
@@ -94,7 +111,8 @@ func (k *Keyring) Key() (*pki.Key, error) {
 	if !k.shared {
 		return nil, errors.New("the cluster key is being sent to a majority of the schedulers; try again in a moment")
 	}
-	return key, nil
+	info := k.store.View().Info()
+	return k.compose(key, &info)
 }
 
 // held returns the cluster key if this replica has it. It does not check whether a majority of the replicas has it
@@ -107,6 +125,8 @@ func (k *Keyring) held() (*pki.Key, error) {
 	switch {
 	case k.key != nil && k.key.ID() == pinned:
 		return k.key, nil
+	case pinned != "" && k.kept[pinned] != nil:
+		return k.kept[pinned], nil
 	case k.key != nil && pinned == "" && sealedSomething(view):
 		// No key is pinned (committed as the cluster's key) yet, but secrets in the state are already encrypted with
 		// the key in this file.
@@ -124,7 +144,7 @@ func (k *Keyring) Settled() bool {
 	pinned := k.store.View().Info().ClusterKeyID
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.key != nil && k.key.ID() == pinned
+	return pinned != "" && k.stored(pinned) != nil
 }
 
 // adopt stores a key that another scheduler has sent, if it is the pinned key (the key whose id is committed). It does

@@ -1,0 +1,254 @@
+package keyring
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
+)
+
+// A rotation of the cluster key (ADR 75). The state says which key has which role; the files only hold keys. So the
+// files may be in any order between two steps, and a replica that restarts goes on from the state.
+//
+// A key is deleted only if the state lists it as retired. A replica whose state lags behind its files, for instance
+// after a restart, therefore never deletes a key that it needs later.
+
+// Fetch asks the other schedulers for the key with an id.
+type Fetch func(ctx context.Context, id string) (*pki.Key, error)
+
+// Report describes the keys on the disk of this replica.
+type Report struct {
+	Held  []string // ids of the keys that are stored, sorted
+	Seals string   // id of the key in the key file
+	Fault string   // why the last step failed; "" if it did not
+}
+
+// Report returns the ids of the keys that this replica has stored, and the error of its last step.
+func (k *Keyring) Report() Report {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	out := Report{Fault: k.fault}
+	for id := range k.kept {
+		out.Held = append(out.Held, id)
+	}
+	if k.key != nil {
+		out.Seals = k.key.ID()
+		out.Held = append(out.Held, out.Seals)
+	}
+	slices.Sort(out.Held)
+	out.Held = slices.Compact(out.Held)
+	return out
+}
+
+// Held implements rpc.Keys: it returns the key with an id if this replica has stored it, otherwise nil.
+func (k *Keyring) Held(id string) *pki.Key {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.stored(id)
+}
+
+func (k *Keyring) stored(id string) *pki.Key {
+	if k.key != nil && k.key.ID() == id {
+		return k.key
+	}
+	return k.kept[id]
+}
+
+// Prepare implements rpc.Keys: it makes a new key and stores it, and returns its id. The key has no use before the state
+// names it.
+func (k *Keyring) Prepare() (string, error) {
+	key, err := pki.NewKey()
+	if err != nil {
+		return "", err
+	}
+	return key.ID(), k.Keep(key)
+}
+
+// Keep implements rpc.Keys: it stores a further key.
+func (k *Keyring) Keep(key *pki.Key) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.stored(key.ID()) != nil {
+		return nil
+	}
+	if err := k.file(k.path).Keep(key); err != nil {
+		return err
+	}
+	k.kept[key.ID()] = key
+	k.made[key.ID()] = true
+	k.version++
+	return nil
+}
+
+// Discard implements rpc.Keys: it deletes a key that Prepare or Keep has stored and that the state does not name.
+func (k *Keyring) Discard(id string) error {
+	info := k.store.View().Info()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.made, id)
+	if id == info.ClusterKeyID || id == info.NextKeyID || id == info.FormerKeyID {
+		return nil
+	}
+	return k.forget(id)
+}
+
+func (k *Keyring) forget(id string) error {
+	if k.kept[id] == nil {
+		return nil
+	}
+	if err := k.beforeWrite("forget"); err != nil {
+		return err
+	}
+	if err := k.file(k.path).Forget(id); err != nil {
+		return err
+	}
+	delete(k.kept, id)
+	k.version++
+	return nil
+}
+
+// Follow makes the keys on the disk of this replica those that the state names: it fetches missing keys, makes the
+// cluster key the key of the key file, and deletes retired keys. It does nothing if the files are right. Each change is
+// on the disk before the next one begins, and after each one the replica holds every key that the state names.
+func (k *Keyring) Follow(ctx context.Context, fetch Fetch) error {
+	err := k.follows(ctx, fetch)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.fault = ""
+	if err != nil {
+		k.fault = err.Error()
+	}
+	return err
+}
+
+func (k *Keyring) follows(ctx context.Context, fetch Fetch) error {
+	info := k.store.View().Info()
+	if info.ClusterKeyID == "" || !k.mine(&info) {
+		return nil // Run obtains the first key
+	}
+	for _, id := range []string{info.ClusterKeyID, info.FormerKeyID, info.NextKeyID} {
+		if id == "" || k.Held(id) != nil {
+			continue
+		}
+		key, err := fetch(ctx, id)
+		if err != nil {
+			return err
+		}
+		if key.ID() != id {
+			return fmt.Errorf("key %s was received instead of key %s", key.ID(), id)
+		}
+		if err := k.fetched(key); err != nil {
+			return err
+		}
+	}
+	return k.arrange(&info)
+}
+
+// mine reports whether this replica's key file has a key that the state names, so that the file may be replaced. Another
+// key is left alone: an operator has put it there.
+func (k *Keyring) mine(info *fsm.Info) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.key == nil {
+		return false
+	}
+	id := k.key.ID()
+	return id == info.ClusterKeyID || id == info.FormerKeyID || id == info.NextKeyID || slices.Contains(info.RetiredKeyIDs, id)
+}
+
+func (k *Keyring) fetched(key *pki.Key) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.beforeWrite("keep"); err != nil {
+		return err
+	}
+	if err := k.file(k.path).Keep(key); err != nil {
+		return err
+	}
+	k.kept[key.ID()] = key
+	k.version++
+	return nil
+}
+
+// arrange puts the cluster key into the key file, and deletes the keys that are not needed.
+func (k *Keyring) arrange(info *fsm.Info) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, id := range []string{info.ClusterKeyID, info.FormerKeyID, info.NextKeyID} {
+		delete(k.made, id)
+	}
+	if k.key.ID() != info.ClusterKeyID && k.key.ID() != info.NextKeyID {
+		key, former := k.kept[info.ClusterKeyID], k.key
+		// The former key gets a file of its own before it leaves the key file.
+		if err := k.beforeWrite("keep the former key"); err != nil {
+			return err
+		}
+		if err := k.file(k.path).Keep(former); err != nil {
+			return err
+		}
+		k.kept[former.ID()] = former
+		if err := k.beforeWrite("replace"); err != nil {
+			return err
+		}
+		if err := k.file(k.path).Replace(key); err != nil {
+			return err
+		}
+		k.key = key
+		k.version++
+		k.log.Info("this scheduler seals with the new cluster key", "file", k.path, "id", key.ID(), "former", former.ID())
+	}
+	if k.key.ID() == info.ClusterKeyID {
+		if err := k.forget(info.ClusterKeyID); err != nil { // the key file has it
+			return err
+		}
+	}
+	for _, id := range info.RetiredKeyIDs {
+		if k.made[id] {
+			continue // a restore is about to use the key again
+		}
+		if k.kept[id] != nil {
+			k.log.Info("a retired cluster key was deleted", "id", id)
+		}
+		if err := k.forget(id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compose returns the key that seals with base, and opens with every key that this replica holds. k.mu must be held.
+func (k *Keyring) compose(base *pki.Key, info *fsm.Info) (*pki.Key, error) {
+	at := composedOf{base.ID(), info.ContentKey, k.version}
+	if k.composed != nil && k.composedAt == at {
+		return k.composed, nil
+	}
+	var others []*pki.Key
+	for _, o := range k.kept {
+		others = append(others, o)
+	}
+	if k.key != nil {
+		others = append(others, k.key)
+	}
+	key, err := base.WithOthers(others...).WithContentKey(info.ContentKey)
+	if err != nil {
+		return nil, err
+	}
+	k.composed, k.composedAt = key, at
+	return key, nil
+}
+
+type composedOf struct {
+	id, content string
+	version     int
+}
+
+var errNotHeld = errors.New("no scheduler that can be reached has the key")
+
+// NotHeld returns the error of a Fetch that has found the key nowhere.
+func NotHeld(id string) error { return fmt.Errorf("cluster key %s: %w", id, errNotHeld) }
+
+// IsNotHeld reports whether err comes from NotHeld.
+func IsNotHeld(err error) bool { return errors.Is(err, errNotHeld) }
