@@ -242,7 +242,7 @@ func TestEveryCallHasARoute(t *testing.T) {
 		"persys.cluster.v1.Cluster.CreateBackup":           "megabytes of checksummed binary; persysctl backup create",
 		"persys.cluster.v1.Cluster.RestoreBackup":          "stream to the scheduler, only for admins; persysctl backup restore",
 	}
-	for _, m := range []string{"Enrol", "Renew", "Bundle", "CreateToken", "ListTokens", "DeleteToken", "ListIdentities", "Revoke", "ListAuthorities", "PutAuthority", "DropAuthority", "RotateGossip"} {
+	for _, m := range []string{"Enrol", "Renew", "Bundle", "CreateToken", "ListTokens", "DeleteToken", "ListIdentities", "Revoke", "ListAuthorities", "PutAuthority", "DropAuthority", "RotateGossip", "RotateClusterKey", "ClusterKeyStatus"} {
 		without["persys.cluster.v1.Trust."+m] = "secrets and certificates are sent only between a program and the schedulers, not through a gateway; persysctl token, identity, ca"
 	}
 	without["persys.cluster.v1.Cluster.LinkConsole"] = "schedulers refuse it from gateways, which could name any user; persysctl console"

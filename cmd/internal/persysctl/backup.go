@@ -65,6 +65,8 @@ shows. Then restore. Agents recognise the cluster by its id and follow the new s
 	f := restore.Flags()
 	f.BoolVar(&o.dry, "dry-run", false, "only show what would change")
 	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask")
+	f.StringVar(&o.key, "cluster-key", "", "file with the former cluster key, if the key was rotated after the backup")
+	f.StringVar(&o.passphrase, "passphrase-file", "", "file with the passphrase of the file of --cluster-key")
 	f.BoolVar(&o.force, "force-new-cluster", false, "restore the workloads of another cluster into this one; make sure that the other no longer runs them")
 	parent.AddCommand(create, inspect, restore)
 	return parent
@@ -187,7 +189,12 @@ func (c *cli) backupFacts(f *screen.Facts, i *clusterv1.BackupInfo) {
 	f.Add("Events", screen.Text(fmt.Sprint(i.GetEvents())))
 }
 
-type restoreOptions struct{ dry, yes, force, empty bool }
+type restoreOptions struct {
+	dry, yes, force, empty bool
+	// File with the cluster key under which the values in the backup are sealed, and file with its passphrase; empty if
+	// the cluster has that key.
+	key, passphrase string
+}
 
 func (c *cli) backupRestore(ctx context.Context, path string, o restoreOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, backupLimit)
@@ -200,7 +207,11 @@ func (c *cli) backupRestore(ctx context.Context, path string, o restoreOptions) 
 	if _, err := c.readBackup(path); err != nil {
 		return err
 	}
-	preview, err := c.upload(ctx, path, &clusterv1.RestoreBackupRequest{Preview: true, ForceNewCluster: o.force, RequireEmpty: o.empty})
+	key, err := readClusterKey(o.key, o.passphrase)
+	if err != nil {
+		return err
+	}
+	preview, err := c.upload(ctx, path, &clusterv1.RestoreBackupRequest{Preview: true, ForceNewCluster: o.force, RequireEmpty: o.empty, ClusterKey: key})
 	if err != nil {
 		return c.explain(err, false)
 	}
@@ -216,7 +227,7 @@ func (c *cli) backupRestore(ctx context.Context, path string, o restoreOptions) 
 			return err
 		}
 	}
-	done, err := c.upload(ctx, path, &clusterv1.RestoreBackupRequest{ForceNewCluster: o.force, RequireEmpty: o.empty})
+	done, err := c.upload(ctx, path, &clusterv1.RestoreBackupRequest{ForceNewCluster: o.force, RequireEmpty: o.empty, ClusterKey: key})
 	if err != nil {
 		return c.explain(err, true)
 	}

@@ -78,9 +78,9 @@ func (c *cli) devCerts(dir string, o pki.DevOptions) error {
 	return nil
 }
 
-// clusterKeyCommand returns the command that creates the cluster key, which seals secrets, or shows its id.
+// clusterKeyCommand returns the commands about the cluster key, which seals secrets.
 func (c *cli) clusterKeyCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "cluster-key", Short: "Create the key that seals secrets, or show its id", Args: args(0, 0),
+	cmd := &cobra.Command{Use: "cluster-key", Short: "Create, show or replace the key that seals secrets", Args: args(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	passphrase := ""
 	open := func(path string) (pki.KeyFile, error) {
@@ -136,6 +136,7 @@ func (c *cli) clusterKeyCommand() *cobra.Command {
 		sub.Flags().StringVar(&passphrase, "passphrase-file", "", "file with the passphrase of FILE, as SCHEDULER_CLUSTER_KEY_PASSPHRASE_FILE")
 	}
 	cmd.AddCommand(create, show)
+	cmd.AddCommand(c.clusterKeyOnline()...)
 	return cmd
 }
 

@@ -57,6 +57,23 @@ func (t trustFake) ListAuthorities(context.Context, *clusterv1.ListAuthoritiesRe
 	}}, nil
 }
 
+func (t trustFake) RotateClusterKey(context.Context, *clusterv1.RotateClusterKeyRequest) (*clusterv1.RotateClusterKeyResponse, error) {
+	return &clusterv1.RotateClusterKeyResponse{KeyId: "bbbbbbbbbbbbbbbb"}, nil
+}
+
+func (t trustFake) ClusterKeyStatus(context.Context, *clusterv1.ClusterKeyStatusRequest) (*clusterv1.ClusterKeyStatusResponse, error) {
+	const former, present = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
+	return &clusterv1.ClusterKeyStatusResponse{
+		KeyId: present, FormerKeyId: former, Step: "resealing", ChangedAt: before(time.Minute), Left: 3, Values: 40,
+		WaitsFor: "scheduler s3 does not answer",
+		Replicas: []*clusterv1.ClusterKeyReplica{
+			{Name: "s1", SealsWith: present, HeldKeyIds: []string{former, present}},
+			{Name: "s2", SealsWith: former, HeldKeyIds: []string{former, present}, WaitsFor: "does not seal with key " + present + ": key file /var/lib/persys/scheduler/cluster.key: read-only file system"},
+			{Name: "s3", WaitsFor: "does not answer"},
+		},
+	}, nil
+}
+
 func TestTrustCommandsReportTheirOutcome(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -76,6 +93,10 @@ func TestTrustCommandsReportTheirOutcome(t *testing.T) {
 		{"identity-revoke-nobody", exitUsage, []string{"identity", "revoke"}},
 		{"identity-revoke-half", exitUsage, []string{"identity", "revoke", "node-a"}},
 		{"ca-list", 0, []string{"ca", "list"}},
+		{"cluster-key-rotate", 0, []string{"cluster-key", "rotate"}},
+		{"cluster-key-rotate-late", exitTimeout, []string{"cluster-key", "rotate", "--wait", "--timeout", "1ms"}},
+		{"cluster-key-status", 0, []string{"cluster-key", "status"}},
+		{"cluster-key-status-yaml", 0, []string{"cluster-key", "status", "-o", "yaml"}},
 		{"audit", 0, []string{"audit"}},
 		{"audit-by", 0, []string{"audit", "list", "--by", "user/vic"}},
 		{"audit-verify", 0, []string{"audit", "verify"}},
