@@ -143,7 +143,7 @@ func TestJobs(t *testing.T) {
 			}
 		}
 		res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "apply", "-f", stack("endless", "      a: {image: IMAGE, restart: always}\n")))
-		if res.Code == 0 || !strings.Contains(res.Stderr, "line 2: services.a.restart: must be no or absent in a job") {
+		if res.Code == 0 || !strings.Contains(res.Stderr, "job.yaml:7:1: services.a.restart: must be no or absent in a job") {
 			t.Errorf("a service of a job with restart: always: exit %d\n%s", res.Code, res.Stderr)
 		}
 	})
@@ -167,10 +167,17 @@ func TestJobs(t *testing.T) {
 			if code := cmd.ProcessState.ExitCode(); code != 130 {
 				t.Errorf("persysctl run ended with exit %d after Ctrl-C (%v), want 130\n%s", code, err, &out)
 			}
-			gone(t, id)
-			if listed := strings.Contains(ctl(t, c, "list", "-o", "json"), `"`+id+`"`); listed != keep {
-				t.Errorf("after Ctrl-C the record of the job %s exists: %t, want %t", id, listed, keep)
+			if keep {
+				got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, func(w *controlv1.WorkloadView) bool { return w.GetStatus() == "Stopped" }))
+				continue
 			}
+			gone(t, id)
+			must(t, testbed.Poll(t.Context(), settle, "the delete of the record of "+id, func(context.Context) error {
+				if text := ctl(t, c, "list", "-o", "json"); strings.Contains(text, `"`+id+`"`) {
+					return fmt.Errorf("the job is still listed: %s", text)
+				}
+				return nil
+			}))
 		}
 	})
 }
