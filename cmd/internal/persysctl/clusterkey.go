@@ -98,7 +98,7 @@ func (c *cli) awaitClusterKey(ctx context.Context, id string, timeout time.Durat
 
 // clusterKeyLine describes the progress of a rotation in one line.
 func clusterKeyLine(r *clusterv1.ClusterKeyStatusResponse) string {
-	line := ""
+	var line string
 	switch r.GetStep() {
 	case "distributing":
 		line = "the schedulers get key " + r.GetNextKeyId()
