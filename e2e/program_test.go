@@ -303,7 +303,7 @@ func TestDamagedData(t *testing.T) {
 			}
 			must(t, os.WriteFile(log, bad, 0o600))
 			must(t, s.Start())
-			refuses(t, s.Process, "corrupt", log, "value "+key+" fails its checksum", "mv "+filepath.Dir(log))
+			refuses(t, s.Process, "corrupt", log, "the value of key "+key+" fails its checksum", "mv "+filepath.Dir(log))
 		}
 		must(t, os.WriteFile(log, whole, 0o600))
 		up(t, c)

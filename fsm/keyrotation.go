@@ -311,7 +311,7 @@ func (m *Info) retire(id string) {
 }
 
 // reseal replaces values by newly sealed ones. A value that is not found by its hash was changed or removed since the
-// command was made, so the new one is dropped. Generations and content hashes stay, so no workload is touched.
+// command was made, so the new one is dropped. Generations and content hashes stay, so no workload gets a new order.
 func (t *Tx) reseal(b *commandv1.Reseal) Result {
 	info := &t.r.info
 	switch {

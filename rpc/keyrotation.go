@@ -84,7 +84,7 @@ func (s *Server) ClusterKeyStatus(ctx context.Context, _ *clusterv1.ClusterKeySt
 
 // formerKey returns the id of the key under which values of a backup are sealed, if it is not the present cluster key.
 // offered is the key that the caller sends with the backup; nil if there is none. If this cluster cannot get the key, the
-// error names it.
+// error names it. Only a key that a rotation of this cluster has replaced must be given.
 func (s *Server) formerKey(backup fsm.State, present fsm.Info, offered *pki.Key, force bool) (string, error) {
 	if present.ClusterKeyID == "" {
 		return "", nil
@@ -97,9 +97,13 @@ func (s *Server) formerKey(backup fsm.State, present fsm.Info, offered *pki.Key,
 		return ids[0], nil
 	case force:
 		return "", nil // the workloads of another cluster are taken without their secrets
+	case !slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(present.RetiredKeyIDs, id) }):
+		// No rotation of this cluster replaced these keys: their last copy may be lost. Then the workloads come back, and
+		// the values must be given again.
+		return "", nil
 	case len(ids) == 1 && offered == nil:
 		return "", errorf(KindPrecondition, "the backup has values that are sealed under cluster key %s, and this cluster has key %s: "+
-			"give the file of the former key with --cluster-key FILE", ids[0], present.ClusterKeyID)
+			"give the file of the former key with --cluster-key FILE, or restore without these values with --force-new-cluster", ids[0], present.ClusterKeyID)
 	}
 	return "", errorf(KindPrecondition, "the backup has values that are sealed under cluster key %s, and this cluster has key %s%s",
 		strings.Join(ids, " and "), present.ClusterKeyID, offeredID(offered))

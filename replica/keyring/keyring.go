@@ -42,7 +42,7 @@ type Keyring struct {
 	// key that is not shared could be lost with one machine, so it seals nothing.
 	shared bool
 
-	// The fields of rotation.go.
+	// State of a rotation of the cluster key; the methods are in rotation.go.
 	kept       map[string]*pki.Key // further keys by id; each is stored in a file beside the key file
 	made       map[string]bool     // ids of keys that Keep has stored and that the state does not name yet
 	version    int                 // counts the changes of key and kept

@@ -72,6 +72,9 @@ func (k *Keyring) Keep(key *pki.Key) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.stored(key.ID()) != nil {
+		if k.kept[key.ID()] != nil {
+			k.made[key.ID()] = true // the caller needs the key, so Follow must not delete it as a retired one
+		}
 		return nil
 	}
 	if err := k.file(k.path).Keep(key); err != nil {

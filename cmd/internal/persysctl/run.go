@@ -144,7 +144,7 @@ func (c *cli) cancelJob(ctx context.Context, id string, keep bool) error {
 		do, hint, what = c.stopJob, "persysctl stop "+id, "stopped; its record stays"
 	}
 	if err := do(ctx, id); err != nil {
-		return failf(exitInterrupted, hint, "interrupted, but the job still runs: %v", err)
+		return failf(exitInterrupted, hint, "interrupted, and it is not known whether the job was stopped: %v", err)
 	}
 	return failf(exitInterrupted, "", "interrupted; the job %s is %s", id, what)
 }
