@@ -141,6 +141,11 @@ func (e *Errors) kindsOfDevices(field string, list []*commandv1.DeviceCount) {
 	if n := len(list); n > bounds.MaxDevices {
 		e.addf(field, strconv.Itoa(n), "names, together with gpus and resources.devices, devices of %d kinds, at most %d", n, bounds.MaxDevices)
 	}
+	// GPUs of any kind may be those of the named kind, so both counts could be promised the same GPUs.
+	gpus := slices.DeleteFunc(slices.Clone(list), func(d *commandv1.DeviceCount) bool { return d.GetCount() == 0 || !fsm.IsGPU(d.GetName()) })
+	if i := slices.IndexFunc(gpus, func(d *commandv1.DeviceCount) bool { return d.GetName() == fsm.AnyGPU }); i >= 0 && len(gpus) > 1 {
+		e.add(field, "reserves GPUs of any kind (gpus, or resources.devices.gpu) together with GPUs of a kind: use one of them", gpus[1-min(i, 1)].GetName())
+	}
 }
 
 func containerDevices(c *controlv1.ContainerSpec) StackDevices {

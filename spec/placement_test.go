@@ -64,6 +64,7 @@ func TestBadRules(t *testing.T) {
 			"anti_affinity[0]: can never hold together with affinity[0], which keeps all members of this group on one host"},
 		{"members in one zone, kept apart by their own tag", "count: 2\ntags: {app: web}\naffinity: [{group: web, by: zone, when: must}]\nanti_affinity: [{tag: app=web, by: zone, when: must}]",
 			"anti_affinity[0]: can never hold together with affinity[0], which keeps all members of this group on one zone"},
+		{"GPUs of any kind and of one kind", "resources: {devices: {gpu: 1, nvidia.com/gpu: 1}}", `reserves GPUs of any kind (gpus, or resources.devices.gpu) together with GPUs of a kind: use one of them, got "nvidia.com/gpu"`},
 		{"a toleration of every taint with a value", "tolerations: [{key: \"*\", value: x}]", "tolerations[0].value: must be empty with the key *"},
 		{"a weight of a required rule", "affinity: [{group: g, when: must, weight: 5}]", "affinity[0].weight: is for preferred rules"},
 		{"a weight above 100", "affinity: [{group: g, weight: 101}]", "affinity[0].weight: must be 1 to 100"},

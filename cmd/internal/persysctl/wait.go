@@ -142,6 +142,7 @@ type waiter struct {
 	all    []*progress
 	block  screen.Live
 	frames int
+	passed bool // the time limit has passed
 }
 
 // maxWatchIDs is the maximum total length in bytes of the ids in a watch request. Through a gateway the ids
@@ -193,10 +194,13 @@ func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64,
 	}
 	for _, p := range w.all {
 		if k := kindText(p.view); err == nil && p.goal.members && p.view.GetAssignedNodeId() == "" && (k == spec.KindSystem || k == spec.KindJob) {
+			limit := late
 			if p.goal.job {
-				late = nil
+				limit = nil
+			} else if w.passed {
+				limit = time.After(0) // the loop above has taken the only value of late
 			}
-			err = c.awaitMembers(ctx, p.id, timeout, late)
+			err = c.awaitMembers(ctx, p.id, timeout, limit)
 		}
 	}
 	return err
@@ -292,7 +296,7 @@ func (w *waiter) loop(ctx context.Context, changes <-chan watched, ended <-chan 
 			if len(w.limited()) > 0 {
 				return w.late(timeout), false
 			}
-			late = nil
+			late, w.passed = nil, true
 		case <-ctx.Done():
 			return failf(exitInterrupted, "persysctl get "+w.open()[0].id, "interrupted; the change itself stays"), false
 		}
