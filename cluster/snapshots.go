@@ -36,11 +36,7 @@ func verifySnapshots(dir string) (newest uint64, err error) {
 			}
 			continue
 		}
-		var meta raft.SnapshotMeta
-		b, err := os.ReadFile(filepath.Join(path, "meta.json"))
-		if err == nil {
-			err = json.Unmarshal(b, &meta)
-		}
+		meta, err := snapshotMeta(path)
 		if err == nil && meta.Index == 0 {
 			err = errors.New("names no index")
 		}
@@ -50,6 +46,15 @@ func verifySnapshots(dir string) (newest uint64, err error) {
 		newest = max(newest, meta.Index)
 	}
 	return newest, nil
+}
+
+// snapshotMeta reads the metadata of the snapshot in a folder.
+func snapshotMeta(folder string) (meta raft.SnapshotMeta, err error) {
+	b, err := os.ReadFile(filepath.Join(folder, "meta.json"))
+	if err == nil {
+		err = json.Unmarshal(b, &meta)
+	}
+	return meta, err
 }
 
 type snapshotFolder struct {
@@ -70,12 +75,7 @@ func (n *Node) snapshotFolders() (out []snapshotFolder, err error) {
 	}
 	for _, f := range found {
 		path := filepath.Join(dir, f.Name())
-		b, err := os.ReadFile(filepath.Join(path, "meta.json"))
-		if err != nil {
-			continue
-		}
-		var meta raft.SnapshotMeta
-		if json.Unmarshal(b, &meta) == nil && filepath.Ext(path) != ".tmp" {
+		if meta, err := snapshotMeta(path); err == nil && filepath.Ext(path) != ".tmp" {
 			out = append(out, snapshotFolder{path, meta.Index})
 		}
 	}

@@ -150,16 +150,19 @@ func sizedGroup(version, size int) Command {
 	return c
 }
 
+// halfMiB has the two limits of the size of specifications, each with a function that sets it to 512 KiB.
+var halfMiB = map[string]func(w *world){
+	"of the state": func(w *world) { w.ok(replicaWith("r1", 4)) },
+	"of the namespace": func(w *world) {
+		w.ok(putPolicy("small", func(m *commandv1.Policy) { m.MaxSpecBytes = 512 << 10 }))
+		w.ok(bind("small", DefaultNamespace))
+	},
+}
+
 // TestFormerSpecificationsYieldToTheSameCommand: the first workload of a large command keeps no former revision in room
 // that the other workloads of the command need.
 func TestFormerSpecificationsYieldToTheSameCommand(t *testing.T) {
-	for name, limit := range map[string]func(w *world){
-		"of the state": func(w *world) { w.ok(replicaWith("r1", 4)) }, // 512 KiB of specifications
-		"of the namespace": func(w *world) {
-			w.ok(putPolicy("small", func(m *commandv1.Policy) { m.MaxSpecBytes = 512 << 10 }))
-			w.ok(bind("small", DefaultNamespace))
-		},
-	} {
+	for name, limit := range halfMiB {
 		t.Run(name, func(t *testing.T) {
 			w := formed(t, "a")
 			limit(w)
@@ -188,13 +191,7 @@ func TestFormerSpecificationsYieldToTheSameCommand(t *testing.T) {
 // TestFormerSpecificationsYield: former revisions, and what an update keeps for an undo, use only room that is to
 // spare, so a change of a specification is not refused because of them.
 func TestFormerSpecificationsYield(t *testing.T) {
-	for name, limit := range map[string]func(w *world){
-		"of the state": func(w *world) { w.ok(replicaWith("r1", 4)) }, // 512 KiB of specifications
-		"of the namespace": func(w *world) {
-			w.ok(putPolicy("small", func(m *commandv1.Policy) { m.MaxSpecBytes = 512 << 10 }))
-			w.ok(bind("small", DefaultNamespace))
-		},
-	} {
+	for name, limit := range halfMiB {
 		t.Run(name, func(t *testing.T) {
 			w := formed(t, "a")
 			limit(w)

@@ -28,14 +28,15 @@ func NetworkOf(address string) string {
 // KnownFor is the time for which a Known remembers a host.
 const KnownFor = time.Hour
 
-// Known is a set of hosts that have proven who they are. It is not safe for concurrent use.
+// Known is a set of hosts from which a caller has shown an accepted certificate less than KnownFor ago. It is not safe for
+// concurrent use.
 type Known struct {
-	most int
-	seen map[string]time.Time
+	limit int
+	seen  map[string]time.Time
 }
 
-// NewKnown returns an empty set for at most most hosts.
-func NewKnown(most int) *Known { return &Known{most: most, seen: map[string]time.Time{}} }
+// NewKnown returns an empty set that holds at most limit hosts.
+func NewKnown(limit int) *Known { return &Known{limit: limit, seen: map[string]time.Time{}} }
 
 // Has reports whether a host was added less than KnownFor before now.
 func (k *Known) Has(host string, now time.Time) bool {
@@ -46,13 +47,13 @@ func (k *Known) Has(host string, now time.Time) bool {
 // Add adds a host, or renews its time. If the set is full, Add first removes the hosts that Has no longer reports. If
 // the set is still full, a new host is not added.
 func (k *Known) Add(host string, now time.Time) {
-	if _, ok := k.seen[host]; !ok && len(k.seen) >= k.most {
+	if _, ok := k.seen[host]; !ok && len(k.seen) >= k.limit {
 		for h := range k.seen {
 			if !k.Has(h, now) {
 				delete(k.seen, h)
 			}
 		}
-		if len(k.seen) >= k.most {
+		if len(k.seen) >= k.limit {
 			return
 		}
 	}

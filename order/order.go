@@ -50,11 +50,11 @@ func ParseGeneration(s string) (Generation, error) {
 	}
 	incarnation, err := strconv.ParseUint(left, 10, 64)
 	if err != nil {
-		return Generation{}, fmt.Errorf("generation %q: incarnation: %w", s, err)
+		return Generation{}, fmt.Errorf("generation %q: the incarnation (the number before the dot): %w", s, err)
 	}
 	sequence, err := strconv.ParseUint(right, 10, 64)
 	if err != nil {
-		return Generation{}, fmt.Errorf("generation %q: sequence: %w", s, err)
+		return Generation{}, fmt.Errorf("generation %q: the sequence (the number after the dot): %w", s, err)
 	}
 	return Generation{Incarnation: incarnation, Sequence: sequence}, nil
 }

@@ -142,13 +142,13 @@ func (r *Replica) allHolders(ctx context.Context, id string) []keyHolder {
 	return append([]keyHolder{own}, r.keyHolders(ctx, id)...)
 }
 
-// awaits says why the present step of a rotation waits for a replica; "" if it does not.
+// awaits says why the present step of a rotation waits for a replica, or that the replica does not answer; "" otherwise.
 func (h *keyHolder) awaits(info *fsm.Info) string {
-	if !info.Rotating() {
-		return ""
-	}
 	if h.err != nil {
 		return "does not answer"
+	}
+	if !info.Rotating() {
+		return ""
 	}
 	lack := func(text string) string {
 		if h.report.GetFault() != "" {
@@ -305,9 +305,6 @@ func (r *Replica) keyStatus(ctx context.Context) *clusterv1.ClusterKeyStatusResp
 	var waits []string
 	for _, h := range r.allHolders(ctx, info.ClusterKeyID) {
 		row := &clusterv1.ClusterKeyReplica{Name: h.replica.Name, SealsWith: h.report.GetSealsWith(), HeldKeyIds: h.report.GetHeldKeyIds(), WaitsFor: h.awaits(&info)}
-		if h.err != nil {
-			row.WaitsFor = "does not answer"
-		}
 		out.Replicas = append(out.Replicas, row)
 		if info.Rotating() && row.WaitsFor != "" {
 			waits = append(waits, "scheduler "+row.Name+" "+row.WaitsFor)

@@ -195,7 +195,7 @@ func (s *Server) restore(ctx context.Context, first *clusterv1.RestoreBackupRequ
 	ctx, cancel := context.WithTimeout(ctx, restoreLimit)
 	defer cancel()
 	if offered != nil {
-		// The other schedulers get the key from this one.
+		// Store the key on this scheduler first: the other schedulers fetch it from here once the restored state names it.
 		if err := s.cfg.Keys.Keep(offered); err != nil {
 			return nil, errorf(KindPrecondition, "cluster key %s cannot be stored: %w", offered.ID(), err)
 		}

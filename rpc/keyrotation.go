@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -67,9 +68,7 @@ func (s *Server) RotateClusterKey(ctx context.Context, req *clusterv1.RotateClus
 		return nil, err
 	}
 	if !named {
-		if id = info.NextKeyID; id == "" {
-			id = info.ClusterKeyID
-		}
+		id = cmp.Or(info.NextKeyID, info.ClusterKeyID)
 	}
 	return &clusterv1.RotateClusterKeyResponse{KeyId: id}, nil
 }

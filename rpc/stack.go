@@ -119,13 +119,9 @@ func stackIn(p *loadedStack) (*spec.LoadedStack, error) {
 		return nil, spec.Errors{{Field: "spec.compose.inline_yaml", Rule: fmt.Sprintf("its services have %d external secrets and configs, at most %d", n, fsm.MaxObjectUses)}}
 	}
 	for _, s := range p.Services {
-		cpu, memory := float64(s.CPUS), int64(s.MemLimit)
+		cpu, memory := service.CPULimit(s), service.MemoryLimit(s)
 		if cpu == 0 && s.CPUQuota > 0 {
 			cpu = float64(s.CPUQuota) / float64(cmp.Or(s.CPUPeriod, defaultCPUPeriod))
-		}
-		if s.Deploy != nil && s.Deploy.Resources.Limits != nil {
-			cpu = cmp.Or(float64(s.Deploy.Resources.Limits.NanoCPUs), cpu) // in cores, although the field is called NanoCPUs
-			memory = cmp.Or(int64(s.Deploy.Resources.Limits.MemoryBytes), memory)
 		}
 		copies := float64(s.GetScale())
 		// Cores to millicores, rounded up. Round to 1e-6 cores first, because a float32 of 0.1 is 0.10000000149.

@@ -199,6 +199,7 @@ type rules struct {
 	onlyListed bool              // nodes that are not listed are rejected
 	differ     bool              // unlisted nodes that are not rejected may differ in cost
 	setsOf     map[string]member // Cache.setsOf, by which text names the workloads of a set
+	ids        []string          // the keys of setsOf, sorted; nil until firstAt needs them
 	who        string            // id of the workload that is placed
 }
 
@@ -570,7 +571,10 @@ func (x *nodeIndex) ruleRejection(s int32) rejection {
 // firstAt returns the id of the first other workload, in the order of ids, that a term counts in the topology domain of
 // the node with slot s.
 func (x *nodeIndex) firstAt(e *term, s int32) string {
-	for _, id := range slices.Sorted(maps.Keys(x.rules.setsOf)) {
+	if x.rules.ids == nil {
+		x.rules.ids = slices.Sorted(maps.Keys(x.rules.setsOf))
+	}
+	for _, id := range x.rules.ids {
 		m := x.rules.setsOf[id]
 		same := m.slot == s || e.t != nil && e.t.of[m.slot] == e.t.of[s]
 		if same && id != x.rules.who && slices.Contains(m.sets, e.set) {

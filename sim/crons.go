@@ -25,7 +25,7 @@ var concurrencies = map[string]string{"c0": fsm.ConcurrencyAllow, "c1": fsm.Conc
 // are those before backToWinter. The clock then shows the hour 2 again, and the cron must not fire again.
 const localCron = "c3"
 
-// backToWinter is when the clocks in Berlin are set back from 3:00 to 2:00, a few minutes after the start of a run.
+// backToWinter is the end of summer time in Berlin, where clocks go from 3:00 back to 2:00. It is three minutes of virtual time after the start of each simulation.
 // localCron fires again at 1:00 of the next day, 23 hours later.
 const (
 	backToWinter = start + 3*minute

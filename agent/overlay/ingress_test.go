@@ -192,6 +192,14 @@ func TestIngress(t *testing.T) {
 	})
 }
 
+// ingressTo returns a view in which TCP ports in ingress mode lead to port 80 of a container.
+func ingressTo(c *container, ports ...uint16) (s workload.ServiceView) {
+	for _, p := range ports {
+		s.Ingress = append(s.Ingress, workload.NetworkIngress{IngressPort: workload.IngressPort{Port: p}, Endpoints: []netip.AddrPort{netip.AddrPortFrom(c.address, 80)}})
+	}
+	return s
+}
+
 // TestForbiddenIngressPorts: a machine does not answer at a port that its policy forbids, and reports the port. It
 // answers at other ports.
 func TestForbiddenIngressPorts(t *testing.T) {
@@ -203,11 +211,7 @@ func TestForbiddenIngressPorts(t *testing.T) {
 	v.Networks[0].Ingress = true
 	a.Start(t, v)
 	c := newContainer(t, a, "web", 1)
-	var s workload.ServiceView
-	for _, p := range []uint16{8080, 8081} {
-		s.Ingress = append(s.Ingress, workload.NetworkIngress{IngressPort: workload.IngressPort{Port: p}, Endpoints: []netip.AddrPort{netip.AddrPortFrom(c.address, 80)}})
-	}
-	a.overlay.SetServices(s)
+	a.overlay.SetServices(ingressTo(c, 8080, 8081))
 	testbed.Within(t, 10*time.Second, "the allowed port answers", func() error {
 		_, err := fab.askAt(netip.AddrPortFrom(a.address, 8081))
 		return err
@@ -243,11 +247,7 @@ func TestIngressPortsOfPrograms(t *testing.T) {
 	v.Networks[0].Ingress = true
 	a.Start(t, v)
 	c := newContainer(t, a, "web", 1)
-	var s workload.ServiceView
-	for _, p := range []uint16{8080, 8081} {
-		s.Ingress = append(s.Ingress, workload.NetworkIngress{IngressPort: workload.IngressPort{Port: p}, Endpoints: []netip.AddrPort{netip.AddrPortFrom(c.address, 80)}})
-	}
-	a.overlay.SetServices(s)
+	a.overlay.SetServices(ingressTo(c, 8080, 8081))
 	answers := func(port uint16) error {
 		_, err := fab.askAt(netip.AddrPortFrom(a.address, port))
 		return err

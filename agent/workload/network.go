@@ -66,12 +66,14 @@ type IngressPort struct {
 }
 
 // String returns the port as users write it, for example 8080/tcp.
-func (p IngressPort) String() string {
-	protocol := "tcp"
+func (p IngressPort) String() string { return strconv.Itoa(int(p.Port)) + "/" + p.Protocol() }
+
+// Protocol returns tcp or udp.
+func (p IngressPort) Protocol() string {
 	if p.UDP {
-		protocol = "udp"
+		return "udp"
 	}
-	return strconv.Itoa(int(p.Port)) + "/" + protocol
+	return "tcp"
 }
 
 // Compare returns a negative number, 0 or a positive number if p sorts before, equal to or after o: by number,

@@ -16,7 +16,8 @@ import (
 
 // MemoryGroup is a control group with a memory limit, in which a program runs.
 type MemoryGroup struct {
-	// Program is the path of a script that joins the control group and then executes the program given to LimitMemory, with the same arguments. A test starts the script in place of that program.
+	// Program is the path of a script that joins the control group and then executes the program given to
+	// LimitMemory, with the same arguments. A test starts the script in place of that program.
 	Program string
 
 	dir, events string

@@ -77,11 +77,19 @@ func (k *Keyring) Keep(key *pki.Key) error {
 		}
 		return nil
 	}
+	if err := k.add(key); err != nil {
+		return err
+	}
+	k.made[key.ID()] = true
+	return nil
+}
+
+// add stores a further key in a file of its own. k.mu must be held.
+func (k *Keyring) add(key *pki.Key) error {
 	if err := k.file(k.path).Keep(key); err != nil {
 		return err
 	}
 	k.kept[key.ID()] = key
-	k.made[key.ID()] = true
 	k.version++
 	return nil
 }
@@ -150,8 +158,8 @@ func (k *Keyring) follows(ctx context.Context, fetch Fetch) error {
 	return k.arrange(&info)
 }
 
-// mine reports whether this replica's key file has a key that the state names, so that the file may be replaced. Another
-// key is left alone: an operator has put it there.
+// mine reports whether the state names the key in this replica's key file. Only then may the file be replaced: if the
+// state does not name the key, an operator has put the file there.
 func (k *Keyring) mine(info *fsm.Info) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -168,15 +176,11 @@ func (k *Keyring) fetched(key *pki.Key) error {
 	if err := k.beforeWrite("keep"); err != nil {
 		return err
 	}
-	if err := k.file(k.path).Keep(key); err != nil {
-		return err
-	}
-	k.kept[key.ID()] = key
-	k.version++
-	return nil
+	return k.add(key)
 }
 
-// arrange puts the cluster key into the key file, and deletes the keys that are not needed.
+// arrange changes the files of this replica to what the state says: the key file gets the cluster key, the former key
+// gets a file beside it, and the keys that the state lists as retired are deleted.
 func (k *Keyring) arrange(info *fsm.Info) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -189,10 +193,9 @@ func (k *Keyring) arrange(info *fsm.Info) error {
 		if err := k.beforeWrite("keep the former key"); err != nil {
 			return err
 		}
-		if err := k.file(k.path).Keep(former); err != nil {
+		if err := k.add(former); err != nil {
 			return err
 		}
-		k.kept[former.ID()] = former
 		if err := k.beforeWrite("replace"); err != nil {
 			return err
 		}

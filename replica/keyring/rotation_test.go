@@ -225,8 +225,8 @@ func TestACrashAtEachStep(t *testing.T) {
 	}
 }
 
-// TestAReplicaWhoseStateLagsKeepsItsKeys: after a restart the state of a replica may be older than its files. It must
-// not delete a key that only a later state names.
+// TestAReplicaWhoseStateLagsKeepsItsKeys: after a restart a replica may have a state that is older than the key files on
+// its disk. The replica must not delete a key that its old state does not name, because a later state names that key.
 func TestAReplicaWhoseStateLagsKeepsItsKeys(t *testing.T) {
 	l := newRotation(t)
 	older := l.state

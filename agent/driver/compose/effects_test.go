@@ -527,14 +527,7 @@ services:
 `))
 		b.ensure(spec)
 		b.await(spec.ID, driver.Running)
-		started := func(service string) string {
-			t.Helper()
-			res, err := b.cli.ContainerInspect(b.ctx, b.containerOf(spec.ID, service), client.ContainerInspectOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return res.Container.State.StartedAt
-		}
+		started := func(service string) string { return b.startedAt(spec.ID, service) }
 		once, web := started("migrate"), started("web")
 		if _, err := b.cli.ContainerKill(b.ctx, b.containerOf(spec.ID, "web"), client.ContainerKillOptions{Signal: "KILL"}); err != nil {
 			t.Fatal(err)

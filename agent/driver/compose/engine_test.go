@@ -199,3 +199,13 @@ func stranger(t *testing.T, e *engine, id driver.ID) func() {
 		remove()
 	}
 }
+
+// startedAt returns when the container of a service was last started, as the engine writes the time.
+func (b *bench) startedAt(id driver.ID, service string) string {
+	b.Helper()
+	res, err := b.cli.ContainerInspect(b.ctx, b.containerOf(id, service), client.ContainerInspectOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return res.Container.State.StartedAt
+}

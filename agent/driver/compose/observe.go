@@ -36,10 +36,11 @@ type part struct {
 // exited reports whether the container has run and ended.
 func (p *part) exited() bool { return p.status == container.StateExited && !p.FinishedAt.IsZero() }
 
-// keepsEnded reports whether the restart policy of a service does not start its container again after exit code 0
-// (once) and after any exit code (final). policy is that of the Compose file, and engine the one of the container. With
-// on-failure the engine has started the container as often as the policy allows when the container has ended. The
-// containers of an exclusive stack have no policy in the engine: the agent starts them again.
+// keepsEnded reports whether the restart policy of a service does not start its container again after exit code
+// 0 (once) and after any exit code (final). policy is that of the Compose file, and engine the one of the
+// container. With on-failure, the engine restarts the container as often as the policy allows, so a container
+// that has ended stays ended. In an exclusive stack the agent restarts containers instead of the engine: there
+// the containers have no policy in the engine, and on-failure is never final.
 func keepsEnded(policy string, engine container.RestartPolicyMode) (once, final bool) {
 	switch policy {
 	case types.RestartPolicyNo:

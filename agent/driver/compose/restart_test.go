@@ -24,14 +24,7 @@ services:
 		if o := b.await(spec.ID, driver.Failed); !o.KeepEnded || !o.PartlyRunning || o.ExitCode != 3 {
 			t.Errorf("the stack is reported as %+v, want KeepEnded and PartlyRunning with exit code 3", o)
 		}
-		started := func(service string) string {
-			t.Helper()
-			res, err := b.cli.ContainerInspect(b.ctx, b.containerOf(spec.ID, service), client.ContainerInspectOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return res.Container.State.StartedAt
-		}
+		started := func(service string) string { return b.startedAt(spec.ID, service) }
 		once, web := started("once"), started("web")
 		if _, err := b.cli.ContainerKill(b.ctx, b.containerOf(spec.ID, "web"), client.ContainerKillOptions{Signal: "KILL"}); err != nil {
 			t.Fatal(err)

@@ -2063,8 +2063,8 @@ type ClusterKeyResponse struct {
 	// Set if this replica has generated the key, and the id of the key is not yet committed to the Raft log as
 	// that of the cluster's key.
 	Candidate bool `protobuf:"varint,2,opt,name=candidate,proto3" json:"candidate,omitempty"`
-	// The remaining fields are set if the request names a key. held_key_ids are the keys that this replica has stored
-	// on its disk, seals_with is the one with which it seals.
+	// The fields from here on are set only if key_id is set in the request. held_key_ids are the ids of the keys on the
+	// disk of this replica. seals_with is the id of the key with which this replica seals.
 	HeldKeyIds []string `protobuf:"bytes,540,rep,name=held_key_ids,json=heldKeyIds,proto3" json:"held_key_ids,omitempty"`
 	SealsWith  string   `protobuf:"bytes,541,opt,name=seals_with,json=sealsWith,proto3" json:"seals_with,omitempty"`
 	// Keys under which files beside the state are sealed.

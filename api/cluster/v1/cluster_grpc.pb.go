@@ -3519,8 +3519,8 @@ type TrustClient interface {
 	// RotateGossip starts the rotation to a new gossip key. The leader then carries out the further steps by
 	// itself: all replicas first decrypt with the new key, then encrypt with it, then remove the old key.
 	RotateGossip(ctx context.Context, in *RotateGossipRequest, opts ...grpc.CallOption) (*RotateGossipResponse, error)
-	// RotateClusterKey starts the rotation to a new cluster key. The leader then carries out the further steps by
-	// itself: all replicas store the new key, all values are sealed again, and the old key is deleted.
+	// RotateClusterKey starts to replace the cluster key by a new one, and returns at once. The leader then does the rest
+	// without further calls: all replicas store the new key, all values are sealed again, and the old key is deleted.
 	RotateClusterKey(ctx context.Context, in *RotateClusterKeyRequest, opts ...grpc.CallOption) (*RotateClusterKeyResponse, error)
 	// ClusterKeyStatus returns the progress of a rotation of the cluster key, with the replicas that it waits for.
 	ClusterKeyStatus(ctx context.Context, in *ClusterKeyStatusRequest, opts ...grpc.CallOption) (*ClusterKeyStatusResponse, error)
@@ -3707,8 +3707,8 @@ type TrustServer interface {
 	// RotateGossip starts the rotation to a new gossip key. The leader then carries out the further steps by
 	// itself: all replicas first decrypt with the new key, then encrypt with it, then remove the old key.
 	RotateGossip(context.Context, *RotateGossipRequest) (*RotateGossipResponse, error)
-	// RotateClusterKey starts the rotation to a new cluster key. The leader then carries out the further steps by
-	// itself: all replicas store the new key, all values are sealed again, and the old key is deleted.
+	// RotateClusterKey starts to replace the cluster key by a new one, and returns at once. The leader then does the rest
+	// without further calls: all replicas store the new key, all values are sealed again, and the old key is deleted.
 	RotateClusterKey(context.Context, *RotateClusterKeyRequest) (*RotateClusterKeyResponse, error)
 	// ClusterKeyStatus returns the progress of a rotation of the cluster key, with the replicas that it waits for.
 	ClusterKeyStatus(context.Context, *ClusterKeyStatusRequest) (*ClusterKeyStatusResponse, error)

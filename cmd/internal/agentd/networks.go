@@ -51,11 +51,7 @@ func forbids(p *policy.Policy) func(workload.IngressPort) bool {
 		return nil
 	}
 	return func(port workload.IngressPort) bool {
-		protocol := "tcp"
-		if port.UDP {
-			protocol = "udp"
-		}
-		bad := policy.Judge(p, policy.Workload{Asks: asks.IngressPort(int32(port.Port), protocol, "ports")})
+		bad := policy.Judge(p, policy.Workload{Asks: asks.IngressPort(int32(port.Port), port.Protocol(), "ports")})
 		return slices.ContainsFunc(bad, func(v policy.Violation) bool { return v.Rule == policy.RulePort || v.Rule == policy.RuleAddress })
 	}
 }

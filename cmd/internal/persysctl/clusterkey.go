@@ -1,17 +1,15 @@
 package persysctl
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/cmd/persysctl/screen"
-	"github.com/persys/compute/pki"
 )
 
 // keyLook is how often a rotation that is waited for is looked at.
@@ -136,16 +134,9 @@ func (c *cli) showClusterKey(r *clusterv1.ClusterKeyStatusResponse) {
 	c.printFacts(f)
 	t := screen.NewTable(screen.Column{Title: "SCHEDULER", Gives: 2, Least: 9}, screen.Column{Title: "SEALS WITH"}, screen.Column{Title: "KEYS"}, screen.Column{Title: "WAITS FOR", Gives: 1, Least: 20})
 	for _, h := range r.GetReplicas() {
-		t.Add(screen.Text(h.GetName()), screen.Text(orNone(h.GetSealsWith())), screen.Text(fmt.Sprint(len(h.GetHeldKeyIds()))), screen.Text(orNone(screen.Clean(h.GetWaitsFor()))))
+		t.Add(screen.Text(h.GetName()), screen.Text(cmp.Or(h.GetSealsWith(), screen.None)), screen.Text(fmt.Sprint(len(h.GetHeldKeyIds()))), screen.Text(cmp.Or(screen.Clean(h.GetWaitsFor()), screen.None)))
 	}
 	c.print(t)
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return screen.None
-	}
-	return s
 }
 
 // readClusterKey reads a key file for a restore, as text.
@@ -153,13 +144,9 @@ func readClusterKey(path, passphrase string) (string, error) {
 	if path == "" {
 		return "", nil
 	}
-	f := pki.KeyFile{Path: path}
-	if passphrase != "" {
-		text, err := os.ReadFile(passphrase)
-		if err != nil {
-			return "", failf(exitFailed, "", "--passphrase-file: %v", err)
-		}
-		f.Wrap = pki.Passphrase(strings.TrimSpace(string(text)))
+	f, err := keyFile(path, passphrase)
+	if err != nil {
+		return "", err
 	}
 	key, err := f.Load()
 	if err != nil {

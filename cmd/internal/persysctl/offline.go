@@ -78,31 +78,33 @@ func (c *cli) devCerts(dir string, o pki.DevOptions) error {
 	return nil
 }
 
+// keyFile returns the key file at path. passphrase is the file with its passphrase; empty if it has none.
+func keyFile(path, passphrase string) (pki.KeyFile, error) {
+	f := pki.KeyFile{Path: path}
+	if passphrase == "" {
+		return f, nil
+	}
+	text, err := os.ReadFile(passphrase)
+	if err != nil {
+		return f, failf(exitFailed, "", "--passphrase-file: %v", err)
+	}
+	p := pki.Passphrase(strings.TrimSpace(string(text)))
+	if err := p.Check(); err != nil {
+		return f, failf(exitUsage, "", "--passphrase-file %s: %v", passphrase, err)
+	}
+	f.Wrap = p
+	return f, nil
+}
+
 // clusterKeyCommand returns the commands about the cluster key, which seals secrets.
 func (c *cli) clusterKeyCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "cluster-key", Short: "Create, show or replace the key that seals secrets", Args: args(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	passphrase := ""
-	open := func(path string) (pki.KeyFile, error) {
-		f := pki.KeyFile{Path: path}
-		if passphrase == "" {
-			return f, nil
-		}
-		text, err := os.ReadFile(passphrase)
-		if err != nil {
-			return f, failf(exitFailed, "", "--passphrase-file: %v", err)
-		}
-		p := pki.Passphrase(strings.TrimSpace(string(text)))
-		if err := p.Check(); err != nil {
-			return f, failf(exitUsage, "", "--passphrase-file %s: %v", passphrase, err)
-		}
-		f.Wrap = p
-		return f, nil
-	}
 	create := &cobra.Command{
 		Use: "create FILE", Short: "Create a key in FILE, for SCHEDULER_CLUSTER_KEY_FILE of every scheduler", Args: args(1, 1, "FILE"),
 		RunE: func(_ *cobra.Command, args []string) error {
-			f, err := open(args[0])
+			f, err := keyFile(args[0], passphrase)
 			if err != nil {
 				return err
 			}
@@ -120,7 +122,7 @@ func (c *cli) clusterKeyCommand() *cobra.Command {
 	show := &cobra.Command{
 		Use: "show FILE", Short: "Show the id of the key in FILE, never the key", Args: args(1, 1, "FILE"),
 		RunE: func(_ *cobra.Command, args []string) error {
-			f, err := open(args[0])
+			f, err := keyFile(args[0], passphrase)
 			if err != nil {
 				return err
 			}
