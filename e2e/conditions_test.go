@@ -8,15 +8,13 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
-
-	"github.com/persys/compute/e2e/harness"
 )
 
 // TestConditionsOverREST calls a real gateway and real schedulers. A change whose If-Match header has an
 // outdated ETag must be refused with status 412. A request that repeats an idempotency key must not be
 // applied again.
 func TestConditionsOverREST(t *testing.T) {
-	c := start(t, harness.Options{Binaries: raced(t), Dir: t.TempDir(), SchedulerEnv: fast(nil)})
+	c := sharedCluster(t)
 	base := "http://" + gatewayOf(t, c)
 	type answer struct {
 		code       int

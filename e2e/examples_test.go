@@ -54,7 +54,7 @@ func runExample(t *testing.T, c *harness.Cluster, file string) {
 
 // TestExamples: every example runs unchanged on simulated engines.
 func TestExamples(t *testing.T) {
-	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	c := sharedCluster(t)
 	for range 2 {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true, Env: map[string]string{"PERSYS_NODE_LABELS": "region=eu,disk=ssd"}}))
 	}

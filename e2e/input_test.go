@@ -14,13 +14,12 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
-	"github.com/persys/compute/e2e/harness"
 )
 
 // TestBadInput: bad input over gRPC and persysctl is refused as the legacy contract defines: with a status
 // code, or with an error in the body of the answer. The error names the field, and no workload is stored.
 func TestBadInput(t *testing.T) {
-	c := start(t, harness.Options{Binaries: raced(t)})
+	c := sharedCluster(t)
 	cc := got[*grpc.ClientConn](t)(c.Pinned(follower(t, c))) // connect to a replica that forwards calls to the leader
 	control := controlv1.NewAgentControlClient(cc)
 

@@ -45,10 +45,11 @@ func TestMain(m *testing.M) {
 	built.prepare()
 	code := m.Run()
 	if shared.engine != nil {
-		if err := shared.close(); err != nil {
-			fmt.Fprintln(os.Stderr, "cleaning up:", err)
-			code = 1
-		}
+		err = shared.close()
+	}
+	if err := errors.Join(err, closeShared()); err != nil {
+		fmt.Fprintln(os.Stderr, "cleaning up:", err)
+		code = 1
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -102,20 +103,32 @@ func start(t *testing.T, opt harness.Options) *harness.Cluster {
 // a data race or a panic.
 func watchCluster(t *testing.T, c *harness.Cluster) {
 	t.Cleanup(func() {
-		for _, a := range c.Alarms() {
-			t.Errorf("the log of a program has a panic or a data race: %s", a)
-		}
+		reportAlarms(t, c)
 		if t.Failed() {
-			dir := artifacts(t)
-			if err := c.SaveLogs(dir); err != nil {
-				t.Errorf("saving logs: %v", err)
-			}
-			t.Logf("logs are in %s; the logs end with:\n%s", dir, c.Tails(12))
+			saveLogs(t, c)
 		}
 		if err := c.Close(); err != nil {
 			t.Errorf("taking the cluster down: %v", err)
 		}
 	})
+}
+
+// reportAlarms fails the test if the log of a program has a data race or a panic.
+func reportAlarms(t *testing.T, c *harness.Cluster) {
+	t.Helper()
+	for _, a := range c.Alarms() {
+		t.Errorf("the log of a program has a panic or a data race: %s", a)
+	}
+}
+
+// saveLogs copies the logs of all programs to artifacts, and writes their last lines to the test's log.
+func saveLogs(t *testing.T, c *harness.Cluster) {
+	t.Helper()
+	dir := artifacts(t)
+	if err := c.SaveLogs(dir); err != nil {
+		t.Errorf("saving logs: %v", err)
+	}
+	t.Logf("logs are in %s; the logs end with:\n%s", dir, c.Tails(12))
 }
 
 // artifacts returns the folder for the files of a failed test.

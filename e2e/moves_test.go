@@ -24,7 +24,7 @@ import (
 // the other, until no move would improve the balance enough. An exclusive workload stays. No workload runs
 // twice at once.
 func TestRebalance(t *testing.T) {
-	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	c := sharedCluster(t)
 	for range 2 {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
 	}

@@ -19,7 +19,7 @@ import (
 // the real programs. After each command the workloads must run on the nodes that the command requires, and
 // never twice at the same time.
 func TestOperatorCommands(t *testing.T) {
-	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	c := sharedCluster(t)
 	for range 2 {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
 	}

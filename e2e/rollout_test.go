@@ -178,8 +178,8 @@ func TestRolloutWaitsForTheFormerInstance(t *testing.T) {
 // instance is stopped, persysctl plan warns, and the update is rolled back. The reason of the update must be
 // why no node could take the member.
 func TestRolloutThatFitsNowhere(t *testing.T) {
-	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
-	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
+	c := sharedCluster(t)
+	node := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true})).NodeID
 	file := func(memory string) string {
 		path := filepath.Join(t.TempDir(), "web.yaml")
 		must(t, os.WriteFile(path, []byte("id: large\ncount: 2\nupdate: {min_healthy_time: 1s, healthy_deadline: 5s, auto_revert: true}\n"+
@@ -190,7 +190,7 @@ func TestRolloutThatFitsNowhere(t *testing.T) {
 	for _, id := range []string{"large-0", "large-1"} {
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
 	}
-	const warning = "Warning: large-0 and 1 other: node node-a has too little memory for the changed workload; it would run on unchanged, because no other node takes it: 0/1 nodes fit: 1 memory"
+	warning := "Warning: large-0 and 1 other: node " + node + " has too little memory for the changed workload; it would run on unchanged, because no other node takes it: 0/1 nodes fit: 1 memory"
 	if plan := ctl(t, c, "plan", "-f", file("900Gi")); !strings.Contains(plan, warning) {
 		t.Errorf("persysctl plan does not warn that the update fits on no node: %s", plan)
 	}
@@ -359,7 +359,7 @@ func TestStartFirstAndCanaries(t *testing.T) {
 // TestTaintDuringAnUpdate: while a group is updated, a node gets a taint NoExecute. The update still ends
 // with success, on the other nodes.
 func TestTaintDuringAnUpdate(t *testing.T) {
-	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	c := sharedCluster(t)
 	for range 3 {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
 	}

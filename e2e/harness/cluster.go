@@ -58,6 +58,7 @@ type Cluster struct {
 	Agents     []*Agent
 	Dir        string
 
+	named int // number of agents that NewAgent made
 	opt   Options
 	own   bool // Start made Dir as a temporary folder, so Close removes it
 	ports ports
@@ -184,7 +185,14 @@ func (c *Cluster) makeCerts() error {
 }
 
 func schedulerName(i int) string { return "scheduler-" + strconv.Itoa(i+1) }
-func nodeName(i int) string      { return "node-" + string(rune('a'+i)) }
+
+// nodeName returns node-a to node-z, then node-27, node-28, …
+func nodeName(i int) string {
+	if i >= 26 {
+		return "node-" + strconv.Itoa(i+1)
+	}
+	return "node-" + string(rune('a'+i))
+}
 
 // inherited lists the variables that programs inherit from this process.
 var inherited = []string{"PATH", "HOME", "TMPDIR", "DOCKER_HOST", "GORACE", "GOCOVERDIR", "LANG", "TZ"}
@@ -404,8 +412,9 @@ func (c *Cluster) StartAgent(ctx context.Context, opt AgentOptions) (*Agent, err
 func (c *Cluster) NewAgent(opt AgentOptions) (*Agent, error) {
 	id := opt.NodeID
 	if id == "" {
-		id = nodeName(len(c.Agents))
+		id = nodeName(c.named)
 	}
+	c.named++
 	grpcPort, err := c.ports.take()
 	if err != nil {
 		return nil, err
@@ -450,6 +459,17 @@ func (c *Cluster) NewAgent(opt AgentOptions) (*Agent, error) {
 	a.Process = &Process{Name: id, Path: path, Args: args, Log: filepath.Join(c.logs(), id+".log"), Env: environment(env, c.opt.AgentEnv, opt.Env)}
 	c.Agents = append(c.Agents, a)
 	return a, nil
+}
+
+// ForgetAgents removes all agents, which must have ended, from the cluster. A later agent gets a name that none of them
+// had.
+func (c *Cluster) ForgetAgents() error {
+	var errs []error
+	for _, a := range c.Agents {
+		errs = append(errs, a.killFencers())
+	}
+	c.Agents = nil
+	return errors.Join(errs...)
 }
 
 // Addrs returns the gRPC addresses of all schedulers.

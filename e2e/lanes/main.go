@@ -6,8 +6,9 @@
 //	go run ./e2e/lanes -run TestVault  the tests whose name matches
 //
 // It builds the programs and the test binary once. A test is one process. By default the process gets a
-// network namespace of its own, so that ports of two tests never clash. The file lanes.txt names the
-// tests that need another lane, each with its reason.
+// network namespace of its own, so that ports of two tests never clash. Tests that stop no program share one
+// cluster in one process (lane "shared"). The file lanes.txt names the tests that need another lane, each with
+// its reason.
 //
 // Without the right to make network namespaces, which takes root, all tests run one after another in
 // the network of the machine.

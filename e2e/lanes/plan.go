@@ -18,12 +18,14 @@ const (
 	laneEarly lane = "early"
 	// laneHost runs one test after another in the network of the machine, where Docker publishes ports.
 	laneHost lane = "host"
+	// laneShared is for tests that stop no program. They run one after another on one cluster, in one process.
+	laneShared lane = "shared"
 	// laneFull is for tests that only make test-full runs. They start first, like those of laneEarly.
 	laneFull lane = "full"
 )
 
 // lanes lists the lanes that may stand in lanes.txt; the default lane has no name and is not in the file.
-var lanes = []lane{laneEarly, laneHost, laneFull}
+var lanes = []lane{laneEarly, laneHost, laneShared, laneFull}
 
 // rule is one line of lanes.txt: the lane of one test and the reason.
 type rule struct {
@@ -69,6 +71,7 @@ func readRules(path string, tests []string) (map[string]rule, error) {
 
 // plan is the order of the tests.
 type plan struct {
+	shared     []string // tests that run one after another in one process, which starts first
 	namespaced []string // tests that run at the same time in network namespaces, started in this order
 	host       []string // tests that run one after another in the network of the machine
 	left       []string // tests that do not run: those of the lane "full" without -full
@@ -86,6 +89,8 @@ func arrange(tests []string, rules map[string]rule, opt options) plan {
 		switch rules[name].lane {
 		case laneHost:
 			p.host = append(p.host, name)
+		case laneShared:
+			p.shared = append(p.shared, name)
 		case laneEarly:
 			early = append(early, name)
 		case laneFull:
@@ -105,7 +110,7 @@ func arrange(tests []string, rules map[string]rule, opt options) plan {
 // inOrder returns the plan for a machine on which network namespaces cannot be made: all tests run one after
 // another.
 func (p plan) inOrder() plan {
-	return plan{host: slices.Concat(p.host, p.namespaced), left: p.left}
+	return plan{host: slices.Concat(p.host, p.shared, p.namespaced), left: p.left}
 }
 
 // workersFor returns how many tests with network namespaces run at the same time by default. The lane host runs one

@@ -17,7 +17,7 @@ func TestRulesAreValidated(t *testing.T) {
 		"# a comment\n\nTestA host it publishes a port\n":          "",
 		"TestX host it publishes a port\n":                         "lanes.txt:1: there is no test TestX",
 		"TestA host it publishes\nTestA full it waits\n":           "lanes.txt:2: TestA is listed twice",
-		"TestA alone it measures time\n":                           `lanes.txt:1: the lane is "alone": it must be one of [early host full]`,
+		"TestA alone it measures time\n":                           `lanes.txt:1: the lane is "alone": it must be one of [early host shared full]`,
 		"TestA full\n":                                             "lanes.txt:1: TestA has no reason",
 		"TestB early it takes two minutes\nTestA full   \n# end\n": "lanes.txt:2: TestA has no reason",
 	} {
@@ -33,35 +33,36 @@ func TestRulesAreValidated(t *testing.T) {
 }
 
 func TestTestsAreArrangedByLane(t *testing.T) {
-	tests := []string{"TestA", "TestDocker", "TestLong", "TestWaits", "TestB"}
-	rules := map[string]rule{"TestDocker": {laneHost, "ports"}, "TestLong": {laneEarly, "long"}, "TestWaits": {laneFull, "waits"}}
+	tests := []string{"TestA", "TestDocker", "TestReads", "TestLong", "TestWaits", "TestB", "TestChecks"}
+	rules := map[string]rule{"TestDocker": {laneHost, "ports"}, "TestLong": {laneEarly, "long"}, "TestWaits": {laneFull, "waits"},
+		"TestReads": {laneShared, "one cluster"}, "TestChecks": {laneShared, "one cluster"}}
 	for name, c := range map[string]struct {
 		opt  options
 		want plan
 	}{
-		"make test":      {options{}, plan{namespaced: []string{"TestLong", "TestA", "TestB"}, host: []string{"TestDocker"}, left: []string{"TestWaits"}}},
-		"make test-full": {options{full: true}, plan{namespaced: []string{"TestLong", "TestWaits", "TestA", "TestB"}, host: []string{"TestDocker"}}},
-		"make e2e NAME":  {options{match: regexp.MustCompile("A|Docker")}, plan{namespaced: []string{"TestA"}, host: []string{"TestDocker"}}},
+		"make test":      {options{}, plan{shared: []string{"TestReads", "TestChecks"}, namespaced: []string{"TestLong", "TestA", "TestB"}, host: []string{"TestDocker"}, left: []string{"TestWaits"}}},
+		"make test-full": {options{full: true}, plan{shared: []string{"TestReads", "TestChecks"}, namespaced: []string{"TestLong", "TestWaits", "TestA", "TestB"}, host: []string{"TestDocker"}}},
+		"make e2e NAME":  {options{match: regexp.MustCompile("A$|Docker")}, plan{namespaced: []string{"TestA"}, host: []string{"TestDocker"}}},
 	} {
 		if got := arrange(tests, rules, c.opt); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}
 	}
 	p := arrange(tests, rules, options{}).inOrder()
-	if want := []string{"TestDocker", "TestLong", "TestA", "TestB"}; len(p.namespaced) > 0 || !reflect.DeepEqual(p.host, want) {
+	if want := []string{"TestDocker", "TestReads", "TestChecks", "TestLong", "TestA", "TestB"}; len(p.namespaced)+len(p.shared) > 0 || !reflect.DeepEqual(p.host, want) {
 		t.Errorf("without network namespaces the plan is %+v, want the tests %v one after another", p, want)
 	}
 }
 
-// TestLanesFileMatchesTheTests: lanes.txt is valid, and every test that takes the Docker engine is in the
-// lane host.
+// TestLanesFileMatchesTheTests: lanes.txt is valid, every test that takes the Docker engine is in the lane host, and
+// exactly the tests that use the shared cluster are in the lane shared.
 func TestLanesFileMatchesTheTests(t *testing.T) {
 	files, err := filepath.Glob("../*_test.go")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%d test files: %v", len(files), err)
 	}
 	var tests []string
-	docker := map[string]bool{}
+	calls := map[string]map[string]bool{"theEngine": {}, "sharedCluster": {}} // function to the tests that call it
 	for _, path := range files {
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
 		if err != nil {
@@ -75,8 +76,8 @@ func TestLanesFileMatchesTheTests(t *testing.T) {
 			tests = append(tests, fn.Name.Name)
 			ast.Inspect(fn, func(n ast.Node) bool {
 				if call, ok := n.(*ast.CallExpr); ok {
-					if id, ok := call.Fun.(*ast.Ident); ok && id.Name == "theEngine" {
-						docker[fn.Name.Name] = true
+					if id, ok := call.Fun.(*ast.Ident); ok && calls[id.Name] != nil {
+						calls[id.Name][fn.Name.Name] = true
 					}
 				}
 				return true
@@ -88,8 +89,11 @@ func TestLanesFileMatchesTheTests(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range tests {
-		if docker[name] && rules[name].lane != laneHost {
+		if calls["theEngine"][name] && rules[name].lane != laneHost {
 			t.Errorf("test %s uses the Docker engine of the machine: list it in e2e/lanes.txt with the lane %s", name, laneHost)
+		}
+		if calls["sharedCluster"][name] != (rules[name].lane == laneShared) {
+			t.Errorf("test %s: the tests of the lane %s in e2e/lanes.txt must be those that call sharedCluster", name, laneShared)
 		}
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// testLimit is how long one test may take; the longest takes two minutes on an idle machine.
+// testLimit is how long one process may take; the longest takes two minutes on an idle machine.
 const testLimit = 15 * time.Minute
 
 // build builds everything that the tests run into dir: both sets of programs, servers of other projects,
@@ -65,7 +65,7 @@ func canUnshare(ctx context.Context) bool {
 	return cmd.Run() == nil
 }
 
-// runner runs tests, each in a process of its own.
+// runner runs tests, each in a process of its own but those that share a cluster.
 type runner struct {
 	binary     string // path of the test binary
 	dir        string // folder of the package, in which its tests run
@@ -86,22 +86,25 @@ func (r *runner) all(ctx context.Context, p plan, workers int) error {
 		workers = workersFor()
 	}
 	began := time.Now()
-	queue := make(chan string)
+	queue := make(chan []string)
 	var wg sync.WaitGroup
 	for range workers {
 		wg.Go(func() {
-			for name := range queue {
-				r.one(ctx, name, true)
+			for names := range queue {
+				r.process(ctx, names, true)
 			}
 		})
 	}
 	wg.Go(func() {
 		for _, name := range p.host {
-			r.one(ctx, name, false)
+			r.process(ctx, []string{name}, false)
 		}
 	})
+	if len(p.shared) > 0 {
+		queue <- p.shared
+	}
 	for _, name := range p.namespaced {
-		queue <- name
+		queue <- []string{name}
 	}
 	close(queue)
 	wg.Wait()
@@ -115,12 +118,13 @@ func (r *runner) all(ctx context.Context, p plan, workers int) error {
 	return ctx.Err()
 }
 
-// one runs one test. It prints one line if the test passes, and all of the output if it fails.
-func (r *runner) one(ctx context.Context, name string, namespace bool) {
+// process runs one test, or several that share a cluster, in one process. It prints one line for each test, and before
+// it all of the output if a test fails.
+func (r *runner) process(ctx context.Context, names []string, namespace bool) {
 	if ctx.Err() != nil {
 		return
 	}
-	cmd := exec.CommandContext(ctx, r.binary, "-test.run=^"+name+"$", "-test.v", "-test.timeout="+testLimit.String())
+	cmd := exec.CommandContext(ctx, r.binary, "-test.run=^("+strings.Join(names, "|")+")$", "-test.v", "-test.timeout="+testLimit.String())
 	cmd.Dir = r.dir
 	cmd.Env = append(os.Environ(), harness.BuildsEnv+"="+r.builds)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -140,11 +144,8 @@ func (r *runner) one(ctx context.Context, name string, namespace bool) {
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.count, r.spent, r.cpu = r.count+1, r.spent+took, r.cpu+cpu
-	verdict := "ok  "
+	r.count, r.spent, r.cpu = r.count+len(names), r.spent+took, r.cpu+cpu
 	if err != nil {
-		r.failed = append(r.failed, name)
-		verdict = "FAIL"
 		fmt.Fprintf(r.out, "%s\n%v\n", bytes.TrimSpace(out), err)
 	} else {
 		for line := range strings.Lines(string(out)) {
@@ -153,7 +154,24 @@ func (r *runner) one(ctx context.Context, name string, namespace bool) {
 			}
 		}
 	}
-	fmt.Fprintf(r.out, "%s e2e %-40s %8s, CPU %7s\n", verdict, name, seconds(took), seconds(cpu))
+	for _, name := range names {
+		verdict := "ok  "
+		if err != nil && (len(names) == 1 || !bytes.Contains(out, []byte("\n--- PASS: "+name+" "))) {
+			r.failed = append(r.failed, name)
+			verdict = "FAIL"
+		}
+		if len(names) > 1 {
+			fmt.Fprintf(r.out, "%s e2e %-40s on the shared cluster\n", verdict, name)
+			continue
+		}
+		fmt.Fprintf(r.out, "%s e2e %-40s %8s, CPU %7s\n", verdict, name, seconds(took), seconds(cpu))
+	}
+	if len(names) > 1 {
+		fmt.Fprintf(r.out, "     e2e %-40s %8s, CPU %7s\n", fmt.Sprintf("%d tests on the shared cluster", len(names)), seconds(took), seconds(cpu))
+		if err != nil && !slices.ContainsFunc(names, func(n string) bool { return slices.Contains(r.failed, n) }) {
+			r.failed = append(r.failed, "the shared cluster") // each test passed, and the process failed
+		}
+	}
 }
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
