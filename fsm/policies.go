@@ -11,9 +11,8 @@ import (
 
 // Policies define what workloads may ask for (package policy). A policy is bound to namespaces and to labels of
 // nodes. A specification is checked against the policy of its namespace when it is stored, and against the policies
-// of a node when the workload is assigned to it. If no policy is bound to the namespace, specifications of callers
-// who may act only in certain namespaces are checked against policy.Baseline, and those of other callers are not
-// checked.
+// of a node when the workload is assigned to it. If no policy is bound to the namespace, specifications of
+// unprivileged callers are checked against policy.Baseline, and those of admins are not checked.
 
 // MaxPolicies is the maximum number of policies, not counting the built-in ones.
 const MaxPolicies = 100
@@ -73,12 +72,13 @@ func (s State) PolicyIn(namespace string) *Policy {
 
 // PolicyFor returns the policy against which a specification that a caller stores in a namespace is
 // checked, and the policy name that the workload's record keeps. Both are empty if nothing is
-// checked. confined means that the caller may act only in certain namespaces. The name of
-// policy.Privileged, which allows everything, is kept only for confined callers.
-func PolicyFor(v PolicyView, namespace string, confined bool) (p *policy.Policy, under string) {
+// checked. unprivileged means that the caller may not bind policies, or may act only in certain
+// namespaces. The name of policy.Privileged, which allows everything, is kept only for unprivileged
+// callers.
+func PolicyFor(v PolicyView, namespace string, unprivileged bool) (p *policy.Policy, under string) {
 	bound := v.PolicyIn(namespace)
 	switch {
-	case bound == nil && !confined, bound != nil && bound.Name == policy.Privileged && !confined:
+	case bound == nil && !unprivileged, bound != nil && bound.Name == policy.Privileged && !unprivileged:
 		return nil, ""
 	case bound == nil:
 		p, _ = policy.Builtin(policy.Baseline)
@@ -105,9 +105,9 @@ func (s State) Admitted(w *Workload) *policy.Policy {
 	return p
 }
 
-// AdminsOnly reports whether only callers who may act in all namespaces can have created or changed a workload: its
-// namespace lists no users, no role is bound to that namespace, and the workload was admitted without a policy. For such
-// a workload the ceiling of an agent does not apply (field admins_only in agent.proto).
+// AdminsOnly reports whether only admins can have created or changed a workload: its namespace lists no users, no role
+// is bound to that namespace, and the workload was admitted without a policy. For such a workload the ceiling of an
+// agent does not apply (field admins_only in agent.proto).
 func AdminsOnly(v interface {
 	Namespace(name string) (*Namespace, bool)
 	Bindings(fn func(*Binding) bool)
@@ -148,8 +148,8 @@ func (d *Demand) Judged() policy.Workload {
 func Violations(v interface {
 	namespaced
 	PolicyView
-}, p *commandv1.WorkloadPut, confined bool) []policy.Violation {
-	by, _ := PolicyFor(v, NamespaceOf(v, p), confined)
+}, p *commandv1.WorkloadPut, unprivileged bool) []policy.Violation {
+	by, _ := PolicyFor(v, NamespaceOf(v, p), unprivileged)
 	if by == nil {
 		return nil
 	}
@@ -165,7 +165,7 @@ func (t *Tx) judged(puts []*commandv1.WorkloadPut, olds []*Workload) (Result, bo
 			return refuse(NotAllowed, "workload %s: %s", p.GetId(), why), false
 		}
 		in := namespaceOf(p, olds[i])
-		by, _ := PolicyFor(t.state(), in, len(t.confined) > 0)
+		by, _ := PolicyFor(t.state(), in, t.unprivileged)
 		if res, ok := judgedBy(by, p, in); !ok {
 			return res, false
 		}
@@ -189,7 +189,7 @@ func judgedBy(by *policy.Policy, p *commandv1.WorkloadPut, in string) (Result, b
 // under returns the name of the policy against which the caller's specification p is checked; the
 // record of the workload keeps it.
 func (t *Tx) under(p *commandv1.WorkloadPut, old *Workload) string {
-	_, name := PolicyFor(t.state(), namespaceOf(p, old), len(t.confined) > 0)
+	_, name := PolicyFor(t.state(), namespaceOf(p, old), t.unprivileged)
 	return name
 }
 

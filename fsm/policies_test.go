@@ -42,22 +42,27 @@ func privileged(p *commandv1.WorkloadPut) { asking(policy.RulePrivileged, "true"
 // TestPolicyOfAPut: for each kind of caller and namespace, a stored specification is checked against the right
 // policy, and the workload's record keeps the name of this policy.
 func TestPolicyOfAPut(t *testing.T) {
+	admin := func(c Command) Command { return c }
+	member := func(c Command) Command { return confined(c, "a") }
 	for _, tt := range []struct {
-		name     string
-		bound    string
-		confined bool
-		ask      func(*commandv1.WorkloadPut)
-		refused  []string // words that the refusal contains; nil if the put is accepted
-		under    string
+		name    string
+		bound   string
+		caller  func(Command) Command
+		ask     func(*commandv1.WorkloadPut)
+		refused []string // words that the refusal contains; nil if the put is accepted
+		under   string
 	}{
-		{"a caller who is not confined is not checked against a policy", "", false, privileged, nil, ""},
-		{"a confined caller is checked against the policy baseline", "", true, privileged, []string{"container.field", `"baseline"`, "rule privileged", "policy bind"}, ""},
-		{"a confined caller may put an ordinary workload", "", true, asking(policy.RuleUser, "1000"), nil, "baseline"},
-		{"a caller who is not confined is checked against a bound policy", "baseline", false, privileged, []string{`"baseline"`}, ""},
-		{"a bound policy replaces baseline", "restricted", true, asking(policy.RuleUser, "0"), []string{`"restricted"`, "rule users"}, ""},
-		{"privileged admits a confined caller and is recorded", "privileged", true, privileged, nil, "privileged"},
-		{"privileged is not recorded for a caller who is not confined", "privileged", false, privileged, nil, ""},
-		{"a policy that is not built in", "own", true, privileged, []string{`"own"`}, ""},
+		{"an admin is not checked against a policy", "", admin, privileged, nil, ""},
+		{"a confined caller is checked against the policy baseline", "", member, privileged, []string{"container.field", `"baseline"`, "rule privileged", "policy bind"}, ""},
+		{"a confined caller may put an ordinary workload", "", member, asking(policy.RuleUser, "1000"), nil, "baseline"},
+		{"an operator of all namespaces is checked against the policy baseline", "", unprivileged, privileged, []string{"container.field", `"baseline"`, "rule privileged", "policy bind"}, ""},
+		{"an operator of all namespaces may put an ordinary workload", "", unprivileged, asking(policy.RuleUser, "1000"), nil, "baseline"},
+		{"an admin is checked against a bound policy", "baseline", admin, privileged, []string{`"baseline"`}, ""},
+		{"a bound policy replaces baseline", "restricted", member, asking(policy.RuleUser, "0"), []string{`"restricted"`, "rule users"}, ""},
+		{"privileged admits a confined caller and is recorded", "privileged", member, privileged, nil, "privileged"},
+		{"privileged admits an operator of all namespaces and is recorded", "privileged", unprivileged, privileged, nil, "privileged"},
+		{"privileged is not recorded for an admin", "privileged", admin, privileged, nil, ""},
+		{"a policy that is not built in", "own", member, privileged, []string{`"own"`}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := spaced(t)
@@ -65,11 +70,7 @@ func TestPolicyOfAPut(t *testing.T) {
 			if tt.bound != "" {
 				w.ok(bind(tt.bound, "a"))
 			}
-			c := put("web", inNamespace("a"), tt.ask)
-			if tt.confined {
-				c = confined(c, "a")
-			}
-			res := w.do(c)
+			res := w.do(tt.caller(put("web", inNamespace("a"), tt.ask)))
 			if tt.refused != nil {
 				refused(t, res, NotAllowed, tt.refused...)
 				is(t, "workloads", w.s.WorkloadCount(), 0)
@@ -79,6 +80,25 @@ func TestPolicyOfAPut(t *testing.T) {
 			is(t, "admitted under", w.workload("web").Policy, tt.under)
 		})
 	}
+}
+
+// unprivileged returns the command c as sent by a user who may act in all namespaces and may not bind policies.
+func unprivileged(c Command) Command {
+	c.Head = &commandv1.Head{At: epoch0, By: "oli", Unprivileged: true}
+	return c
+}
+
+func unprivilegedScenario(w *world) {
+	w.do(register("n"))
+	w.do(putNamespace("a"))
+	w.do(unprivileged(put("web", inNamespace("a"), privileged)))
+	w.do(unprivileged(put("web", inNamespace("a"), asking(policy.RuleUser, "1000"), priority(5))))
+	w.do(put("agent", privileged))
+	w.do(unprivileged(put("agent", privileged, content("c1:other"))))
+	w.do(unprivileged(setDesired("agent", "Stopped")))
+	w.do(bind("privileged", "a"))
+	w.do(unprivileged(put("web", inNamespace("a"), privileged)))
+	w.do(unprivileged(cordon("n", true)))
 }
 
 // TestPoliciesJudgeEveryStoredSpecification: every command that stores a specification is checked against the policy of

@@ -514,6 +514,7 @@ func (g *stream) command(s State) Command {
 	if g.n("confined", 0, 9) == 0 {
 		c.Head.Namespaces = [][]string{{"n1"}, {"default", "n2"}}[g.n("to", 0, 1)]
 	}
+	c.Head.Unprivileged = g.n("unprivileged", 0, 9) == 0
 	if armOf(c).planned() && g.n("epoch", 0, 19) > 0 {
 		c.Head.Epoch = &commandv1.Epoch{Incarnation: info.Incarnation, Term: 1}
 	}
@@ -599,10 +600,10 @@ func checkNamespaces(rt *rapid.T, before, after State, c Command) {
 	}
 }
 
-// checkPolicies checks two properties: if a caller may act only in certain namespaces, every workload
-// that the caller stored conforms to the policy of its namespace, and its record names the policy.
+// checkPolicies checks two properties: if a caller is not an admin, or may act only in certain namespaces, every
+// workload that the caller stored conforms to the policy of its namespace, and its record names the policy.
 func checkPolicies(rt *rapid.T, before, after State, c Command) {
-	if len(c.GetHead().GetNamespaces()) == 0 || c.GetPutWorkloads() == nil {
+	if !c.GetHead().GetUnprivileged() && len(c.GetHead().GetNamespaces()) == 0 || c.GetPutWorkloads() == nil {
 		return
 	}
 	after.Workloads("", func(w *Workload) bool {

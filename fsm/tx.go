@@ -34,8 +34,10 @@ type Tx struct {
 	// confined lists the namespaces to which the caller is confined; empty means that the caller
 	// may act in all.
 	confined []string
-	next     Generation // the generation that this command gives to every order that it changes
-	from     int        // index in changes of the first Change by the command
+	// unprivileged means that the policy baseline applies to the caller in namespaces without a bound policy.
+	unprivileged bool
+	next         Generation // the generation that this command gives to every order that it changes
+	from         int        // index in changes of the first Change by the command
 
 	olds    []*Workload            // present records of the workloads that the command puts; from the method replaced
 	alone   commandv1.PutWorkloads // the message that the method putAlone reuses
@@ -120,6 +122,7 @@ func (t *Tx) Apply(m Meta, c Command) (Result, []Change) {
 		t.via = strings.Clone(via)
 	}
 	t.confined = head.GetNamespaces()
+	t.unprivileged = head.GetUnprivileged() || len(t.confined) > 0
 	t.sideFold, t.offered, t.pool, t.newNetwork = t.sideFold[:0], nil, "", nil
 	info := &t.r.info
 	info.Index, info.Term = m.Index, m.Term

@@ -148,7 +148,7 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 func tlsGroup(t *testing.T, tune ...func(i int, c *Config)) (*group, func(i int, who string) *grpc.ClientConn) {
 	t.Helper()
 	set, err := pki.DevCerts(t.TempDir(), pki.DevOptions{
-		Cluster: "c1", Schedulers: []string{"s0", "s1"}, Agents: []string{"a", "b"}, Gateways: []string{"g"}, Users: []string{"admin", "ada", "bob"},
+		Cluster: "c1", Schedulers: []string{"s0", "s1"}, Agents: []string{"a", "b"}, Gateways: []string{"g"}, Users: []string{"admin", "ada", "bob", "oli"},
 	})
 	ok(t, err)
 	files := func(who string) *pki.Files {

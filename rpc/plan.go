@@ -180,7 +180,7 @@ func (p *plan) misplaced(ctx context.Context, put *commandv1.PutWorkloads, gone 
 		if why := fsm.PriorityFault(p.view, w, !in.Everywhere()); why != "" {
 			return why
 		}
-		if bad := p.violations(w, !in.Everywhere()); len(bad) > 0 {
+		if bad := p.violations(ctx, w); len(bad) > 0 {
 			return policy.Text(bad) + "\n" + policy.Next(fsm.NamespaceOf(p.view, w))
 		}
 	}

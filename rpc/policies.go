@@ -112,15 +112,22 @@ func (s *Server) aboutPolicy(ctx context.Context, request string, c *commandv1.C
 func (s *Server) policyOf(ctx context.Context, req *controlv1.ApplyWorkloadRequest) *policy.Policy {
 	v, id := s.store.View(), spec.FirstID(strings.TrimSpace(req.GetWorkloadId()), req.GetSpec())
 	in := fsm.NamespaceOf(v, &commandv1.WorkloadPut{Id: id, Namespace: strings.TrimSpace(req.GetSpec().GetNamespace())})
-	by, _ := fsm.PolicyFor(v, in, !s.scopeOf(ctx).Everywhere())
+	by, _ := fsm.PolicyFor(v, in, s.unprivileged(ctx))
 	return by
+}
+
+// unprivileged reports whether the policy baseline applies to the caller in namespaces without a bound policy: the
+// caller may not bind policies, or may make this call only in certain namespaces. An admin could bind any policy, so
+// baseline would protect nothing from an admin.
+func (s *Server) unprivileged(ctx context.Context) bool {
+	return !s.scopeOf(ctx).Everywhere() || !s.scopeOfCaller(callOf(ctx).caller, access.Policies).Everywhere()
 }
 
 // violations returns how one workload of a plan violates a policy: the policy that the caller of the plan names or, if
 // the caller names none, the policy that would apply to an apply of the workload.
-func (p *plan) violations(w *commandv1.WorkloadPut, confined bool) []policy.Violation {
+func (p *plan) violations(ctx context.Context, w *commandv1.WorkloadPut) []policy.Violation {
 	if p.by == nil {
-		return fsm.Violations(p.view, w, confined)
+		return fsm.Violations(p.view, w, p.s.unprivileged(ctx))
 	}
 	return policy.Judge(p.by, fsm.Intended(w).Demand.Judged())
 }

@@ -17,10 +17,11 @@ import (
 	"github.com/persys/compute/stack"
 )
 
-// TestConfinedPutsAreJudged: no policy is bound to namespace a, so the policy baseline applies there to users with
-// rights only in some namespaces. Such a user applies workloads that violate it. Each refusal must name the field, the
-// value, the rule, the policy and the next step. An admin must be able to apply the same workloads.
-func TestConfinedPutsAreJudged(t *testing.T) {
+// TestPutsAreJudgedUnlessAnAdminMakesThem: no policy is bound to namespace a, so the policy baseline applies there to
+// everybody but admins: to ada, who has rights only in that namespace, and to oli, an operator in all namespaces. They
+// apply workloads that violate it. Each refusal must name the field, the value, the rule, the policy and the next step.
+// An admin must be able to apply the same workloads.
+func TestPutsAreJudgedUnlessAnAdminMakesThem(t *testing.T) {
 	_, as := spaces(t)
 	host := func(path string) *controlv1.ApplyWorkloadRequest {
 		r := webIn("web", "a")
@@ -57,16 +58,18 @@ func TestConfinedPutsAreJudged(t *testing.T) {
 		}},
 	} {
 		t.Run(way.name, func(t *testing.T) {
-			why, err := way.do(ctxFor(t), "user/ada", host("/etc"))
-			ok(t, err)
-			for _, word := range []string{"container.volumes[0].host_path", `"/etc"`, `policy "baseline"`, "rule host_paths", "persysctl policy bind POLICY --namespace a"} {
-				if !strings.Contains(why, word) {
-					t.Errorf("the text of the refusal must contain %q, but is %q", word, why)
+			for _, who := range []string{"user/ada", "user/oli"} {
+				why, err := way.do(ctxFor(t), who, host("/etc"))
+				ok(t, err)
+				for _, word := range []string{"container.volumes[0].host_path", `"/etc"`, `policy "baseline"`, "rule host_paths", "persysctl policy bind POLICY --namespace a"} {
+					if !strings.Contains(why, word) {
+						t.Errorf("the text of the refusal of %s must contain %q, but is %q", who, word, why)
+					}
 				}
 			}
 			high := webIn("web", "a")
 			high.Spec.Priority = 1
-			why, err = way.do(ctxFor(t), "user/ada", high)
+			why, err := way.do(ctxFor(t), "user/ada", high)
 			ok(t, err)
 			for _, word := range []string{"priority: 1", `namespace "a", which is 0`, "persysctl namespace set a --max-priority 1"} {
 				if !strings.Contains(why, word) {
@@ -204,6 +207,7 @@ func TestOrdersCarryPolicies(t *testing.T) {
 	}{
 		{"a", "user/ada", "a", "baseline", false},
 		{"b", "user/admin", "a", "", false},
+		{"o", "user/oli", "admins", "baseline", false},
 		{"c", "user/admin", "admins", "", true},
 		{"d", "user/admin", "", "", true},
 		{"e", "user/admin", "bound", "baseline", false},

@@ -23,6 +23,7 @@ func (s *Server) frozen() string {
 func (s *Server) head(ctx context.Context, request, member string) (*commandv1.Head, error) {
 	h := &commandv1.Head{At: s.now().UnixNano(), From: callOf(ctx).from}
 	h.By, h.Via = callOf(ctx).by()
+	h.Unprivileged = s.unprivileged(ctx)
 	if in := s.scopeOf(ctx); !in.Everywhere() {
 		if h.Namespaces = in.Names(); in.Nowhere() {
 			h.Namespaces = []string{nowhere}

@@ -43,7 +43,7 @@ type Intent struct {
 	OnUnhealthy    string            `json:"on_unhealthy,omitempty"`
 	// Policies are the policy documents that a scheduler applied to the workload: the policy of its namespace,
 	// if any, then those of this node. Confined means two things: a scheduler that knows policies sent the
-	// order, and the specification may come from a user who is restricted to namespaces.
+	// order, and the specification may come from a user who is not an admin.
 	Policies []string `json:"policies,omitempty"`
 	Confined bool     `json:"confined,omitempty"`
 	// Deleting: the workload must be removed. Purge: volumes whose policy is retain are removed too.

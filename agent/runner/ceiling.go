@@ -39,7 +39,7 @@ func (c *Ceiling) rules(in *core.Intent) (*driver.Rules, error) {
 		out.Policies = append(out.Policies, driver.Rule{Policy: c.Policy, Next: "it is the PERSYS_POLICY of this node: change the workload, or run it on another node"})
 	case in.Confined:
 		p, _ := policy.Builtin(policy.Baseline)
-		out.Policies = append(out.Policies, driver.Rule{Policy: p, Next: "without PERSYS_POLICY, this node allows more only in namespaces that only admins use: change the workload, or set PERSYS_POLICY on a node"})
+		out.Policies = append(out.Policies, driver.Rule{Policy: p, Next: "without PERSYS_POLICY, this node allows more only to admins, in namespaces without users, roles and policies: change the workload, or set PERSYS_POLICY on a node"})
 	}
 	return out, nil
 }

@@ -262,8 +262,8 @@ func Order(key *pki.Key, req *agentv1.ApplyWorkloadRequest) (core.Order, error) 
 		Generation: order.GenerationOf(req.Generation), Running: req.DesiredState != agentv1.DesiredState_DESIRED_STATE_STOPPED,
 		Labels: req.Labels, Adopts: req.Adopts, Exclusive: req.Exclusive, OnLostLease: req.OnLostLease,
 		OnUnhealthy: req.OnUnhealthy, Traits: traits, Body: body,
-		// Schedulers that send no epoch are legacy v1 schedulers. They have neither policies nor users who
-		// are restricted to namespaces, so their orders are not Confined.
+		// Schedulers that send no epoch are legacy v1 schedulers. They have neither policies nor users
+		// with less rights than an admin, so their orders are not Confined.
 		Policies: policies, Confined: req.Epoch != nil && !req.AdminsOnly,
 	}, nil
 }

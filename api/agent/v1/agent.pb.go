@@ -883,7 +883,7 @@ type ApplyWorkloadRequest struct {
 	// YAML documents of the policies that are bound to this node; the workload must satisfy them too.
 	NodePolicies []string `protobuf:"bytes,1221,rep,name=node_policies,json=nodePolicies,proto3" json:"node_policies,omitempty"`
 	// Set if the workload was admitted without a policy, its namespace lists no users, and no role is bound in that
-	// namespace, so that only users who may act in every namespace have applied it. If not set, an agent without a policy of its own
+	// namespace, so that only admins can have applied it. If not set, an agent without a policy of its own
 	// (PERSYS_POLICY) allows only what the built-in policy baseline allows.
 	AdminsOnly bool `protobuf:"varint,1222,opt,name=admins_only,json=adminsOnly,proto3" json:"admins_only,omitempty"`
 	// What the agent does when the workload becomes unhealthy: keep (default) leaves it running, restart

@@ -208,7 +208,11 @@ type Head struct {
 	Via string `protobuf:"bytes,120,opt,name=via,proto3" json:"via,omitempty"`
 	// Hash of the call's caller, method and message; 0 if not known. If a request id comes again with another hash, the
 	// command is refused, because the answer that is stored for the id belongs to another call.
-	RequestHash   uint64 `protobuf:"fixed64,290,opt,name=request_hash,json=requestHash,proto3" json:"request_hash,omitempty"`
+	RequestHash uint64 `protobuf:"fixed64,290,opt,name=request_hash,json=requestHash,proto3" json:"request_hash,omitempty"`
+	// True if the caller may not bind policies (permission policies). If a namespace has no bound policy, the caller's
+	// specifications are checked against the policy baseline, as are those of callers with the field namespaces.
+	// Commands of former versions do not have this field; they are judged as before.
+	Unprivileged  bool `protobuf:"varint,392,opt,name=unprivileged,proto3" json:"unprivileged,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -297,6 +301,13 @@ func (x *Head) GetRequestHash() uint64 {
 		return x.RequestHash
 	}
 	return 0
+}
+
+func (x *Head) GetUnprivileged() bool {
+	if x != nil {
+		return x.Unprivileged
+	}
+	return false
 }
 
 type Command struct {
@@ -15323,7 +15334,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"Generation\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\x12\x1a\n" +
-	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\xda\x01\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\xff\x01\n" +
 	"\x04Head\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\fR\arequest\x12.\n" +
 	"\x05epoch\x18\x02 \x01(\v2\x18.persys.command.v1.EpochR\x05epoch\x12\x0e\n" +
@@ -15334,7 +15345,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"namespaces\x18n \x03(\tR\n" +
 	"namespaces\x12\x10\n" +
 	"\x03via\x18x \x01(\tR\x03via\x12\"\n" +
-	"\frequest_hash\x18\xa2\x02 \x01(\x06R\vrequestHash\"\xfa&\n" +
+	"\frequest_hash\x18\xa2\x02 \x01(\x06R\vrequestHash\x12#\n" +
+	"\funprivileged\x18\x88\x03 \x01(\bR\funprivileged\"\xfa&\n" +
 	"\aCommand\x12+\n" +
 	"\x04head\x18\x01 \x01(\v2\x17.persys.command.v1.HeadR\x04head\x12C\n" +
 	"\finit_cluster\x18\n" +

@@ -91,6 +91,7 @@ func (m *Head) CloneVT() *Head {
 	r.From = m.From
 	r.Via = m.Via
 	r.RequestHash = m.RequestHash
+	r.Unprivileged = m.Unprivileged
 	if rhs := m.Request; rhs != nil {
 		tmpBytes := make([]byte, len(rhs))
 		copy(tmpBytes, rhs)
@@ -5299,6 +5300,18 @@ func (m *Head) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.Unprivileged {
+		i--
+		if m.Unprivileged {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x18
+		i--
+		dAtA[i] = 0xc0
 	}
 	if m.RequestHash != 0 {
 		i -= 8
@@ -20241,6 +20254,9 @@ func (m *Head) SizeVT() (n int) {
 	if m.RequestHash != 0 {
 		n += 10
 	}
+	if m.Unprivileged {
+		n += 3
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -27105,6 +27121,26 @@ func (m *Head) UnmarshalVT(dAtA []byte) error {
 			}
 			m.RequestHash = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
 			iNdEx += 8
+		case 392:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Unprivileged", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Unprivileged = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -63833,6 +63869,26 @@ func (m *Head) UnmarshalVTUnsafe(dAtA []byte) error {
 			}
 			m.RequestHash = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
 			iNdEx += 8
+		case 392:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Unprivileged", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Unprivileged = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
