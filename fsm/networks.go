@@ -250,10 +250,10 @@ func (t *Tx) fitsNetwork(n *Network, b *commandv1.PutNetwork) (Result, bool) {
 	case t.r.networks.Len() >= MaxNetworks:
 		return refuse(Conflict, "there are %d networks, at most %d: remove some (persysctl network rm)", t.r.networks.Len(), MaxNetworks), false
 	}
+	if t.unprivileged && b.GetCidr() != "" { // the subnet may be one of the company's networks, which the nodes would no longer reach
+		return refuse(Denied, "cidr: %s: a subnet can be chosen with the permission policies in all namespaces; leave it out to get a part of the pool, or ask an admin", quoted(b.GetCidr())), false
+	}
 	if len(t.confined) > 0 {
-		if b.GetCidr() != "" {
-			return refuse(Denied, "cidr: %s: users who are confined to namespaces get a part of the pool; ask an admin for another subnet", quoted(b.GetCidr())), false
-		}
 		if count := countUnder(t.r.networks, n.In()+"/"); count >= maxConfined {
 			return refuse(Denied, "namespace %q has %d networks, and users who are confined to namespaces may make at most %d: remove some, or ask an admin", n.In(), count, maxConfined), false
 		}

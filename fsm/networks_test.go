@@ -159,6 +159,8 @@ func TestConfinedCallersActOnNetworksOfTheirNamespaces(t *testing.T) {
 		is(t, "another network", as(putNetwork(fmt.Sprint("n", i), "", in("a"))).Kind, OK)
 	}
 	refused(t, as(putNetwork("m", "", in("a"))), Denied, "16 networks")
+	refused(t, w.do(unprivileged(putNetwork("m", "10.50.0.0/20", in("a")))), Denied, "10.50.0.0/20", "pool", "permission policies")
+	is(t, "a network of an operator of all namespaces", w.do(unprivileged(putNetwork("m", "", in("a")))).Kind, OK)
 	refused(t, as(putNetwork("n", "", in("b"))), Denied, `"b"`)
 	w.ok(putNetwork("n", "", in("b")))
 	refused(t, as(deleteNetwork("n", "b")), Denied, `"b"`)
