@@ -2,6 +2,7 @@ package fsm
 
 import (
 	"slices"
+	"strings"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
@@ -61,6 +62,44 @@ func united(a, b []HostPort) []HostPort {
 // Wants reports whether the demand of w includes a host port. If not, w reserves the port only until its
 // former instance is gone.
 func (w *Workload) Wants(p HostPort) bool { return slices.ContainsFunc(w.Demand.Ports, p.Collides) }
+
+// NetworkPort is the UDP port at which nodes receive the VXLAN packets of networks. Some hypervisors treat packets to
+// the usual ports, 4789 and 8472, as their own.
+const NetworkPort = 4790
+
+// PortUser returns the program of the cluster that listens at a host port of node n: "the agent", a scheduler on the same
+// machine, or "networks" for VXLAN; "" if none is known. It knows only the addresses that agents and schedulers report.
+// They do not report whether they listen at all addresses of their machine, so it ignores the address of p. A scheduler
+// is on the machine of a node if the addresses of both have the same host.
+func PortUser(v interface {
+	Replicas(fn func(*Replica) bool)
+}, n *Node, p HostPort) string {
+	port, host := ":"+decimal(int(p.Port)), n.Facts.Endpoint[:max(0, strings.LastIndexByte(n.Facts.Endpoint, ':'))]
+	switch {
+	case p.Protocol == "tcp" && (strings.HasSuffix(n.Facts.Endpoint, port) || n.Facts.MetricsPort == p.Port):
+		return "the agent"
+	case p.Protocol == "udp" && p.Port == NetworkPort && n.Facts.Networking.Address != "":
+		return "networks"
+	case host == "":
+		return ""
+	}
+	user := ""
+	v.Replicas(func(r *Replica) bool {
+		both := [...]string{r.GossipAddr, r.DNSAddr} // over TCP and UDP
+		for _, addr := range [...]string{r.GRPCAddr, r.HTTPAddr, r.RaftAddr, both[0], both[1]} {
+			if addr == host+port && (p.Protocol == "tcp" || slices.Contains(both[:], addr)) {
+				user = "scheduler " + r.Name
+			}
+		}
+		return user == ""
+	})
+	return user
+}
+
+// SameListeners reports whether the programs of a node listen at the same ports with facts f as with facts o.
+func (f *NodeFacts) SameListeners(o *NodeFacts) bool {
+	return f.Endpoint == o.Endpoint && f.MetricsPort == o.MetricsPort && (f.Networking.Address == "") == (o.Networking.Address == "")
+}
 
 func hostPortOf(p *commandv1.Port) HostPort {
 	return HostPort{uint16(p.GetPort()), p.GetProtocol(), p.GetAddress()}

@@ -244,6 +244,9 @@ func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadReques
 			err = s.unknownDevices(req.GetSpec(), put)
 		}
 		if err == nil {
+			err = s.usedPorts(req.GetSpec(), put)
+		}
+		if err == nil {
 			err = s.unknownNetworks(ctx, req.GetSpec(), put)
 		}
 		if err == nil {
@@ -310,6 +313,28 @@ func (s *Server) unknownDevices(w *controlv1.WorkloadSpec, put *commandv1.PutWor
 	})
 	slices.Sort(offered)
 	return spec.UnknownDevices(w, asks, offered)
+}
+
+// usedPorts returns an error if a workload publishes a host port at which programs of the cluster listen, as far as
+// agents and schedulers report their ports; see fsm.PortUser.
+func (s *Server) usedPorts(of *controlv1.WorkloadSpec, put *commandv1.PutWorkloads) error {
+	if len(put.GetWorkloads()) == 0 { // all members of a group publish the same ports
+		return nil
+	}
+	v := s.store.View()
+	return spec.UsedPorts(of, put.GetWorkloads()[0], func(p fsm.HostPort, every bool) (program, node string) {
+		v.Nodes("", func(n *fsm.Node) bool {
+			user := fsm.PortUser(v, n, p)
+			if user != "" && program == "" {
+				program, node = user, n.ID
+			}
+			if every && user == "" {
+				program = ""
+			}
+			return every == (user != "")
+		})
+		return program, node
+	})
 }
 
 // keyWait is how long an apply waits for the cluster key. A new cluster, or a scheduler that has just joined,

@@ -19,10 +19,6 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// DefaultNetworkPort is the UDP port of VXLAN. Some hypervisors treat packets to the usual ports, 4789 and 8472,
-// as their own.
-const DefaultNetworkPort = 4790
-
 // DefaultNetworkPool is the prefix from which networks get their subnets. It was chosen because common programs (such
 // as Docker and Kubernetes distributions) do not use it by default.
 const DefaultNetworkPool = "10.216.0.0/14"
@@ -94,7 +90,7 @@ func (s *Server) networksFor(n *fsm.Node, epoch fsm.Epoch, req *controlv1.Heartb
 	if !ok {
 		return nil
 	}
-	out := netmap(v, now, DefaultNetworkPort)
+	out := netmap(v, now, fsm.NetworkPort)
 	out.Epoch = &agentv1.Epoch{ClusterId: info.ClusterID, Shard: info.Shard, Incarnation: epoch.Incarnation, Term: epoch.Term}
 	return out
 }
@@ -121,7 +117,7 @@ func (a *Agents) joins(req *agentv1.ApplyWorkloadRequest, w *fsm.Workload, n *fs
 	if !ok {
 		return fmt.Errorf("node %s is not registered any more", w.Node)
 	}
-	req.Networks = netmap(v, n, DefaultNetworkPort)
+	req.Networks = netmap(v, n, fsm.NetworkPort)
 	req.Networks.Epoch = e
 	return nil
 }

@@ -152,7 +152,7 @@ func (c *Cache) sync(w *World) {
 			c.workloadChanged(v, ch)
 		case fsm.TableResidual:
 			c.residualChanged(v, ch)
-		case fsm.TablePolicy:
+		case fsm.TablePolicy, fsm.TableReplica: // schedulers use ports of their machines
 			rebuild = true
 		case fsm.TableNetwork:
 			c.version++ // nodes may fit that had no slice left
@@ -216,7 +216,7 @@ func (c *Cache) namespaceChanged(v fsm.View, ch *fsm.Change) {
 }
 
 // nodeChanged queues what must be evaluated again after a change of a node. It reports whether the arrays of
-// nodes must be rebuilt: a node was added or removed, or has another engine.
+// nodes must be rebuilt: a node was added or removed, has another engine, or its agent listens at other ports.
 func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
 	id := ch.Key
 	c.recheck(v, id)
@@ -237,6 +237,9 @@ func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
 			}
 			return true
 		})
+		return true
+	case !was.Facts.SameListeners(&now.Facts):
+		c.stale = append(c.stale, id)
 		return true
 	}
 	c.stale = append(c.stale, id)

@@ -489,6 +489,9 @@ func (x *nodeIndex) sentence(v fsm.View, d *fsm.Demand, s int32, r rejection) st
 	case portTaken:
 		for _, p := range d.Ports {
 			if portText(p) == r.key {
+				if user := fsm.PortUser(v, n, p); user != "" {
+					return "host port " + r.key + " is used by " + user + " on this node"
+				}
 				w, at := v.PortHolder(n.Engine(), p)
 				if w == "" {
 					return "host port " + r.key + " is promised to another workload"

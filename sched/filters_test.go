@@ -131,6 +131,18 @@ func TestFiltersRejectNodes(t *testing.T) {
 			filter: "disk", reason: "disk: needs 5 GB, the node offers no storage pool", summary: "0/1 nodes fit: 1 no storage pool"},
 		{name: "a port that is taken", node: none, demand: port(80, "tcp"), before: func(w *world) { w.apply("other", demand(port(80, "tcp"))); w.settle() },
 			filter: "host ports", reason: "host port 80/tcp is held by other on a", summary: "0/1 nodes fit: 1 port 80/tcp"},
+		{name: "the port of the node's own agent", node: none, demand: port(50051, "tcp"),
+			filter: "host ports", reason: "host port 50051/tcp is used by the agent on this node", summary: "0/1 nodes fit: 1 port 50051/tcp"},
+		{name: "the port of the agent's metrics", node: func(n *commandv1.RegisterNode) { n.MetricsPort = 8089 }, demand: port(8089, "tcp"),
+			filter: "host ports", reason: "host port 8089/tcp is used by the agent on this node", summary: "0/1 nodes fit: 1 port 8089/tcp"},
+		{name: "the agent's port, for the other protocol", node: none, demand: port(50051, "udp")},
+		{name: "a port of a scheduler on the node's machine", node: none, demand: port(8088, "udp"), before: func(w *world) { w.replica("s1", "10.0.0.1") },
+			filter: "host ports", reason: "host port 8088/udp is used by scheduler s1 on this node", summary: "0/1 nodes fit: 1 port 8088/udp"},
+		{name: "the port of networks between nodes", node: func(n *commandv1.RegisterNode) {
+			n.Networking = &commandv1.NodeNetworking{Address: "10.0.0.1", Mtu: 1450}
+		}, demand: port(4790, "udp"), filter: "host ports", reason: "host port 4790/udp is used by networks on this node", summary: "0/1 nodes fit: 1 port 4790/udp"},
+		{name: "the port of networks on a node without them", node: none, demand: port(4790, "udp")},
+		{name: "a port of a scheduler on another machine", node: none, demand: port(8085, "tcp"), before: func(w *world) { w.replica("s1", "10.0.0.10") }},
 		{name: "a port of the other protocol is free", node: none, demand: port(80, "udp"), before: func(w *world) { w.apply("other", demand(port(80, "tcp"))); w.settle() }},
 		{name: "a port taken on another node of the engine", node: func(n *commandv1.RegisterNode) { n.EngineId = "e" }, demand: port(80, "tcp"),
 			before: func(w *world) {
@@ -177,6 +189,43 @@ func TestFiltersRejectNodes(t *testing.T) {
 
 func port(n uint32, protocol string) func(*commandv1.Demand) {
 	return func(d *commandv1.Demand) { d.HostPorts = []*commandv1.Port{{Port: n, Protocol: protocol}} }
+}
+
+// replica adds the record of a scheduler, which listens at an address of its machine.
+func (w *world) replica(name, at string) {
+	w.t.Helper()
+	w.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{
+		Id: name, Name: name, GrpcAddr: at + ":8085", HttpAddr: at + ":8084", RaftAddr: at + ":8086", GossipAddr: at + ":8088", DnsAddr: at + ":8053", FeatureLevel: 1,
+	}}})
+}
+
+// TestPortsOfProgramsChange: a workload that fits nowhere, because a program of the cluster uses its host port on the
+// only node, is placed when the agent or the scheduler listens at another port or on another machine.
+func TestPortsOfProgramsChange(t *testing.T) {
+	for name, c := range map[string]struct {
+		port   uint32
+		change func(w *world)
+	}{
+		"the agent listens at another port":            {50051, func(w *world) { w.node("a", func(n *commandv1.RegisterNode) { n.Endpoint = "10.0.0.1:6000" }) }},
+		"the metrics of the agent are at another port": {8089, func(w *world) { w.node("a", func(n *commandv1.RegisterNode) { n.MetricsPort = 6001 }) }},
+		"the scheduler is on another machine":          {8086, func(w *world) { w.replica("s1", "10.0.0.2") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.node("a", func(n *commandv1.RegisterNode) { n.MetricsPort = 8089 })
+			w.replica("s1", "10.0.0.1")
+			w.apply("web", demand(port(c.port, "tcp")))
+			w.step()
+			if x := w.get("web"); x.Node != "" {
+				t.Fatalf("workload web must fit nowhere, but is on node %s", x.Node)
+			}
+			c.change(w)
+			w.step()
+			if x := w.get("web"); x.Node != "a" {
+				t.Errorf("workload web must be placed on node a, but has the reason %+v", x.Reason)
+			}
+		})
+	}
 }
 
 // fill reserves the given CPU, memory and disk on the node under test.

@@ -61,7 +61,7 @@ type nodeIndex struct {
 	classes map[string]*class
 
 	engines map[string][]int32
-	ports   map[fsm.HostPort]bitset         // for each port that any demand has named: the slots of nodes on whose engine the port is in use
+	ports   map[fsm.HostPort]bitset         // for each port that any demand has named: the slots of nodes on which the port is in use
 	alike   map[fsm.HostPort][]fsm.HostPort // known ports by number and protocol; those with different addresses may collide
 
 	key      []byte              // scratch: key of the present demand's class
@@ -544,16 +544,14 @@ func anyAddress(p fsm.HostPort) fsm.HostPort {
 	return p
 }
 
-// portUse returns the slots of the nodes on whose engine host port p is taken. For a port that no demand has
+// portUse returns the slots of the nodes on which host port p is taken. For a port that no demand has
 // named before, it reads the use on every engine.
 func (x *nodeIndex) portUse(v fsm.View, p fsm.HostPort) bitset {
 	b, ok := x.ports[p]
 	if !ok {
 		b = newBitset(len(x.recs))
 		for s, r := range x.recs {
-			if w, _ := v.PortHolder(r.Engine(), p); w != "" {
-				b.set(int32(s))
-			}
+			b.put(int32(s), portUsed(v, r, p))
 		}
 		x.ports[p] = b
 		x.alike[anyAddress(p)] = append(x.alike[anyAddress(p)], p)
@@ -567,11 +565,16 @@ func (x *nodeIndex) refreshPort(v fsm.View, engine string, p fsm.HostPort) {
 		if !p.Collides(q) {
 			continue
 		}
-		w, _ := v.PortHolder(engine, q)
 		for _, s := range x.engines[engine] {
-			x.ports[q].put(s, w != "")
+			x.ports[q].put(s, portUsed(v, x.recs[s], q))
 		}
 	}
+}
+
+// portUsed reports whether a host port of a node is reserved for a workload or used by a program of the cluster.
+func portUsed(v fsm.View, n *fsm.Node, p fsm.HostPort) bool {
+	w, _ := v.PortHolder(n.Engine(), p)
+	return w != "" || fsm.PortUser(v, n, p) != ""
 }
 
 // classOf returns the class of a demand, and builds it if there is none yet.

@@ -272,6 +272,9 @@ func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan
 
 	var holders []string // workloads on this node that hold ports of demand d
 	for _, port := range d.Ports {
+		if fsm.PortUser(p.State, n, port) != "" {
+			return plan{}, false
+		}
 		holder, on := p.State.PortHolder(n.Engine(), port)
 		if holder == "" {
 			if b, ok := x.ports[port]; ok && b.has(s) {
