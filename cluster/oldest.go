@@ -3,6 +3,8 @@ package cluster
 import (
 	"fmt"
 	"os"
+
+	"github.com/hashicorp/raft"
 )
 
 // Oldest returns the index of the oldest log entry or snapshot on the disk of this replica.
@@ -20,6 +22,16 @@ func (n *Node) Oldest() (uint64, error) {
 	return oldest, err
 }
 
+// reconfigure changes some of the settings that Raft can change while it runs. Two calls at the same time do not undo
+// each other's change.
+func (n *Node) reconfigure(change func(*raft.ReloadableConfig)) error {
+	n.reconfiguring.Lock()
+	defer n.reconfiguring.Unlock()
+	c := n.raft.ReloadableConfig()
+	change(&c)
+	return n.raft.ReloadConfig(c)
+}
+
 // DropBefore removes what this replica has on its disk from before an index: it takes a snapshot, and deletes the log
 // entries and snapshots that are older than index. It does nothing if there are none, or if the replica has not applied
 // index yet. A replica that lacks the deleted entries gets a snapshot instead.
@@ -27,14 +39,15 @@ func (n *Node) DropBefore(index uint64) error {
 	if oldest, err := n.Oldest(); err != nil || oldest >= index || n.Store().View().Info().Index < index {
 		return err
 	}
-	usual := n.raft.ReloadableConfig()
-	none := usual
-	none.TrailingLogs = 0
-	if err := n.raft.ReloadConfig(none); err != nil {
+	trail := func(entries uint64) error {
+		return n.reconfigure(func(c *raft.ReloadableConfig) { c.TrailingLogs = entries })
+	}
+	usual := n.raft.ReloadableConfig().TrailingLogs
+	if err := trail(0); err != nil {
 		return err
 	}
 	err := n.raft.Snapshot().Error()
-	if back := n.raft.ReloadConfig(usual); err == nil {
+	if back := trail(usual); err == nil {
 		err = back
 	}
 	if err != nil {

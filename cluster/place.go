@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/hashicorp/raft"
 )
 
 // location says on which machine, under which directory and at which Raft address a data directory was last in use. It
@@ -144,9 +146,9 @@ func (n *Node) waitForFirst(was location) {
 		err = n.participate(false)
 	}
 	if err == nil {
-		have := n.raft.ReloadableConfig()
-		have.HeartbeatTimeout, have.ElectionTimeout = n.cfg.Timing.Heartbeat, n.cfg.Timing.Election
-		err = n.raft.ReloadConfig(have)
+		err = n.reconfigure(func(c *raft.ReloadableConfig) {
+			c.HeartbeatTimeout, c.ElectionTimeout = n.cfg.Timing.Heartbeat, n.cfg.Timing.Election
+		})
 	}
 	if err != nil {
 		n.halt(err)

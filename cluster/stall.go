@@ -266,8 +266,7 @@ func (n *Node) tuneElections() {
 		return
 	}
 	n.log.Debug("the election timeout was adapted to the speed of the disk", "from", have.ElectionTimeout, "to", want, "write", n.logs.watch.typical())
-	have.ElectionTimeout = want
-	if err := n.raft.ReloadConfig(have); err != nil {
+	if err := n.reconfigure(func(c *raft.ReloadableConfig) { c.ElectionTimeout = want }); err != nil {
 		n.once.warn(n.log, "tune:"+err.Error(), "the election timeout was not changed", "err", err)
 	}
 }

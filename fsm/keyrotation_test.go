@@ -164,9 +164,6 @@ func TestRestoreAfterARotation(t *testing.T) {
 	w.ok(keyStep(KeyBegin, keyB, ""))
 	w.ok(keyStep(KeySwitch, keyB, ""))
 	w.ok(resealed(w.s, keyA, keyB))
-	if _, err := Restored(backup, w.s, RestoreInfo{At: w.now, FormerKey: keyA}); err == nil {
-		t.Error("a restore during a rotation was accepted")
-	}
 	w.ok(keyStep(KeyResealed, keyA, ""))
 	w.ok(keyStep(KeyFinish, keyA, ""))
 	s, err := Restored(backup, w.s, RestoreInfo{At: w.now, FormerKey: keyA})
@@ -178,8 +175,16 @@ func TestRestoreAfterARotation(t *testing.T) {
 	}
 	w = w.withState(s)
 	is(t, "former key", w.s.Info().FormerKeyID, keyA)
+	// The same backup may be restored again meanwhile, for instance because the first call got no answer.
+	if s, err = Restored(backup, w.s, RestoreInfo{At: w.now, FormerKey: keyA}); err != nil {
+		t.Fatal(err)
+	}
+	w = w.withState(s)
 	w.ok(resealed(w.s, keyA, keyB))
 	w.ok(keyStep(KeyResealed, keyA, ""))
+	if _, err := Restored(backup, w.s, RestoreInfo{At: w.now, FormerKey: keyA}); err == nil {
+		t.Error("a restore of values under a key that is about to be deleted was accepted")
+	}
 	w.ok(keyStep(KeyFinish, keyA, ""))
 	is(t, "keys", strings.Join(w.s.SealedKeys(), " "), keyB)
 }

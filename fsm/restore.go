@@ -102,7 +102,8 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	}
 	if r.FormerKey != "" {
 		// Values of the backup are sealed under a key that was replaced since. Seal them again, as a rotation does.
-		if p.Rotating() {
+		again := p.NextKeyID == "" && p.FormerKeyID == r.FormerKey && p.CleanIndex == 0 // the values are being sealed again already
+		if p.Rotating() && !again {
 			return State{}, &Refusal{Kind: Conflict, Reason: "a rotation of the cluster key is in progress; wait for its end: persysctl cluster-key status"}
 		}
 		info.FormerKeyID, info.CleanIndex, info.KeyChangedAt = r.FormerKey, 0, max(p.KeyChangedAt, r.At)

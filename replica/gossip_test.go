@@ -18,6 +18,28 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
+// checkSharedKey: the leader stores a key, as before a restore, on the disks of all replicas.
+func checkSharedKey(ctx context.Context, t *testing.T, replicas []*Replica) {
+	t.Helper()
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := replicas[0].keys.Keep(key); err != nil {
+		t.Fatal(err)
+	}
+	// The state does not list a replica before it has joined.
+	testbed.Within(t, time.Minute, "all replicas have the shared key", func() error {
+		err := replicas[0].shareKey(ctx, key)
+		for _, r := range replicas {
+			if err == nil && r.keys.Held(key.ID()) == nil {
+				err = fmt.Errorf("scheduler %s does not have the shared key", r.cfg.Name)
+			}
+		}
+		return err
+	})
+}
+
 // TestGossipKeyRotates: an admin rotates the gossip key of three running replicas. Afterwards a fourth replica must be
 // able to join with a token. Then the fourth replica is revoked: the key must be rotated again, and the fourth replica
 // must not get the new key.
@@ -83,6 +105,7 @@ func TestGossipKeyRotates(t *testing.T) {
 		return nil
 	}
 	eventually("the three replicas hear each other", alive)
+	checkSharedKey(ctx, t, replicas)
 
 	paths := pki.IdentityStore{Dir: filepath.Join(dir, "a", "admin")}.Paths()
 	files, err := pki.LoadFiles(pki.FilesConfig{CA: paths.CA, Cert: paths.Cert, Key: paths.Key})

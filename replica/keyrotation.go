@@ -27,7 +27,7 @@ import (
 const (
 	keysEvery = 250 * time.Millisecond
 	keyCall   = 2 * time.Second // longest wait for the answer of another scheduler
-	// resealBytes is the size in bytes from which a Reseal command is not extended by a further value.
+	// resealBytes is the maximum size in bytes of the values in a Reseal command. A larger value is alone in its command.
 	resealBytes = 256 << 10
 )
 
@@ -77,7 +77,7 @@ func (r *Replica) stepKeys(ctx context.Context) error {
 
 // fetchKey gets a key from another scheduler.
 func (r *Replica) fetchKey(ctx context.Context, id string) (*pki.Key, error) {
-	for _, h := range r.keyHolders(ctx, id) {
+	for _, h := range r.keyHolders(ctx, &clusterv1.ClusterKeyRequest{KeyId: id}) {
 		if text := h.report.GetExported(); text != "" {
 			return pki.ParseKey(text)
 		}
@@ -85,8 +85,27 @@ func (r *Replica) fetchKey(ctx context.Context, id string) (*pki.Key, error) {
 	return nil, keyring.NotHeld(id)
 }
 
-// keyHolders asks all other replicas in parallel for their report, and for the key with an id.
-func (r *Replica) keyHolders(ctx context.Context, id string) []keyHolder {
+// shareKey stores a key on the disks of the other replicas, in parallel. It returns an error that names the replicas
+// without the key if fewer than a majority of the replicas, this one included, have it.
+func (r *Replica) shareKey(ctx context.Context, key *pki.Key) error {
+	others := r.keyHolders(ctx, &clusterv1.ClusterKeyRequest{KeyId: key.ID(), Keep: key.Export()})
+	var errs []error
+	for _, h := range others {
+		if h.err == nil && !slices.Contains(h.report.GetHeldKeyIds(), key.ID()) {
+			h.err = errors.New("it runs a version that does not store keys for others")
+		}
+		if h.err != nil {
+			errs = append(errs, fmt.Errorf("scheduler %s: %w", h.replica.Name, h.err))
+		}
+	}
+	if total := len(others) + 1; total-len(errs) <= total/2 {
+		return fmt.Errorf("a majority of the %d schedulers must have it on disk, and %d have it: %w", total, total-len(errs), errors.Join(errs...))
+	}
+	return nil
+}
+
+// keyHolders sends a request to all other replicas in parallel, for their reports and for a key.
+func (r *Replica) keyHolders(ctx context.Context, req *clusterv1.ClusterKeyRequest) []keyHolder {
 	var out []keyHolder
 	v := r.node.Store().View()
 	v.Replicas(func(p *fsm.Replica) bool {
@@ -99,19 +118,19 @@ func (r *Replica) keyHolders(ctx context.Context, id string) []keyHolder {
 	defer cancel()
 	var wg sync.WaitGroup
 	for i := range out {
-		wg.Go(func() { out[i].report, out[i].err = r.askHolder(ctx, out[i].replica.GRPCAddr, id) })
+		wg.Go(func() { out[i].report, out[i].err = r.askHolder(ctx, out[i].replica.GRPCAddr, req) })
 	}
 	wg.Wait()
 	return out
 }
 
-func (r *Replica) askHolder(ctx context.Context, addr, id string) (*clusterv1.ClusterKeyResponse, error) {
+func (r *Replica) askHolder(ctx context.Context, addr string, req *clusterv1.ClusterKeyRequest) (*clusterv1.ClusterKeyResponse, error) {
 	cc, err := dial.To(r.tls, addr, pki.Peer{Role: pki.RoleScheduler})
 	if err != nil {
 		return nil, err
 	}
 	defer cc.Close()
-	return clusterv1.NewClusterClient(cc).ClusterKey(ctx, &clusterv1.ClusterKeyRequest{KeyId: id})
+	return clusterv1.NewClusterClient(cc).ClusterKey(ctx, req)
 }
 
 // keyReport describes what this replica has on its disk, for the leader.
@@ -139,7 +158,7 @@ func (r *Replica) keyReport() *clusterv1.ClusterKeyResponse {
 // allHolders returns the reports of all replicas, this one first.
 func (r *Replica) allHolders(ctx context.Context, id string) []keyHolder {
 	own := keyHolder{replica: &fsm.Replica{ID: r.node.ID(), Name: r.cfg.Name}, report: r.keyReport()}
-	return append([]keyHolder{own}, r.keyHolders(ctx, id)...)
+	return append([]keyHolder{own}, r.keyHolders(ctx, &clusterv1.ClusterKeyRequest{KeyId: id})...)
 }
 
 // awaits says why the present step of a rotation waits for a replica, or that the replica does not answer; "" otherwise.
@@ -148,6 +167,11 @@ func (h *keyHolder) awaits(info *fsm.Info) string {
 		return "does not answer"
 	}
 	if !info.Rotating() {
+		for _, id := range info.RetiredKeyIDs {
+			if slices.Contains(h.report.GetHeldKeyIds(), id) {
+				return "has the file of retired key " + id
+			}
+		}
 		return ""
 	}
 	lack := func(text string) string {
@@ -274,9 +298,12 @@ func (r *Replica) resealSome(ctx context.Context, v fsm.View, info *fsm.Info) (b
 		if n := len(batch.Values); n > 0 && batch.Values[n-1].Kind == s.Kind && batch.Values[n-1].Key == s.Key && bytes.Equal(batch.Values[n-1].OldSha256, sum[:]) {
 			return true // two versions with one value
 		}
+		if len(batch.Values) > 0 && size+len(value) > resealBytes {
+			return false
+		}
 		batch.Values = append(batch.Values, &commandv1.ResealedValue{Kind: s.Kind, Key: s.Key, OldSha256: sum[:], Value: value})
 		size += len(value)
-		return size < resealBytes && len(batch.Values) < fsm.MaxResealed
+		return len(batch.Values) < fsm.MaxResealed
 	})
 	if len(batch.Values) == 0 {
 		return broken != nil, broken
@@ -306,7 +333,7 @@ func (r *Replica) keyStatus(ctx context.Context) *clusterv1.ClusterKeyStatusResp
 	for _, h := range r.allHolders(ctx, info.ClusterKeyID) {
 		row := &clusterv1.ClusterKeyReplica{Name: h.replica.Name, SealsWith: h.report.GetSealsWith(), HeldKeyIds: h.report.GetHeldKeyIds(), WaitsFor: h.awaits(&info)}
 		out.Replicas = append(out.Replicas, row)
-		if info.Rotating() && row.WaitsFor != "" {
+		if h.err == nil && row.WaitsFor != "" || info.Rotating() && h.err != nil {
 			waits = append(waits, "scheduler "+row.Name+" "+row.WaitsFor)
 		}
 	}

@@ -278,6 +278,7 @@ func (r *Replica) openServer() error {
 		Keys:          r.keys,
 		KeyReport:     r.keyReport,
 		KeyStatus:     r.keyStatus,
+		ShareKey:      r.shareKey,
 		Mirror:        r.control(),
 		TLS:           r.tls,
 		Enrol:         r.trust != nil,

@@ -195,9 +195,14 @@ func (s *Server) restore(ctx context.Context, first *clusterv1.RestoreBackupRequ
 	ctx, cancel := context.WithTimeout(ctx, restoreLimit)
 	defer cancel()
 	if offered != nil {
-		// Store the key on this scheduler first: the other schedulers fetch it from here once the restored state names it.
-		if err := s.cfg.Keys.Keep(offered); err != nil {
-			return nil, errorf(KindPrecondition, "cluster key %s cannot be stored: %w", offered.ID(), err)
+		// Store the key first, here and on a majority: if only this scheduler had it and lost its disk after the restore,
+		// nobody could open the restored values.
+		err := s.cfg.Keys.Keep(offered)
+		if err == nil && s.cfg.ShareKey != nil {
+			err = s.cfg.ShareKey(ctx, offered)
+		}
+		if err != nil {
+			return nil, errorf(KindPrecondition, "cluster key %s cannot be stored: %w", offered.ID(), errors.Join(err, s.cfg.Keys.Discard(offered.ID())))
 		}
 	}
 	index, err := s.replica.Restore(ctx, preview)

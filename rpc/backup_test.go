@@ -16,6 +16,7 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
 )
 
 func backupOf(t *testing.T, r *replica) (*clusterv1.CreateBackupResponse, []byte) {
@@ -57,6 +58,38 @@ func restoreInto(ctx context.Context, t *testing.T, r *replica, data []byte, hea
 		m = &clusterv1.RestoreBackupRequest{}
 	}
 	return out.CloseAndRecv()
+}
+
+// TestARestoreFirstSharesItsKey: the key of a backup is stored on a majority of the schedulers before the restore. If it
+// cannot be stored, nothing is restored.
+func TestARestoreFirstSharesItsKey(t *testing.T) {
+	var shared []string
+	full := false
+	g := newGroup(t, 1, func(_ int, cfg *Config) {
+		cfg.ShareKey = func(_ context.Context, key *pki.Key) error {
+			shared = append(shared, key.ID())
+			if full {
+				return errors.New("scheduler s2: disk full")
+			}
+			return nil
+		}
+	})
+	g.place("web", "a")
+	_, data := backupOf(t, g.replicas[0])
+	key, err := pki.NewKey()
+	ok(t, err)
+	full = true
+	_, err = restoreInto(t.Context(), t, g.replicas[0], data, &clusterv1.RestoreBackupRequest{ClusterKey: key.Export()})
+	code(t, err, codes.FailedPrecondition)
+	if before := g.now().Info().Incarnation; !strings.Contains(err.Error(), "disk full") || before != 1 {
+		t.Errorf("incarnation %d, want 1; error %v", before, err)
+	}
+	full = false
+	_, err = restoreInto(t.Context(), t, g.replicas[0], data, &clusterv1.RestoreBackupRequest{ClusterKey: key.Export()})
+	ok(t, err)
+	if len(shared) != 2 || shared[1] != key.ID() {
+		t.Errorf("shared keys %v, want %s twice", shared, key.ID())
+	}
 }
 
 func TestBackupAndRestoreThroughAnyReplica(t *testing.T) {

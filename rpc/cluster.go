@@ -11,6 +11,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
 )
 
 // Status implements the call of cluster.v1. It answers from this replica's own state.
@@ -139,6 +140,15 @@ func (s *Server) replicaNamed(v string) (*fsm.Replica, error) {
 // ClusterKey implements the call of cluster.v1: this replica returns its own copy of the cluster key. The
 // policy table allows the call only to schedulers.
 func (s *Server) ClusterKey(_ context.Context, req *clusterv1.ClusterKeyRequest) (*clusterv1.ClusterKeyResponse, error) {
+	if text := req.GetKeep(); text != "" {
+		key, err := pki.ParseKey(text)
+		if err != nil {
+			return nil, errorf(KindInvalid, "keep: %w", err)
+		}
+		if err := s.cfg.Keys.Keep(key); err != nil {
+			return nil, errorf(KindPrecondition, "cluster key %s cannot be stored: %w", key.ID(), err)
+		}
+	}
 	if id := req.GetKeyId(); id != "" && s.cfg.KeyReport != nil {
 		out := s.cfg.KeyReport()
 		if key := s.cfg.Keys.Held(id); key != nil {

@@ -97,9 +97,11 @@ type Config struct {
 	Agents  *Agents
 	Keys    Keys
 	// KeyReport describes the keys that this replica holds, for other schedulers. KeyStatus describes the rotation of
-	// the cluster key; only the leader calls it.
+	// the cluster key, and ShareKey stores a key on a majority of the replicas before the state names it; only the
+	// leader calls these two.
 	KeyReport func() *clusterv1.ClusterKeyResponse
 	KeyStatus func(ctx context.Context) *clusterv1.ClusterKeyStatusResponse
+	ShareKey  func(ctx context.Context, key *pki.Key) error
 	Mirror    Mirror // the etcd mirror; nil if the cluster can have none
 	TLS       *pki.Files
 	// Enrol allows connections without a certificate, which can then only call Trust.Enrol.

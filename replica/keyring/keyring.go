@@ -34,6 +34,10 @@ type Keyring struct {
 	log   *slog.Logger
 	store *store.Store
 
+	// storing is held while the keys on the disk change. An encryption of the key files may call another service, so mu,
+	// which every reader needs, is not held during the writes of a rotation. Lock storing before mu.
+	storing sync.Mutex
+
 	mu         sync.Mutex
 	key        *pki.Key            // key in the file at path
 	candidates map[string]*pki.Key // candidate keys by id; each is stored in the file path + candidateSuffix + id
@@ -43,10 +47,10 @@ type Keyring struct {
 	shared bool
 
 	// State of a rotation of the cluster key; the methods are in rotation.go.
-	kept       map[string]*pki.Key // further keys by id; each is stored in a file beside the key file
-	made       map[string]bool     // ids of keys that Keep has stored and that the state does not name yet
-	version    int                 // counts the changes of key and kept
-	composed   *pki.Key            // the result of compose for composedAt
+	kept       map[string]*pki.Key  // further keys by id; each is stored in a file beside the key file
+	made       map[string]time.Time // when Keep stored keys that the state does not name yet, by id
+	version    int                  // counts the changes of key and kept
+	composed   *pki.Key             // the result of compose for composedAt
 	composedAt composedOf
 	fault      string // error of the last call of Follow
 	// beforeWrite is called before each write to the disk of a rotation; a test returns an error, as if the replica crashed.
@@ -65,7 +69,7 @@ type Offer struct {
 type Ask func(ctx context.Context, leader bool) []Offer
 
 func Open(file pki.KeyFile, st *store.Store, log *slog.Logger) (*Keyring, error) {
-	k := &Keyring{path: file.Path, wrap: file.Wrap, store: st, log: log, candidates: map[string]*pki.Key{}, kept: map[string]*pki.Key{}, made: map[string]bool{}, beforeWrite: func(string) error { return nil }}
+	k := &Keyring{path: file.Path, wrap: file.Wrap, store: st, log: log, candidates: map[string]*pki.Key{}, kept: map[string]*pki.Key{}, made: map[string]time.Time{}, beforeWrite: func(string) error { return nil }}
 	key, err := file.Load()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
@@ -69,26 +70,28 @@ func (k *Keyring) Prepare() (string, error) {
 
 // Keep implements rpc.Keys: it stores a further key.
 func (k *Keyring) Keep(key *pki.Key) error {
+	k.storing.Lock()
+	defer k.storing.Unlock()
+	if k.Held(key.ID()) == nil {
+		if err := k.add(key); err != nil {
+			return err
+		}
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.stored(key.ID()) != nil {
-		if k.kept[key.ID()] != nil {
-			k.made[key.ID()] = true // the caller needs the key, so Follow must not delete it as a retired one
-		}
-		return nil
+	if k.kept[key.ID()] != nil {
+		k.made[key.ID()] = time.Now() // the caller needs the key, so Follow must not delete it as a retired one
 	}
-	if err := k.add(key); err != nil {
-		return err
-	}
-	k.made[key.ID()] = true
 	return nil
 }
 
-// add stores a further key in a file of its own. k.mu must be held.
+// add stores a further key in a file of its own. k.storing must be held.
 func (k *Keyring) add(key *pki.Key) error {
 	if err := k.file(k.path).Keep(key); err != nil {
 		return err
 	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.kept[key.ID()] = key
 	k.version++
 	return nil
@@ -96,18 +99,24 @@ func (k *Keyring) add(key *pki.Key) error {
 
 // Discard implements rpc.Keys: it deletes a key that Prepare or Keep has stored and that the state does not name.
 func (k *Keyring) Discard(id string) error {
-	info := k.store.View().Info()
+	k.storing.Lock()
+	defer k.storing.Unlock()
 	k.mu.Lock()
-	defer k.mu.Unlock()
 	delete(k.made, id)
+	k.mu.Unlock()
+	info := k.store.View().Info()
 	if id == info.ClusterKeyID || id == info.NextKeyID || id == info.FormerKeyID {
 		return nil
 	}
 	return k.forget(id)
 }
 
+// forget deletes the file of a further key. k.storing must be held.
 func (k *Keyring) forget(id string) error {
-	if k.kept[id] == nil {
+	k.mu.Lock()
+	known := k.kept[id] != nil
+	k.mu.Unlock()
+	if !known {
 		return nil
 	}
 	if err := k.beforeWrite("forget"); err != nil {
@@ -116,6 +125,8 @@ func (k *Keyring) forget(id string) error {
 	if err := k.file(k.path).Forget(id); err != nil {
 		return err
 	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	delete(k.kept, id)
 	k.version++
 	return nil
@@ -171,8 +182,8 @@ func (k *Keyring) mine(info *fsm.Info) bool {
 }
 
 func (k *Keyring) fetched(key *pki.Key) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.storing.Lock()
+	defer k.storing.Unlock()
 	if err := k.beforeWrite("keep"); err != nil {
 		return err
 	}
@@ -182,13 +193,15 @@ func (k *Keyring) fetched(key *pki.Key) error {
 // arrange changes the files of this replica to what the state says: the key file gets the cluster key, the former key
 // gets a file beside it, and the keys that the state lists as retired are deleted.
 func (k *Keyring) arrange(info *fsm.Info) error {
+	k.storing.Lock()
+	defer k.storing.Unlock()
 	k.mu.Lock()
-	defer k.mu.Unlock()
 	for _, id := range []string{info.ClusterKeyID, info.FormerKeyID, info.NextKeyID} {
 		delete(k.made, id)
 	}
-	if k.key.ID() != info.ClusterKeyID && k.key.ID() != info.NextKeyID {
-		key, former := k.kept[info.ClusterKeyID], k.key
+	key, former := k.kept[info.ClusterKeyID], k.key
+	k.mu.Unlock()
+	if former.ID() != info.ClusterKeyID && former.ID() != info.NextKeyID {
 		// The former key gets a file of its own before it leaves the key file.
 		if err := k.beforeWrite("keep the former key"); err != nil {
 			return err
@@ -202,28 +215,35 @@ func (k *Keyring) arrange(info *fsm.Info) error {
 		if err := k.file(k.path).Replace(key); err != nil {
 			return err
 		}
+		k.mu.Lock()
 		k.key = key
 		k.version++
+		k.mu.Unlock()
 		k.log.Info("this scheduler seals with the new cluster key", "file", k.path, "id", key.ID(), "former", former.ID())
 	}
-	if k.key.ID() == info.ClusterKeyID {
-		if err := k.forget(info.ClusterKeyID); err != nil { // the key file has it
+	if former.ID() != info.NextKeyID { // so the key file has the cluster key
+		if err := k.forget(info.ClusterKeyID); err != nil {
 			return err
 		}
 	}
 	for _, id := range info.RetiredKeyIDs {
-		if k.made[id] {
-			continue // a restore is about to use the key again
-		}
-		if k.kept[id] != nil {
-			k.log.Info("a retired cluster key was deleted", "id", id)
+		k.mu.Lock()
+		made, known := k.made[id], k.kept[id] != nil
+		k.mu.Unlock()
+		if !known || time.Since(made) < madeFor {
+			continue // or a restore is about to use the key again
 		}
 		if err := k.forget(id); err != nil {
 			return err
 		}
+		k.log.Info("a retired cluster key was deleted", "id", id)
 	}
 	return nil
 }
+
+// madeFor is how long a key of Keep stays although the state lists it as retired. It is longer than a restore may take
+// (10 minutes).
+const madeFor = 15 * time.Minute
 
 // compose returns the key that seals with base, and opens with every key that this replica holds. k.mu must be held.
 func (k *Keyring) compose(base *pki.Key, info *fsm.Info) (*pki.Key, error) {

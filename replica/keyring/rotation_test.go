@@ -3,11 +3,13 @@ package keyring
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
@@ -106,6 +108,66 @@ func (l *rotating) readable(when string, content string) {
 	}
 }
 
+// slowWrap is an encryption of key files that calls another service, which does not answer before the test lets it.
+type slowWrap struct {
+	pki.Wrapper
+	asked, answer chan struct{}
+}
+
+func (s *slowWrap) Kind() string { return "slow" }
+
+func (s *slowWrap) Wrap(plain []byte) (string, error) {
+	s.asked <- struct{}{}
+	<-s.answer
+	return hex.EncodeToString(plain), nil
+}
+
+// TestValuesAreOpenedWhileAKeyIsStored: the service that encrypts the key files is slow. Meanwhile values are sealed and
+// opened with the present key.
+func TestValuesAreOpenedWhileAKeyIsStored(t *testing.T) {
+	l := newRotation(t)
+	slow := &slowWrap{asked: make(chan struct{}), answer: make(chan struct{})}
+	l.rings[0].wrap = slow
+	done := make(chan error, 1)
+	go func() {
+		_, err := l.rings[0].Prepare()
+		done <- err
+	}()
+	<-slow.asked
+	l.putSecret("second")
+	close(slow.answer)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAKeyOfARestoreIsKeptForAWhile: a restore stores a retired key before the state names it again. If the restore never
+// comes, the key is deleted.
+func TestAKeyOfARestoreIsKeptForAWhile(t *testing.T) {
+	l := newRotation(t)
+	former, err := l.rings[0].Key()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.rotate()
+	ring := l.rings[0]
+	if ring.Held(former.ID()) != nil {
+		t.Fatal("the former key is still stored")
+	}
+	if err := ring.Keep(former); err != nil {
+		t.Fatal(err)
+	}
+	l.follow()
+	if ring.Held(former.ID()) == nil {
+		t.Fatal("the key of a restore was deleted at once")
+	}
+	ring.made[former.ID()] = time.Now().Add(-madeFor)
+	l.follow()
+	if ring.Held(former.ID()) != nil {
+		t.Error("the key of a restore that never came is still stored")
+	}
+}
+
 func contentOf(key *pki.Key) string {
 	h := key.ContentHash()
 	h.Write([]byte("x"))
@@ -136,6 +198,32 @@ func (l *rotating) reseal() {
 		return true
 	})
 	l.must(&commandv1.Command{Body: &commandv1.Command_Reseal{Reseal: b}})
+}
+
+// rotate runs a whole rotation.
+func (l *rotating) rotate() {
+	l.t.Helper()
+	former, err := l.rings[0].Key()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	next, err := l.rings[0].Prepare()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	content, err := former.SealContentKey(l.rings[0].Held(next))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	for _, s := range []struct{ step, key, content string }{
+		{fsm.KeyBegin, next, ""}, {fsm.KeySwitch, next, content}, {fsm.KeyResealed, former.ID(), ""}, {fsm.KeyFinish, former.ID(), ""},
+	} {
+		if s.step == fsm.KeyResealed {
+			l.reseal()
+		}
+		l.step(s.step, s.key, s.content)
+		l.follow()
+	}
 }
 
 // TestACrashAtEachStep runs a whole rotation. At each step both replicas crash: before they have followed the step, and

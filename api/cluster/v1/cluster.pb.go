@@ -2013,7 +2013,10 @@ type ClusterKeyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Id of the wanted key; empty = the present cluster key, or a candidate. With an id the answer has the key only if
 	// this replica holds it, and never fails because it does not.
-	KeyId         string `protobuf:"bytes,540,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	KeyId string `protobuf:"bytes,540,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	// A key as text, in the form of exported in the answer. The replica stores it on its disk before it answers. The leader
+	// sends it before it restores a backup whose values are sealed under that key.
+	Keep          string `protobuf:"bytes,545,opt,name=keep,proto3" json:"keep,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2051,6 +2054,13 @@ func (*ClusterKeyRequest) Descriptor() ([]byte, []int) {
 func (x *ClusterKeyRequest) GetKeyId() string {
 	if x != nil {
 		return x.KeyId
+	}
+	return ""
+}
+
+func (x *ClusterKeyRequest) GetKeep() string {
+	if x != nil {
+		return x.Keep
 	}
 	return ""
 }
@@ -16041,9 +16051,10 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\"\x17\n" +
-	"\x15DropAuthorityResponse\"+\n" +
+	"\x15DropAuthorityResponse\"@\n" +
 	"\x11ClusterKeyRequest\x12\x16\n" +
-	"\x06key_id\x18\x9c\x04 \x01(\tR\x05keyId\"\xef\x01\n" +
+	"\x06key_id\x18\x9c\x04 \x01(\tR\x05keyId\x12\x13\n" +
+	"\x04keep\x18\xa1\x04 \x01(\tR\x04keep\"\xef\x01\n" +
 	"\x12ClusterKeyResponse\x12\x1a\n" +
 	"\bexported\x18\x01 \x01(\tR\bexported\x12\x1c\n" +
 	"\tcandidate\x18\x02 \x01(\bR\tcandidate\x12!\n" +

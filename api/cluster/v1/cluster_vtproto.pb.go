@@ -765,6 +765,7 @@ func (m *ClusterKeyRequest) CloneVT() *ClusterKeyRequest {
 	}
 	r := new(ClusterKeyRequest)
 	r.KeyId = m.KeyId
+	r.Keep = m.Keep
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -7118,6 +7119,15 @@ func (m *ClusterKeyRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if len(m.Keep) > 0 {
+		i -= len(m.Keep)
+		copy(dAtA[i:], m.Keep)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Keep)))
+		i--
+		dAtA[i] = 0x22
+		i--
+		dAtA[i] = 0x8a
 	}
 	if len(m.KeyId) > 0 {
 		i -= len(m.KeyId)
@@ -20545,6 +20555,10 @@ func (m *ClusterKeyRequest) SizeVT() (n int) {
 	if l > 0 {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
+	l = len(m.Keep)
+	if l > 0 {
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -30426,6 +30440,38 @@ func (m *ClusterKeyRequest) UnmarshalVT(dAtA []byte) error {
 				return io.ErrUnexpectedEOF
 			}
 			m.KeyId = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
+		case 545:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Keep", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Keep = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex

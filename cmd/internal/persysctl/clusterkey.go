@@ -78,7 +78,7 @@ func (c *cli) awaitClusterKey(ctx context.Context, id string, timeout time.Durat
 			fmt.Fprintln(c.err, line)
 		}
 		said = line
-		if r.GetStep() == "settled" {
+		if r.GetStep() == "settled" && r.GetWaitsFor() == "" {
 			if r.GetKeyId() != id {
 				return r, failf(exitFailed, "persysctl cluster-key status", "the new key %s was replaced by %s, because every copy was lost before it was used", id, r.GetKeyId())
 			}
@@ -105,7 +105,7 @@ func clusterKeyLine(r *clusterv1.ClusterKeyStatusResponse) string {
 	case "cleaning":
 		line = "the schedulers delete former log entries and snapshots"
 	default:
-		return fmt.Sprintf("%d values are sealed under key %s", r.GetValues(), r.GetKeyId())
+		line = fmt.Sprintf("%d values are sealed under key %s", r.GetValues(), r.GetKeyId())
 	}
 	if why := screen.Clean(r.GetWaitsFor()); why != "" {
 		line += "; waits: " + why
