@@ -198,7 +198,13 @@ func (w *world) sentence(m *machine, what string, body func(*commandv1.Command))
 	m.condemned, m.sentenced = true, false
 	w.ask(what, body, func(res fsm.Result) {
 		if res.Kind == fsm.Conflict {
-			w.after(3*sec, nil, func() { w.sentence(m, what, body) })
+			w.after(3*sec, nil, func() {
+				// If the machine is on again, another call of the operator was accepted meanwhile, and this one would be a
+				// false statement.
+				if !m.power.alive {
+					w.sentence(m, what, body)
+				}
+			})
 			return
 		}
 		m.sentenced = true
