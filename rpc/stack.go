@@ -1,7 +1,6 @@
 package rpc
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -120,13 +119,8 @@ func stackIn(p *loadedStack) (*spec.LoadedStack, error) {
 	}
 	for _, s := range p.Services {
 		cpu, memory := service.CPULimit(s), service.MemoryLimit(s)
-		if cpu == 0 && s.CPUQuota > 0 {
-			cpu = float64(s.CPUQuota) / float64(cmp.Or(s.CPUPeriod, defaultCPUPeriod))
-		}
 		copies := float64(s.GetScale())
-		// Cores to millicores, rounded up. Round to 1e-6 cores first, because a float32 of 0.1 is 0.10000000149.
-		cpu = math.Ceil(math.Round(cpu*1e6) / 1e3)
-		out.CPU = int64(min(float64(out.CPU)+cpu*copies, maxLimits))
+		out.CPU = int64(min(float64(out.CPU)+float64(cpu)*copies, maxLimits))
 		out.Memory = int64(min(float64(out.Memory)+math.Ceil(float64(memory)/(1<<20))*copies, maxLimits))
 	}
 	return out, nil
@@ -168,9 +162,6 @@ func objectsIn(p *types.Project) (out []*controlv1.StackObject) {
 	}
 	return out
 }
-
-// defaultCPUPeriod is the period of the kernel's CPU quota in microseconds, if a service sets no cpu_period.
-const defaultCPUPeriod = 100_000
 
 // maxLimits is the maximum value of a stack's sum of CPU limits and of memory limits, so that the sums cannot
 // overflow.

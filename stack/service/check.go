@@ -4,6 +4,7 @@
 package service
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -350,13 +351,22 @@ func (f *faults) process(s types.ServiceConfig) {
 	}
 }
 
-// CPULimit returns the CPU limit of a service in CPUs (cpus or deploy.resources.limits.cpus); 0 if it has none.
-func CPULimit(s types.ServiceConfig) float64 {
-	if s.Deploy != nil && s.Deploy.Resources.Limits != nil && s.Deploy.Resources.Limits.NanoCPUs != 0 {
-		return float64(s.Deploy.Resources.Limits.NanoCPUs) // in CPUs, although the field is called NanoCPUs
+// CPULimit returns the CPU limit of a service in millicores, rounded up; 0 if it has none. The limit is
+// deploy.resources.limits.cpus, cpus, or cpu_quota with cpu_period.
+func CPULimit(s types.ServiceConfig) int64 {
+	cpus := float64(s.CPUS)
+	switch {
+	case s.Deploy != nil && s.Deploy.Resources.Limits != nil && s.Deploy.Resources.Limits.NanoCPUs != 0:
+		cpus = float64(s.Deploy.Resources.Limits.NanoCPUs) // in CPUs, although the field is called NanoCPUs
+	case s.CPUS == 0 && s.CPUQuota > 0:
+		cpus = float64(s.CPUQuota) / float64(cmp.Or(s.CPUPeriod, engine.CPUPeriod))
 	}
-	return float64(s.CPUS)
+	// Round to 1e-6 CPUs first, because a float32 of 0.1 is 0.10000000149.
+	return int64(min(math.Ceil(math.Round(cpus*1e6)/1e3), maxCPULimit))
 }
+
+// maxCPULimit is the maximum value of CPULimit, so that sums of limits cannot overflow.
+const maxCPULimit = 1 << 40
 
 // MemoryLimit returns the memory limit of a service (mem_limit or deploy.resources.limits.memory); 0 if it has none.
 func MemoryLimit(s types.ServiceConfig) types.UnitBytes {

@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"maps"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -300,7 +299,7 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 			service.MemSwapLimit = limit
 		}
 		if limit := stackservice.CPULimit(service); limit > 0 && service.CPUShares == 0 {
-			service.CPUShares = moby.CPUWeight(int64(math.Round(limit * 1000)))
+			service.CPUShares = moby.CPUWeight(limit)
 		}
 		// Our labels are custom labels, which are not part of the hash by which Compose detects a changed
 		// service.
