@@ -99,6 +99,7 @@ func TestValuesThatEnginesRefuse(t *testing.T) {
 		{`cpu_period: 100`, 4, "must be 1000 to 1000000"},
 		{`cpu_quota: 10`, 4, "must be at least 1000"},
 		{"cpu_period: 100000\n    cpus: 1", 5, "give one of them"},
+		{"cpu_quota: 50000\n    deploy: {resources: {limits: {cpus: '1'}}}", 5, "give one of them"},
 		{`memswap_limit: 100m`, 4, "needs mem_limit"},
 		{"mem_limit: 100m\n    memswap_limit: 50m", 5, "must be at least mem_limit"},
 		{`mem_swappiness: 200`, 4, "must be -1 to 100"},

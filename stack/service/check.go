@@ -158,6 +158,9 @@ func (f *faults) options(s types.ServiceConfig) {
 	if s.CPUS > 0 && (s.CPUPeriod != 0 || s.CPUQuota != 0) {
 		f.fault("says the same as cpu_period and cpu_quota: give one of them", "cpus")
 	}
+	if d := s.Deploy; d != nil && d.Resources.Limits != nil && d.Resources.Limits.NanoCPUs != 0 && (s.CPUPeriod != 0 || s.CPUQuota != 0) {
+		f.fault("says the same as cpu_period and cpu_quota: give one of them", "deploy", "resources", "limits", "cpus")
+	}
 	for _, c := range []struct {
 		key            string
 		v, least, most int64
