@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -334,6 +335,17 @@ func PortValue(address, port, protocol string) string {
 	return address + "|" + port + "/" + protocol
 }
 
+// Shows reports whether value is the value of a violation of ask a, as Violation.String prints it.
+func (a Ask) Shows(value string) bool {
+	address, rest, isPort := strings.Cut(a.Value, "|")
+	if isPort && a.Rule == RulePort {
+		return value == rest || value == shownAddress(address)
+	}
+	return value == clip(a.Value)
+}
+
+func shownAddress(address string) string { return cmp.Or(address, "all addresses") }
+
 func (j *judge) port(a Ask) {
 	address, rest, _ := strings.Cut(a.Value, "|")
 	number, _, _ := strings.Cut(rest, "/")
@@ -348,11 +360,7 @@ func (j *judge) port(a Ask) {
 		}
 	}
 	if !matches(j.p.Addresses, address) {
-		shown := address
-		if shown == "" {
-			shown = "all addresses"
-		}
-		j.add(RuleAddress, a.Field, shown, listed(j.p.Addresses))
+		j.add(RuleAddress, a.Field, shownAddress(address), listed(j.p.Addresses))
 	}
 }
 

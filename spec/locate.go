@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 
+	"google.golang.org/protobuf/reflect/protoreflect"
+
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
@@ -32,6 +34,10 @@ var (
 	// stackPattern matches an error about the text of a Compose file: the file, if it is not the main one,
 	// and the line.
 	stackPattern = regexp.MustCompile(`^(?:([^:\s]+):|line )(\d+): (.*)$`)
+	// entryPattern matches a field in an entry of a container's list, and violationPattern the text of a
+	// policy.Violation after its field.
+	entryPattern     = regexp.MustCompile(`^container\.(\w+)\[\d+\](.*)$`)
+	violationPattern = regexp.MustCompile(`^("(?:[^"\\]|\\.)*") is not allowed .*\(rule \w+\)`)
 )
 
 // Locate adds file, line and column to each line of an error text that begins with a field of the document,
@@ -43,11 +49,42 @@ func (d *Document) Locate(refusal string) string {
 		if m == nil {
 			continue
 		}
-		if e, ok := d.locate(m[1], m[2]); ok {
+		if e, ok := d.locate(d.authored(m[1], m[2]), m[2]); ok {
 			lines[i] = e.Error()
 		}
 	}
 	return strings.Join(lines, "\n")
+}
+
+// authored returns the field of the document that violates a policy. field and rule are the two parts of a line of
+// the refusal. Policies judge the normalised specification, whose lists are sorted, so the index in field may not be
+// that in the document. authored looks for the entry that asks for the value in the refusal. If the line is about
+// another fault, or no entry asks for the value, it returns field.
+func (d *Document) authored(field, rule string) string {
+	entry, violation := entryPattern.FindStringSubmatch(field), violationPattern.FindStringSubmatch(rule)
+	c := d.Request.GetSpec().GetContainer()
+	if entry == nil || violation == nil || c == nil {
+		return field
+	}
+	list := c.ProtoReflect().Descriptor().Fields().ByName(protoreflect.Name(entry[1]))
+	value, err := strconv.Unquote(violation[1])
+	if err != nil || list == nil || !list.IsList() {
+		return field
+	}
+	for i := range c.ProtoReflect().Get(list).List().Len() {
+		s := d.Request.GetSpec().CloneVT()
+		entries := s.GetContainer().ProtoReflect().Mutable(list).List()
+		only := entries.Get(i)
+		entries.Truncate(0)
+		entries.Append(only)
+		Normalise(s)
+		for _, a := range asksOf(d.Request.GetWorkloadId(), s) {
+			if strings.HasPrefix(a.Field, "container."+entry[1]+"[0]") && a.Shows(value) {
+				return "container." + entry[1] + "[" + strconv.Itoa(i) + "]" + entry[2]
+			}
+		}
+	}
+	return field
 }
 
 func (d *Document) locate(field, rule string) (FieldError, bool) {

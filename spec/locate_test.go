@@ -77,3 +77,42 @@ services:
 		t.Errorf("Locate without a file returns %s, want the text without a position", got)
 	}
 }
+
+// TestLocateViolationsInSortedLists: the specification that a policy judges is normalised, so its lists are sorted. A
+// violation is located at the entry that its author wrote, by its value.
+func TestLocateViolationsInSortedLists(t *testing.T) {
+	const file = `id: web
+container:
+  image: nginx
+  ports:
+  - "9000:80"
+  - {host: 22, container: 22, mode: ingress}
+  - "127.0.0.1:23:23"
+  volumes:
+  - /z:/z
+  - /etc:/a
+  cap_add:
+  - SYS_ADMIN
+  - chown
+  security_opt: [seccomp=unconfined, apparmor=unconfined]
+`
+	docs, err := Documents("web.yaml", []byte(file), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ refusal, want string }{
+		{`container.volumes[0].host_path: "/etc" is not allowed by policy "baseline" (rule host_paths): nothing`, `web.yaml:10:5: container.volumes[1].host_path: `},
+		{`container.volumes[1].host_path: "/z" is not allowed by policy "baseline" (rule host_paths): nothing`, `web.yaml:9:5: container.volumes[0].host_path: `},
+		{`container.ports[0]: "22/tcp" is not allowed by policy "baseline" (rule ports): 80`, `web.yaml:6:6: container.ports[1]: `},
+		{`workload web: container.ports[0]: "23/tcp" is not allowed by policy "baseline" (rule ports): 80`, `web.yaml:7:5: container.ports[2]: `},
+		{`container.ports[0]: "127.0.0.1" is not allowed by policy "own" (rule addresses): 10.0.0.1`, `web.yaml:7:5: container.ports[2]: `},
+		{`container.cap_add[1]: "SYS_ADMIN" is not allowed by policy "baseline" (rule capabilities): CHOWN`, `web.yaml:12:5: container.cap_add[0]: `},
+		{`container.security_opt[1]: "seccomp=unconfined" is not allowed by policy "baseline" (rule security_options): x`, `web.yaml:14:18: container.security_opt[0]: `},
+		{`container.volumes[0].host_path: "/gone" is not allowed by policy "baseline" (rule host_paths): nothing`, `web.yaml:9:5: container.volumes[0]`},
+		{`container.image: "nginx" is not allowed by policy "own" (rule images): nothing`, `web.yaml:3:10: container.image: `},
+	} {
+		if got := docs[0].Locate(c.refusal); !strings.HasPrefix(got, c.want) || !strings.Contains(got, "is not allowed") {
+			t.Errorf("Locate of %s returned\n     %s\nwant %s…", c.refusal, got, c.want)
+		}
+	}
+}
