@@ -389,6 +389,10 @@ func (e *encoder) node(n *Node) {
 			e.bool(w.Ingress)
 			e.str(w.Held)
 		}
+		if w.Forbidden != "" {
+			e.str("forbidden")
+			e.str(w.Forbidden)
+		}
 	}
 	if f.MetricsPort != 0 {
 		e.str("metrics port")

@@ -679,7 +679,7 @@ var scenarios = []struct {
 	{"127-job-exits", jobExitsScenario}, {"128-named-devices", namedDevicesScenario},
 	{"129-ingress-network", ingressNetworkScenario},
 	{"130-key-rotation", keyRotationScenario},
-	{"131-unprivileged", unprivilegedScenario},
+	{"131-unprivileged", unprivilegedScenario}, {"132-forbidden-ports", forbiddenPortsScenario},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -325,8 +325,8 @@ func (t *Tx) spreadTo(n *Network, node *Node) *Network {
 }
 
 // ingressChanged is called when node n registers with other networking facts. It gives n a slice (a
-// part of the addresses) of each network that has ports in ingress mode, and writes an event if
-// other programs on n use other ports than before.
+// part of the addresses) of each network that has ports in ingress mode, and writes an event if n
+// does not answer at other ports than before.
 func (t *Tx) ingressChanged(old, n *Node) {
 	if old != nil && old.Facts.Networking == n.Facts.Networking {
 		return
@@ -336,17 +336,33 @@ func (t *Tx) ingressChanged(old, n *Node) {
 			t.storeIfOther(w, t.spreadTo(w, n))
 		}
 	}
-	was := ""
+	was := Networking{}
 	if old != nil {
-		was = old.Facts.Networking.Held
+		was = old.Facts.Networking
 	}
-	if now := n.Facts.Networking.Held; now != was {
-		text := "programs of the machine no longer use ports in ingress mode; it answers there"
-		if now != "" {
-			text = "programs of the machine use " + now + ", so it does not answer at these ports in ingress mode"
+	if now := n.Facts.Networking; now.Held != was.Held || now.Forbidden != was.Forbidden {
+		text := now.heldText()
+		switch {
+		case text == "" && was.Forbidden == "": // the text of former versions, because events are part of the state
+			text = "programs of the machine no longer use ports in ingress mode; it answers there"
+		case text == "":
+			text = "it answers at all ports in ingress mode again"
 		}
 		t.event(Event{Type: EventPortsHeld, Node: n.ID, Message: text})
 	}
+}
+
+// heldText says at which ports in ingress mode a node does not answer, and why; "" if there are none.
+func (n Networking) heldText() string {
+	used, forbidden := n.Held, n.Forbidden
+	if forbidden != "" {
+		used = strings.Join(slices.DeleteFunc(strings.Split(used, ", "), n.Forbids), ", ")
+	}
+	causes := strings.TrimPrefix(suffix("programs of the machine use ", used)+suffix(" and its PERSYS_POLICY forbids ", forbidden), " and ")
+	if causes == "" {
+		return ""
+	}
+	return causes + ", so it does not answer at these ports in ingress mode"
 }
 
 // Answers reports whether a node answers at the ports in ingress mode that lead into the network.
@@ -357,9 +373,12 @@ func (n *Network) Answers(node *Node) bool {
 
 // Holds reports whether the node does not answer at a port, because another program of the machine uses it or the
 // PERSYS_POLICY of the node forbids it.
-func (n Networking) Holds(port string) bool {
-	return n.Held != "" && slices.Contains(strings.Split(n.Held, ", "), port)
-}
+func (n Networking) Holds(port string) bool { return listsPort(n.Held, port) }
+
+// Forbids reports whether the PERSYS_POLICY of the node forbids a port that the node holds.
+func (n Networking) Forbids(port string) bool { return listsPort(n.Forbidden, port) }
+
+func listsPort(list, port string) bool { return slices.Contains(strings.Split(list, ", "), port) }
 
 // settleIngress gives nodes, after a restore, the parts of networks that they need for ports in
 // ingress mode of the restored workloads.

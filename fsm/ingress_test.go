@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"strings"
 	"testing"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -80,6 +81,19 @@ func ingressNetworkScenario(w *world) {
 	w.do(withPool("10.216.0.0/14", put("web", publishing("", 80))))
 	w.do(withPool("10.216.0.0/14", put("other", publishing("", 80), inNamespace("shop")), put("third", publishing("", 81), inNamespace("shop"))))
 	w.do(withPool("10.216.0.0/14", put("plain")))
+}
+
+// forbidding returns a registration of node a, whose PERSYS_POLICY forbids some of the ports that it holds.
+func forbidding(held, forbidden string) Command {
+	c := register("a", answering("10.0.0.1", held))
+	c.GetRegisterNode().Networking.ForbiddenPorts = forbidden
+	return c
+}
+
+func forbiddenPortsScenario(w *world) {
+	w.do(forbidding("22/tcp, 80/tcp", "80/tcp"))
+	w.do(forbidding("80/tcp", "80/tcp"))
+	w.do(forbidding("", ""))
 }
 
 func TestIngress(t *testing.T) {
@@ -208,14 +222,24 @@ func TestIngress(t *testing.T) {
 			n, _ := w.s.Node("a")
 			is(t, "holds 80/tcp", n.Facts.Networking.Holds("80/tcp"), true)
 			is(t, "holds 2/tcp", n.Facts.Networking.Holds("2/tcp"), false)
-			found := 0
-			w.s.Events(0, func(e *Event) bool {
-				if e.Type == EventPortsHeld && e.Node == "a" {
-					found++
-				}
-				return true
-			})
-			is(t, "events", found, 1)
+			said := func() (texts []string) {
+				w.s.Events(0, func(e *Event) bool {
+					if e.Type == EventPortsHeld && e.Node == "a" {
+						texts = append(texts, e.Message)
+					}
+					return true
+				})
+				return texts
+			}
+			is(t, "an event", strings.Join(said(), "\n"), "programs of the machine use 22/tcp, 80/tcp, so it does not answer at these ports in ingress mode")
+			w.ok(forbidding("22/tcp, 80/tcp", "80/tcp"))
+			w.ok(forbidding("80/tcp", "80/tcp"))
+			w.ok(forbidding("", ""))
+			is(t, "events of forbidden ports", strings.Join(said()[1:], "\n"), strings.Join([]string{
+				"programs of the machine use 22/tcp and its PERSYS_POLICY forbids 80/tcp, so it does not answer at these ports in ingress mode",
+				"its PERSYS_POLICY forbids 80/tcp, so it does not answer at these ports in ingress mode",
+				"it answers at all ports in ingress mode again",
+			}, "\n"))
 		}},
 	})
 }

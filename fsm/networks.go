@@ -49,6 +49,9 @@ type Networking struct {
 	Problem string // why the node cannot take part in networks; "" if it can
 	Ingress bool   // the node can answer at ports in ingress mode
 	Held    string // ports in ingress mode at which the machine does not answer, for example "22/tcp, 80/tcp"
+	// Forbidden has the ports of Held that the PERSYS_POLICY of the node forbids. Programs of the machine use the
+	// other ones. Agents of former versions do not report it.
+	Forbidden string
 }
 
 // Lacks returns why a node cannot take part in any network; "" if it can.
@@ -746,14 +749,14 @@ func networkOf(m *commandv1.NetworkRecord) (*Network, error) {
 }
 
 func networkingOf(m *commandv1.NodeNetworking) Networking {
-	return Networking{Address: m.GetAddress(), MTU: m.GetMtu(), Problem: m.GetProblem(), Ingress: m.GetIngress(), Held: m.GetHeldPorts()}
+	return Networking{Address: m.GetAddress(), MTU: m.GetMtu(), Problem: m.GetProblem(), Ingress: m.GetIngress(), Held: m.GetHeldPorts(), Forbidden: m.GetForbiddenPorts()}
 }
 
 func networkingPB(n Networking) *commandv1.NodeNetworking {
 	if n == (Networking{}) {
 		return nil
 	}
-	return &commandv1.NodeNetworking{Address: n.Address, Mtu: n.MTU, Problem: n.Problem, Ingress: n.Ingress, HeldPorts: n.Held}
+	return &commandv1.NodeNetworking{Address: n.Address, Mtu: n.MTU, Problem: n.Problem, Ingress: n.Ingress, HeldPorts: n.Held, ForbiddenPorts: n.Forbidden}
 }
 
 func (e *encoder) network(n *Network) {

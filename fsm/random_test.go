@@ -426,7 +426,7 @@ func (g *stream) command(s State) Command {
 			n.SelfFencing, n.FenceBoundSeconds = g.bool("self fencing"), uint32(g.n("fence bound", 0, 20))
 			n.CpuMillicores = int64(g.n("cores", 0, 8)) * 1000
 			if g.bool("networks") {
-				n.Networking = &commandv1.NodeNetworking{Address: g.odd("network address", "0.0.0.0", "10.0.0.1", "10.0.0.2"), Mtu: uint32(g.n("mtu", 1449, 1451)), Ingress: g.bool("answers"), HeldPorts: g.pick("held", "", "80/tcp")}
+				n.Networking = &commandv1.NodeNetworking{Address: g.odd("network address", "0.0.0.0", "10.0.0.1", "10.0.0.2"), Mtu: uint32(g.n("mtu", 1449, 1451)), Ingress: g.bool("answers"), HeldPorts: g.pick("held", "", "80/tcp"), ForbiddenPorts: g.pick("forbidden", "", "", "80/tcp")}
 			}
 			if g.bool("reports keys") {
 				n.Labels = []*commandv1.Label{{Key: "zone", Value: g.pick("reported zone", "1", "3")}}

@@ -96,7 +96,7 @@ func ingressText(v fsm.View, w *fsm.Workload) string {
 		policies := v.NodePolicies(node)
 		for _, p := range w.Demand.Ingress {
 			if node.Facts.Networking.Holds(p.Key()) {
-				texts = append(texts, fmt.Sprintf("port %s does not answer on node %s: a program of the machine uses it (ss -lnp sport = :%d shows it), or the PERSYS_POLICY of the node forbids it", p.Key(), node.ID, p.Port))
+				texts = append(texts, fmt.Sprintf("port %s does not answer on node %s: %s", p.Key(), node.ID, heldText(node, p.Key(), "it")))
 			} else if why := forbidsPort(policies, uint32(p.Port), p.Protocol); why != "" {
 				texts = append(texts, fmt.Sprintf("port %s does not answer on node %s: %s", p.Key(), node.ID, why))
 			}
@@ -107,6 +107,16 @@ func ingressText(v fsm.View, w *fsm.Workload) string {
 		texts = append(texts, fmt.Sprintf("ports in ingress mode do not answer on %d nodes that cannot take part in network %s (persysctl network inspect %s)", unable, n.Name, n.Name))
 	}
 	return strings.Join(texts, "; ")
+}
+
+// heldText says why a node does not answer at a port in ingress mode that it holds. key is the port and its protocol,
+// and it is the word for the port in the text.
+func heldText(n *fsm.Node, key, it string) string {
+	if n.Facts.Networking.Forbids(key) {
+		return "the PERSYS_POLICY of the node forbids " + it
+	}
+	port, _, _ := strings.Cut(key, "/")
+	return "a program of the machine uses " + it + " (ss -lnp sport = :" + port + " shows it)"
 }
 
 // taken returns a text for each port in ingress mode (published on every node) of workload w that leads to another,

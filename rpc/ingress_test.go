@@ -58,8 +58,18 @@ func TestIngress(t *testing.T) {
 	}
 	why, err := g.cluster(0).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web"})
 	ok(t, err)
-	if text := why.GetReasonMessage(); !strings.Contains(text, "port 8080/tcp does not answer on node n2") {
-		t.Errorf("why says %q", text)
+	if text := why.GetReasonMessage(); !strings.Contains(text, "port 8080/tcp does not answer on node n2: a program of the machine uses it (ss") || strings.Contains(text, "PERSYS_POLICY") {
+		t.Errorf("why says %q, want that a program uses the port of n2", text)
+	}
+	forbidding := &commandv1.RegisterNode{
+		Id: "n2", Endpoint: "10.0.0.2:50051", CpuMillicores: 8000, MemoryMib: 8192, Types: []string{"container"}, Protocol: 1,
+		Networking: &commandv1.NodeNetworking{Address: "10.0.0.2", Mtu: 1450, Ingress: true, HeldPorts: "8080/tcp", ForbiddenPorts: "8080/tcp"},
+	}
+	g.do(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: forbidding}})
+	why, err = g.cluster(0).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web"})
+	ok(t, err)
+	if text := why.GetReasonMessage(); !strings.Contains(text, "port 8080/tcp does not answer on node n2: the PERSYS_POLICY of the node forbids it") || strings.Contains(text, "program") {
+		t.Errorf("why says %q, want that the policy of n2 forbids the port", text)
 	}
 	shown, err := g.cluster(0).GetNetwork(ctxFor(t), &clusterv1.GetNetworkRequest{Name: "ingress"})
 	ok(t, err)

@@ -195,7 +195,7 @@ func (s *Server) registration(id, endpoint string, req *controlv1.RegisterNodeRe
 // state: its present members still need it.
 func networkingFor(v fsm.View, id string, n *controlv1.NodeNetworking) *commandv1.NodeNetworking {
 	out := &commandv1.NodeNetworking{
-		Address: n.GetAddress(), Mtu: n.GetMtu(), Problem: clip(n.GetProblem(), 256), Ingress: n.GetIngress(), HeldPorts: clip(n.GetHeldPorts(), 256),
+		Address: n.GetAddress(), Mtu: n.GetMtu(), Problem: clip(n.GetProblem(), 256), Ingress: n.GetIngress(), HeldPorts: clip(n.GetHeldPorts(), 256), ForbiddenPorts: clip(n.GetForbiddenPorts(), 256),
 	}
 	if a, err := netip.ParseAddr(out.Address); err == nil && out.Problem == "" {
 		v.Networks(func(w *fsm.Network) bool {

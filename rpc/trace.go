@@ -340,7 +340,7 @@ func (t *trace) onNode(a netip.Addr, node *fsm.Node) {
 	problem := ""
 	switch facts := node.Facts.Networking; {
 	case facts.Holds(key):
-		problem = fmt.Sprintf("a program of the machine uses the port (ss -lnp sport = :%d shows it), or the PERSYS_POLICY of the node forbids the port", t.port)
+		problem = heldText(node, key, "the port")
 	case !network.Answers(node) && facts.Lacks() != "":
 		problem = "node " + node.ID + " cannot take part in networks: " + facts.Lacks()
 	case !network.Answers(node):

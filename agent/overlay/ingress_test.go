@@ -207,11 +207,17 @@ func TestForbiddenIngressPorts(t *testing.T) {
 	fab := fabric(t)
 	a := newNode(t, fab, "a", 11)
 	a.forbids = func(p workload.IngressPort) bool { return p.Port == 8080 && !p.UDP }
+	var program net.Listener
+	a.do(t, func() (err error) {
+		program, err = net.Listen("tcp", ":8082")
+		return err
+	})
+	defer program.Close()
 	v := viewOf(a, []*node{a}, map[uint32][]*node{1: {a}})
 	v.Networks[0].Ingress = true
 	a.Start(t, v)
 	c := newContainer(t, a, "web", 1)
-	a.overlay.SetServices(ingressTo(c, 8080, 8081))
+	a.overlay.SetServices(ingressTo(c, 8080, 8081, 8082))
 	testbed.Within(t, 10*time.Second, "the allowed port answers", func() error {
 		_, err := fab.askAt(netip.AddrPortFrom(a.address, 8081))
 		return err
@@ -219,8 +225,8 @@ func TestForbiddenIngressPorts(t *testing.T) {
 	if got, err := fab.askAt(netip.AddrPortFrom(a.address, 8080)); err == nil {
 		t.Errorf("at the forbidden port, %q answers", got)
 	}
-	if got := a.overlay.HeldPorts(); got != "8080/tcp" {
-		t.Errorf("the held ports are %q, want 8080/tcp", got)
+	if held, forbidden := a.overlay.HeldPorts(); held != "8080/tcp, 8082/tcp" || forbidden != "8080/tcp" {
+		t.Errorf("the held ports are %q and the forbidden ones %q, want 8080/tcp, 8082/tcp and 8080/tcp", held, forbidden)
 	}
 }
 
@@ -255,8 +261,8 @@ func TestIngressPortsOfPrograms(t *testing.T) {
 	holds := func(want string) {
 		t.Helper()
 		testbed.Within(t, 10*time.Second, "the held ports are "+want, func() error {
-			if got := a.overlay.HeldPorts(); got != want {
-				return fmt.Errorf("they are %q", got)
+			if got, forbidden := a.overlay.HeldPorts(); got != want || forbidden != "" {
+				return fmt.Errorf("they are %q, forbidden %q", got, forbidden)
 			}
 			return nil
 		})

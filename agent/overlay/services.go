@@ -248,17 +248,24 @@ func (o *Overlay) heldPorts(b *Balancer, v *workload.NetworkView, s workload.Ser
 	o.services.held, o.services.looked = held, ports
 	o.mu.Unlock()
 	if !slices.Equal(held, former) {
-		o.log.Warn("ports in ingress mode that programs of this machine use, or that PERSYS_POLICY forbids", "ports", portsText(held))
+		o.log.Warn("this machine does not answer at ports in ingress mode: its programs use them, or PERSYS_POLICY forbids them", "ports", portsText(held), "forbidden", portsText(o.forbidden(held)))
 	}
 	return held, err
 }
 
 // HeldPorts returns the ports in ingress mode at which this machine does not answer, because its programs use them or its
-// policy forbids them, for example "22/tcp, 80/tcp". Ports that do not fit into 200 bytes are left out.
-func (o *Overlay) HeldPorts() string {
+// policy forbids them, for example "22/tcp, 80/tcp", and those of them that the policy forbids. Ports that do not fit into
+// 200 bytes are left out.
+func (o *Overlay) HeldPorts() (held, forbidden string) {
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	return portsText(o.services.held)
+	list := o.services.held
+	o.mu.Unlock()
+	return portsText(list), portsText(o.forbidden(list))
+}
+
+// forbidden returns the ports of a list that the policy of the machine forbids.
+func (o *Overlay) forbidden(list []workload.IngressPort) []workload.IngressPort {
+	return slices.DeleteFunc(slices.Clone(list), func(p workload.IngressPort) bool { return !o.cfg.Forbids(p) })
 }
 
 // maxHeldText is the maximum length, in bytes, of the text that HeldPorts returns.

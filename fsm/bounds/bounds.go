@@ -521,7 +521,7 @@ func OversizedNode(b *commandv1.RegisterNode) string {
 		}
 	}
 	text("endpoint", b.GetEndpoint())
-	text("networking", b.GetNetworking().GetAddress(), b.GetNetworking().GetProblem(), b.GetNetworking().GetHeldPorts())
+	text("networking", b.GetNetworking().GetAddress(), b.GetNetworking().GetProblem(), b.GetNetworking().GetHeldPorts(), b.GetNetworking().GetForbiddenPorts())
 	text("engine_id", b.GetEngineId())
 	text("agent_version", b.GetAgentVersion())
 	text("instance_id", b.GetInstanceId())

@@ -6080,9 +6080,11 @@ type NodeNetworking struct {
 	Ingress bool `protobuf:"varint,485,opt,name=ingress,proto3" json:"ingress,omitempty"`
 	// Ports that services publish on every node (ingress mode) and at which this node does not answer, for example
 	// "22/tcp, 80/tcp": another program of the machine uses them, or the PERSYS_POLICY of the node forbids them.
-	HeldPorts     string `protobuf:"bytes,486,opt,name=held_ports,json=heldPorts,proto3" json:"held_ports,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	HeldPorts string `protobuf:"bytes,486,opt,name=held_ports,json=heldPorts,proto3" json:"held_ports,omitempty"`
+	// The ports of held_ports that the PERSYS_POLICY of the node forbids. Another program uses the other ones.
+	ForbiddenPorts string `protobuf:"bytes,487,opt,name=forbidden_ports,json=forbiddenPorts,proto3" json:"forbidden_ports,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *NodeNetworking) Reset() {
@@ -6146,6 +6148,13 @@ func (x *NodeNetworking) GetIngress() bool {
 func (x *NodeNetworking) GetHeldPorts() string {
 	if x != nil {
 		return x.HeldPorts
+	}
+	return ""
+}
+
+func (x *NodeNetworking) GetForbiddenPorts() string {
+	if x != nil {
+		return x.ForbiddenPorts
 	}
 	return ""
 }
@@ -15838,14 +15847,15 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"networking\x12\"\n" +
 	"\fmetrics_port\x18\xb8\x03 \x01(\rR\vmetricsPort\x12\"\n" +
 	"\fmemory_files\x18\x9b\x03 \x01(\bR\vmemoryFiles\x129\n" +
-	"\adevices\x18\xfe\x02 \x03(\v2\x1e.persys.command.v1.DeviceCountR\adevices\"\x91\x01\n" +
+	"\adevices\x18\xfe\x02 \x03(\v2\x1e.persys.command.v1.DeviceCountR\adevices\"\xbb\x01\n" +
 	"\x0eNodeNetworking\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x10\n" +
 	"\x03mtu\x18\x02 \x01(\rR\x03mtu\x12\x18\n" +
 	"\aproblem\x18\x03 \x01(\tR\aproblem\x12\x19\n" +
 	"\aingress\x18\xe5\x03 \x01(\bR\aingress\x12\x1e\n" +
 	"\n" +
-	"held_ports\x18\xe6\x03 \x01(\tR\theldPorts\"x\n" +
+	"held_ports\x18\xe6\x03 \x01(\tR\theldPorts\x12(\n" +
+	"\x0fforbidden_ports\x18\xe7\x03 \x01(\tR\x0eforbiddenPorts\"x\n" +
 	"\n" +
 	"PutNetwork\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +

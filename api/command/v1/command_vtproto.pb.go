@@ -2181,6 +2181,7 @@ func (m *NodeNetworking) CloneVT() *NodeNetworking {
 	r.Problem = m.Problem
 	r.Ingress = m.Ingress
 	r.HeldPorts = m.HeldPorts
+	r.ForbiddenPorts = m.ForbiddenPorts
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -11492,6 +11493,15 @@ func (m *NodeNetworking) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if len(m.ForbiddenPorts) > 0 {
+		i -= len(m.ForbiddenPorts)
+		copy(dAtA[i:], m.ForbiddenPorts)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.ForbiddenPorts)))
+		i--
+		dAtA[i] = 0x1e
+		i--
+		dAtA[i] = 0xba
 	}
 	if len(m.HeldPorts) > 0 {
 		i -= len(m.HeldPorts)
@@ -22984,6 +22994,10 @@ func (m *NodeNetworking) SizeVT() (n int) {
 		n += 3
 	}
 	l = len(m.HeldPorts)
+	if l > 0 {
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	l = len(m.ForbiddenPorts)
 	if l > 0 {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
@@ -41331,6 +41345,38 @@ func (m *NodeNetworking) UnmarshalVT(dAtA []byte) error {
 				return io.ErrUnexpectedEOF
 			}
 			m.HeldPorts = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
+		case 487:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ForbiddenPorts", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.ForbiddenPorts = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
@@ -78619,6 +78665,42 @@ func (m *NodeNetworking) UnmarshalVTUnsafe(dAtA []byte) error {
 				stringValue = unsafe.String(&dAtA[iNdEx], intStringLen)
 			}
 			m.HeldPorts = stringValue
+			iNdEx = postIndex
+		case 487:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ForbiddenPorts", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			var stringValue string
+			if intStringLen > 0 {
+				stringValue = unsafe.String(&dAtA[iNdEx], intStringLen)
+			}
+			m.ForbiddenPorts = stringValue
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex

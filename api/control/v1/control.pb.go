@@ -824,9 +824,11 @@ type NodeNetworking struct {
 	Ingress bool `protobuf:"varint,1700,opt,name=ingress,proto3" json:"ingress,omitempty"`
 	// Ports that services publish on every node (ingress mode) and at which this node does not answer, for example
 	// "22/tcp, 80/tcp": another program of the machine uses them, or the PERSYS_POLICY of the node forbids them.
-	HeldPorts     string `protobuf:"bytes,1701,opt,name=held_ports,json=heldPorts,proto3" json:"held_ports,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	HeldPorts string `protobuf:"bytes,1701,opt,name=held_ports,json=heldPorts,proto3" json:"held_ports,omitempty"`
+	// The ports of held_ports that the PERSYS_POLICY of the node forbids. Another program uses the other ones.
+	ForbiddenPorts string `protobuf:"bytes,1702,opt,name=forbidden_ports,json=forbiddenPorts,proto3" json:"forbidden_ports,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *NodeNetworking) Reset() {
@@ -890,6 +892,13 @@ func (x *NodeNetworking) GetIngress() bool {
 func (x *NodeNetworking) GetHeldPorts() string {
 	if x != nil {
 		return x.HeldPorts
+	}
+	return ""
+}
+
+func (x *NodeNetworking) GetForbiddenPorts() string {
+	if x != nil {
+		return x.ForbiddenPorts
 	}
 	return ""
 }
@@ -9567,14 +9576,15 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"networking\x1a:\n" +
 	"\fDevicesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\x91\x01\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xbb\x01\n" +
 	"\x0eNodeNetworking\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x10\n" +
 	"\x03mtu\x18\x02 \x01(\rR\x03mtu\x12\x18\n" +
 	"\aproblem\x18\x03 \x01(\tR\aproblem\x12\x19\n" +
 	"\aingress\x18\xa4\r \x01(\bR\aingress\x12\x1e\n" +
 	"\n" +
-	"held_ports\x18\xa5\r \x01(\tR\theldPorts\"P\n" +
+	"held_ports\x18\xa5\r \x01(\tR\theldPorts\x12(\n" +
+	"\x0fforbidden_ports\x18\xa6\r \x01(\tR\x0eforbiddenPorts\"P\n" +
 	"\vStoragePool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x19\n" +

@@ -39,10 +39,14 @@ func networks(acfg *agent.Config, cfg *Config, log *slog.Logger) {
 		ctx, cancel := context.WithTimeout(context.Background(), probeTime)
 		defer cancel()
 		out := networking(ctx, advertise, running.Address(), net.DefaultResolver.LookupNetIP, overlay.Probe)
-		out.Ingress, out.HeldPorts = true, running.HeldPorts()
+		out.Ingress = true
+		out.HeldPorts, out.ForbiddenPorts = running.HeldPorts()
 		return out
 	}
-	acfg.HeldPorts = func() string { return running.HeldPorts() }
+	acfg.HeldPorts = func() string {
+		held, _ := running.HeldPorts()
+		return held
+	}
 }
 
 // forbids returns a function that reports whether a policy forbids a port in ingress mode. It returns nil for no policy.
