@@ -8,6 +8,7 @@ import (
 
 	"github.com/compose-spec/compose-go/v2/types"
 	cerrdefs "github.com/containerd/errdefs"
+	"github.com/docker/compose/v5/pkg/api"
 	"github.com/moby/moby/api/types/volume"
 	"github.com/moby/moby/client"
 
@@ -89,7 +90,7 @@ func (d *Driver) volumes(ctx context.Context, id driver.ID) ([]volume.Volume, er
 	}
 	return slices.DeleteFunc(res.Items, func(v volume.Volume) bool {
 		_, ownership := d.of(v.Labels)
-		return ownership != driver.Owned
+		return ownership != driver.Owned || !slices.Contains(d.names(id), v.Labels[api.ProjectLabel]) // Compose marks each volume of a stack
 	}), nil
 }
 

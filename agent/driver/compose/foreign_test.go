@@ -2,6 +2,9 @@ package compose_test
 
 import (
 	"context"
+	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,6 +13,7 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/compose"
+	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
 // TestStacksOfOtherNamespacesAreOutOfReach: one namespace has a running stack, and a deleted stack whose
@@ -70,6 +74,32 @@ func TestStacksOfOtherNamespacesAreOutOfReach(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := b.d.Remove(b.ctx, runs.ID); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestLabelsOfMountsGiveNoOwnership: a stack gives a volume without a name, a volume and a network the labels that the
+// agent gives to objects of another namespace's stack. They do not pass for objects of that stack.
+func TestLabelsOfMountsGiveNoOwnership(t *testing.T) {
+	b := newBench(t)
+	forged := driver.Labels(driver.Compose, driver.Spec{ID: "vault", ClusterID: b.cluster, NodeID: "node-a", Body: &agentv1.WorkloadSpec{Namespace: "shop"}}, nil)
+	forged["com.docker.compose.project"] = compose.ProjectName("vault")
+	var labels []string
+	for _, key := range slices.Sorted(maps.Keys(forged)) {
+		labels = append(labels, fmt.Sprintf("%s: %q", key, forged[key]))
+	}
+	set := "labels: {" + strings.Join(labels, ", ") + "}"
+	spec := b.spec("forger", inline("services:\n  app:\n    image: "+b.image+"\n    command: [serve]\n    networks: [n]\n    volumes:\n"+
+		"    - {type: volume, target: /x, volume: {"+set+"}}\n    - data:/d\nvolumes: {data: {"+set+"}}\nnetworks: {n: {"+set+"}}\n"))
+	spec.Body.Namespace = "shop"
+	b.ensure(spec)
+	if other, err := b.d.Foreign(b.ctx, "vault", "bank"); err != nil || other {
+		t.Errorf("Foreign returned %v (error %v) for a workload that is not on the node, want false", other, err)
+	}
+	if got := b.volumes("vault"); len(got) != 0 {
+		t.Errorf("volumes %q pass for those of another workload", got)
+	}
+	if err := b.d.Remove(b.ctx, spec.ID); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -314,22 +314,33 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 		if awaited[name] {
 			service.CustomLabels[labelAwaited] = "true"
 		}
-		for label := range service.Labels {
-			if strings.HasPrefix(label, driver.LabelPrefix) {
-				delete(service.Labels, label)
+		withoutOwnership(service.Labels)
+		for _, mount := range service.Volumes {
+			if mount.Volume != nil { // the engine makes a volume with these labels if the mount has no source
+				withoutOwnership(mount.Volume.Labels)
 			}
 		}
 		p.Services[name] = service
 	}
 	for name, n := range p.Networks {
+		withoutOwnership(n.Labels)
 		n.CustomLabels = maps.Clone(ours)
 		p.Networks[name] = n
 	}
 	for name, v := range p.Volumes {
+		withoutOwnership(v.Labels)
 		v.CustomLabels = maps.Clone(ours)
 		p.Volumes[name] = v
 	}
 	return nil
+}
+
+// withoutOwnership deletes the labels of the agent and of Compose, which say to whom an object belongs. If the author of
+// a stack could set them, an object could pass for one of another workload or namespace.
+func withoutOwnership[M ~map[string]string](labels M) {
+	maps.DeleteFunc(labels, func(key, _ string) bool {
+		return strings.HasPrefix(key, driver.LabelPrefix) || strings.HasPrefix(key, "com.docker.compose.")
+	})
 }
 
 // labelRestart is a container label with the restart policy that the Compose file gives the service. It is
