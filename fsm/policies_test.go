@@ -135,6 +135,30 @@ func TestPoliciesJudgeEveryStoredSpecification(t *testing.T) {
 		}
 		refused(t, w.do(c), NotAllowed, "workload web-0", "privileged")
 	})
+	t.Run("a person who goes back or on with an update is held to the policy of today", func(t *testing.T) {
+		privilegedGroup := func(n int) Command {
+			c := group(n, 2, 1, true)
+			for _, p := range c.GetPutWorkloads().Workloads {
+				privileged(p)
+			}
+			return c
+		}
+		for action, versions := range map[string][2]Command{
+			"undo":   {privilegedGroup(1), group(2, 2, 1, true)},
+			"abort":  {privilegedGroup(1), group(2, 2, 1, true)},
+			"resume": {group(1, 2, 1, true), privilegedGroup(2)},
+		} {
+			w := formed(t, "a", "b")
+			w.ok(versions[0])
+			w.everybodyRuns()
+			w.ok(versions[1])
+			w.ok(rolloutAction("pause"))
+			w.ok(bind("baseline", DefaultNamespace))
+			refused(t, w.do(rolloutAction(action)), NotAllowed, "workload web-0", "privileged")
+			w.ok(bind("privileged", DefaultNamespace))
+			is(t, action, w.do(rolloutAction(action)).Kind, OK)
+		}
+	})
 	t.Run("an orphan that is adopted with a specification is judged", func(t *testing.T) {
 		w := formed(t, "n")
 		w.ok(putNamespace("a"))

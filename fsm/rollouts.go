@@ -401,6 +401,17 @@ func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 		// A command that stores a system workload changes its members too.
 		b = &commandv1.PutWorkloads{Update: r.Policy.PB(), Workloads: b.GetWorkloads()}
 	}
+	if !byItself {
+		// A person asks for the former specifications, so they must keep the policy of today. An automatic revert gives
+		// back what ran until now.
+		olds := slices.Clone(t.replaced(b.GetWorkloads()))
+		if res, ok := t.judged(b.GetWorkloads(), olds); !ok {
+			return res
+		}
+		for i, p := range b.GetWorkloads() {
+			p.Policy = t.under(p, olds[i])
+		}
+	}
 	res := t.putWorkloads(b, true)
 	if now, ok := t.r.rollouts.Get(r.Group); ok && res.Kind == OK && now.Phase != rollout.Completed {
 		now = now.Clone()
@@ -467,12 +478,18 @@ func (t *Tx) setRollout(b *commandv1.SetRollout) Result {
 		if r.Phase == rollout.Completed {
 			return refuse(Conflict, "the update of %s has ended", r.Group)
 		}
+		if res, ok := t.judgedWaiting(r); !ok {
+			return res
+		}
 		t.resume(r)
 	case "promote":
 		if why := r.Unpromotable(t.state().Seen); r.Promoted && r.Active() && !r.Reverting {
 			return Result{Kind: AlreadyDone}
 		} else if why != "" {
 			return refuse(Conflict, "%s", why)
+		}
+		if res, ok := t.judgedWaiting(r); !ok {
+			return res
 		}
 		r.Phase, r.Promoted, r.ProgressAt = rollout.Running, true, t.r.info.Clock
 		t.storeRollout(r)
@@ -499,6 +516,18 @@ func (t *Tx) setRollout(b *commandv1.SetRollout) Result {
 		return refuse(Invalid, "action: %q is none of pause, resume, promote, abort, undo", clip(b.GetAction()))
 	}
 	return Result{}
+}
+
+// judgedWaiting checks the specifications that an update has not given to its members yet against the policy of today,
+// because a person asks to go on with them.
+func (t *Tx) judgedWaiting(r *rollout.Rollout) (Result, bool) {
+	var puts []*commandv1.WorkloadPut
+	for _, m := range r.Members {
+		if p := r.Waiting(m.ID); p != nil {
+			puts = append(puts, p)
+		}
+	}
+	return t.judged(puts, t.replaced(puts))
 }
 
 func (t *Tx) storeRollout(r *rollout.Rollout) {
