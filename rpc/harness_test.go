@@ -456,10 +456,6 @@ func (r *replica) Registered(ctx context.Context, node string) (sched.Lease, err
 
 func (r *replica) LeaseOf(string) (int64, int64, bool) { return 0, 0, false }
 
-func (r *replica) MoveReportOf(string, string) (sched.MoveReport, bool) {
-	return sched.MoveReport{}, false
-}
-
 func (r *replica) WorkloadUsageOf(string, string) (sched.WorkloadUsage, bool) {
 	return sched.WorkloadUsage{}, false
 }

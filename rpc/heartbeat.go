@@ -58,7 +58,6 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 	}
 	hb.Usage = used(req.GetWorkloadUsage())
 	hb.Volumes = heldVolumes(id, req.GetVolumes())
-	hb.Moves = moveReports(req.GetMoves())
 	s.agents.redial(id, node.Facts.Endpoint, 0)
 	lease, err := s.leader.Heartbeat(ctx, hb)
 	if err != nil {
@@ -73,7 +72,6 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 		Epoch:                    s.epoch(lease.Epoch),
 		SendFull:                 lease.SendFull,
 		Networks:                 s.networksFor(node, lease.Epoch, req),
-		Moves:                    movesFor(s.store.View(), id),
 	}
 	out.SchedulerAddrs, out.LeaderAddr = s.schedulers()
 	return out, nil

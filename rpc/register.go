@@ -160,7 +160,6 @@ func (s *Server) registration(id, endpoint string, req *controlv1.RegisterNodeRe
 		FenceBoundSeconds: caps.GetFenceBoundSeconds(),
 		MetricsPort:       caps.GetMetricsPort(),
 		MemoryFiles:       caps.GetMemoryFiles(),
-		VolumeMoves:       caps.GetVolumeMoves(),
 	}
 	if ts := req.GetTimestamp(); ts != nil {
 		cmd.Timestamp = ts.AsTime().UTC().Format(time.RFC3339)

@@ -161,5 +161,3 @@ func (quiet) NextExpiry() int64                        { return 0 }
 func (quiet) Returned(int64, func(NodeID, int64) bool) {}
 func (quiet) DownSince(NodeID) int64                   { return 0 }
 func (quiet) Outstanding(Order) bool                   { return false }
-
-func (quiet) MoveReport(NodeID, string) (MoveReport, bool) { return MoveReport{}, false }

@@ -81,9 +81,6 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 		return p.hold(w, fsm.CodeCannotMove, "node "+n.ID+" is draining, and a member of a system workload leaves it last", false), 0
 	}
 	code, message, gone := p.mustLeave(w, n)
-	if m, moves := p.State.Move(w.ID); moves && m.Open() && n.Up {
-		code = "" // its volumes are being moved to another node, and it leaves with them
-	}
 	switch {
 	case code == fsm.CodeAwaitFailover && w.Reason.Code == code:
 		return false, 0

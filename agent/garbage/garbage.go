@@ -119,7 +119,7 @@ func (c *Collector) look(ctx context.Context) Findings {
 	now := time.Now()
 	out.Items = append(out.Items, c.oldRecords(now)...)
 	for _, v := range c.Storage.List() {
-		if v.Phase != volume.Released || v.Idle() || v.Kept() || len(v.Users) > 0 || now.Sub(v.ReleasedAt) < c.VolumesAfter || v.ReleasedAt.IsZero() {
+		if v.Phase != volume.Released || v.Kept() || len(v.Users) > 0 || now.Sub(v.ReleasedAt) < c.VolumesAfter || v.ReleasedAt.IsZero() {
 			continue
 		}
 		id := v.ID

@@ -28,7 +28,6 @@ import (
 	"github.com/persys/compute/agent/garbage"
 	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/metrics"
-	"github.com/persys/compute/agent/mover"
 	"github.com/persys/compute/agent/names"
 	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/runner"
@@ -68,7 +67,6 @@ type Config struct {
 	NoSessions  bool
 	SessionIdle time.Duration
 
-	Moves    *mover.Mover    // may be nil
 	Networks *network.Keeper // may be nil
 	Names    *names.Resolver // may be nil
 }

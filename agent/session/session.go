@@ -28,7 +28,6 @@ import (
 	"github.com/persys/compute/agent/fencer"
 	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/metrics"
-	"github.com/persys/compute/agent/mover"
 	"github.com/persys/compute/agent/names"
 	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/runner"
@@ -36,7 +35,6 @@ import (
 	"github.com/persys/compute/agent/spec"
 	"github.com/persys/compute/agent/volume"
 	controlv1 "github.com/persys/compute/api/control/v1"
-	"github.com/persys/compute/order/wire"
 )
 
 // protocol is the version of the agent's protocol with the schedulers. Version 1 has epochs,
@@ -82,8 +80,6 @@ type Config struct {
 	HeldPorts  func() string
 	// Names is the DNS resolver for containers on networks between nodes; it may be nil.
 	Names *names.Resolver
-	// Moves copies volumes from other nodes; nil if this agent cannot.
-	Moves *mover.Mover
 	// MetricsPort is the port of /metrics; 0 = none.
 	MetricsPort int
 	// MemoryFiles: this machine can keep secrets and configs as files in memory.
@@ -283,7 +279,6 @@ func (c *Session) beat(ctx context.Context) error {
 	if b.Full || !proto.Equal(held, c.volumes) {
 		request.Volumes = held
 	}
-	request.Moves = c.cfg.Moves.Reports()
 	var measured uint64
 	request.WorkloadUsage, measured = c.WorkloadUsage(since)
 	limited, cancel := context.WithTimeout(ctx, c.link.Deadline())
@@ -303,7 +298,6 @@ func (c *Session) beat(ctx context.Context) error {
 		return fmt.Errorf("heartbeat: %w", err)
 	}
 	c.cfg.Networks.Heard(reply.Networks)
-	c.cfg.Moves.Heard(reply.Moves)
 	c.measured, c.volumes = measured, held
 	a := answerOf(sent, reply)
 	a.SendFull = reply.SendFull
@@ -375,13 +369,9 @@ func (c *Session) Volumes() *controlv1.VolumeReport {
 			out.Complete = false
 			break
 		}
-		held := &controlv1.HeldVolume{
-			Name: v.Name, Namespace: v.In(), Driver: v.Driver, SizeGb: v.SizeGB, Pool: v.Pool, Retain: v.Retain, Owner: v.Owner, ByHand: v.ByHand, Aside: v.Idle(),
-		}
-		if !v.Copy.IsZero() {
-			held.Copy = wire.Control(v.Copy)
-		}
-		out.Volumes = append(out.Volumes, held)
+		out.Volumes = append(out.Volumes, &controlv1.HeldVolume{
+			Name: v.Name, Namespace: v.In(), Driver: v.Driver, SizeGb: v.SizeGB, Pool: v.Pool, Retain: v.Retain, Owner: v.Owner, ByHand: v.ByHand,
+		})
 	}
 	return out
 }
@@ -431,7 +421,7 @@ func (c *Session) Registration() *controlv1.RegisterNodeRequest {
 			SelfFencing: fencing, FenceBoundSeconds: uint32(math.Ceil(bound.Seconds())),
 			CpuReservedMillicores: cfg.ReservedCPU, MemoryReservedMb: cfg.ReservedMemory,
 			DiskReservedGb: cfg.ReservedDisk, ResourceThresholdPercent: uint32(cfg.Threshold),
-			Networking: networking, MetricsPort: uint32(cfg.MetricsPort), MemoryFiles: cfg.MemoryFiles, VolumeMoves: cfg.Moves != nil, Devices: devices,
+			Networking: networking, MetricsPort: uint32(cfg.MetricsPort), MemoryFiles: cfg.MemoryFiles, Devices: devices,
 		},
 		Labels: cfg.Labels, AgentVersion: cfg.Version, GrpcEndpoint: cfg.Advertise,
 		ClusterId: state.Meta.Epoch.ClusterID, Shard: state.Meta.Epoch.Shard, InstanceId: state.Meta.InstanceID, FeatureLevel: cfg.FeatureLevel,

@@ -13,7 +13,6 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	agentv1 "github.com/persys/compute/api/agent/v1"
-	"github.com/persys/compute/order"
 )
 
 // DefaultPool is the name of a node's first pool.
@@ -52,12 +51,11 @@ type Manager struct {
 	mu          sync.Mutex
 	volumes     map[string]Volume
 	attachments map[string]Attachment
-	locks       map[string]*sync.Mutex    // locks by volume id: changes of one volume are made one after another
-	figures     map[string]Space          // space of each pool as last measured
-	lacks       map[string]string         // volume drivers that the node does not offer, each with the reason
-	moves       map[order.Generation]bool // moves that have not ended, as the schedulers last said
-	measuring   map[string]bool           // volume drivers of which a measurement is in progress
-	reported    []string                  // the facts that the last Measure reported, as the method offer returns them
+	locks       map[string]*sync.Mutex // locks by volume id: changes of one volume are made one after another
+	figures     map[string]Space       // space of each pool as last measured
+	lacks       map[string]string      // volume drivers that the node does not offer, each with the reason
+	measuring   map[string]bool        // volume drivers of which a measurement is in progress
+	reported    []string               // the facts that the last Measure reported, as the method offer returns them
 }
 
 // New makes a manager from the records of the store.
@@ -309,9 +307,6 @@ func (m *Manager) attachOne(ctx context.Context, workload string, r request) (dr
 			ID: r.id, Name: r.name, Namespace: r.namespace, Driver: r.driver, SizeGB: r.sizeGB, Form: r.form, Pool: r.pool, FSType: r.fs,
 			Phase: Provisioning, Owner: workload, CreatedAt: time.Now().UTC(),
 		}
-	}
-	if err := m.useCopy(&v, r, known); err != nil {
-		return none, err
 	}
 	if err := m.fits(&v, r, workload); err != nil {
 		return none, err
@@ -574,8 +569,6 @@ func (m *Manager) release(ctx context.Context, id, workload string, retention Re
 		return nil
 	}
 	switch {
-	case v.Phase == Moving && (retention.Keep || retention.Retain || v.Kept() && !retention.Purge):
-		return nil // a complete copy that was never used stays until the schedulers say what happens to it
 	case retention.Keep, retention.KeepShared && v.Driver != Local:
 		v.Phase = Released
 	case retention.Retain, v.Kept() && !retention.Purge:
@@ -627,18 +620,11 @@ func (m *Manager) Delete(ctx context.Context, id string) error {
 		}
 		return nil
 	}
-	v, known := m.get(id)
+	_, known := m.get(id)
 	if err := free(known); err != nil {
 		return err // a volume that this node does not have is an error before any server is called
 	}
-	if m.needed(&v) {
-		return broken("volume %q: its move to another node has not ended, and this copy may be needed", v.Name)
-	}
-	var (
-		p      provider
-		unlock func()
-	)
-	v, known, p, unlock = m.takeKnown(ctx, id)
+	v, known, p, unlock := m.takeKnown(ctx, id)
 	defer unlock()
 	if err := free(known); err != nil {
 		return err
@@ -688,16 +674,13 @@ func (m *Manager) Mount(ctx context.Context) {
 func (m *Manager) mountOne(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, m.timeout)
 	defer cancel()
-	if v, _ := m.get(id); v.Phase != Deleting && v.Aside.IsZero() && len(m.users(id)) == 0 {
+	if v, _ := m.get(id); v.Phase != Deleting && len(m.users(id)) == 0 {
 		return nil
 	}
 	v, ok, p, unlock := m.takeKnown(ctx, id)
 	defer unlock()
-	if !ok || p == nil || v.StagePath == "" || v.Phase == Moving {
+	if !ok || p == nil || v.StagePath == "" {
 		return nil
-	}
-	if !v.Aside.IsZero() {
-		return putAside(&v)
 	}
 	users := m.users(id)
 	if v.Phase == Deleting && len(users) == 0 {

@@ -2,7 +2,6 @@ package control
 
 import (
 	"errors"
-	"time"
 
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/sched"
@@ -54,9 +53,6 @@ func (t *Term) heartbeat(in Heartbeat) {
 	}
 	t.heartbeatDiff(node, &in.Beat)
 	t.volumesDiff(&in.Beat)
-	if len(in.Beat.Moves) > 0 {
-		t.signal() // a move may go on
-	}
 	t.grant(in.Call, node)
 }
 
@@ -115,9 +111,6 @@ func (t *Term) reply(call Call, node *fsm.Node, extended bool) {
 		return
 	}
 	interval, duration := t.cfg.leaseTerms(n.protocol, t.live.nodes.Len())
-	if takesPart(t.view, node.ID) {
-		interval = min(interval, moveInterval)
-	}
 	if !extended {
 		duration = 0
 	}
@@ -129,17 +122,4 @@ func (t *Term) reply(call Call, node *fsm.Node, extended bool) {
 		SendFull:  !n.full,
 		Epoch:     t.epoch,
 	}})
-}
-
-// moveInterval is the time between heartbeats of a node that takes part in a move of volumes: the workload is stopped
-// for some of these heartbeats.
-const moveInterval = time.Second
-
-// takesPart reports whether a node takes part in a move of volumes that has not ended.
-func takesPart(v fsm.View, node string) (takes bool) {
-	v.Moves(func(m *fsm.Move) bool {
-		takes = (m.From == node || m.To == node) && m.Phase != fsm.MoveKept
-		return !takes
-	})
-	return takes
 }

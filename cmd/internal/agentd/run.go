@@ -142,12 +142,6 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	if err := secure(&acfg, &cfg, files); err != nil {
 		return err
 	}
-	acfg.Peer = func(endpoint, of string) (*grpc.ClientConn, error) {
-		if !cfg.TLSEnabled {
-			return dial.To(nil, endpoint, pki.Peer{Role: pki.RoleAgent, Node: of})
-		}
-		return dial.To(files, endpoint, pki.Peer{Role: pki.RoleAgent, Node: of})
-	}
 	if !cfg.Standalone {
 		conn, err := schedulers(ctx, &cfg, files, log)
 		if err != nil {
