@@ -13,7 +13,7 @@ IMAGES := persys-scheduler persys-agent persys-gateway persysctl
 # Links to bin/persys, which is the program under whose name it is called.
 NAMES := persys-scheduler persys-agent persys-gateway persysctl
 
-.PHONY: help build build-vm test test-full e2e audit fuzz demo hello-image bench soak-elections proto proto-check sample-env reference fmt fmt-check vet lint dev-certs deps docker-build docker-push release clean
+.PHONY: help build test test-full e2e audit fuzz demo hello-image bench soak-elections proto proto-check sample-env reference fmt fmt-check vet lint dev-certs deps docker-build docker-push release clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,11 +21,6 @@ help: ## Print this list
 build: ## Build bin/persys (static, no cgo), which is every program, and a link for each program
 	@mkdir -p bin
 	$(GO_BUILD) -o bin/persys ./cmd/persys
-	@for name in $(NAMES); do ln -sf persys "bin/$$name"; done
-
-build-vm: ## The same with virtual machines: needs cgo and gcc, no libvirt headers; glibc at run time
-	@mkdir -p bin
-	CGO_ENABLED=1 go build -trimpath -tags libvirt_dlopen -ldflags '-s -w -X main.version=$(VERSION)' -o bin/persys ./cmd/persys
 	@for name in $(NAMES); do ln -sf persys "bin/$$name"; done
 
 test: ## Install what the tests need, then run every check and test, with -race (20 minutes on 2 cores)

@@ -40,9 +40,7 @@ func TestVirtualMachine(t *testing.T) {
 	})
 	images := filepath.Join(daemon.Dir, "images")
 	must(t, os.MkdirAll(images, 0o755))
-	programs := shipped(t)
-	programs.Agent = raced(t).Agent // of the two builds of the agent only this one has the libvirt driver
-	c := start(t, harness.Options{Binaries: programs, SchedulerEnv: fast(nil)})
+	c := start(t, harness.Options{Binaries: shipped(t), SchedulerEnv: fast(nil)})
 	a := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Env: map[string]string{
 		"PERSYS_DOCKER_ENABLED": "false", "PERSYS_FENCER": "off",
 		"PERSYS_VM_ENABLED": "true", "PERSYS_LIBVIRT_URI": daemon.URI, "PERSYS_VM_IMAGES": images, "PERSYS_VM_ACCELERATION": "qemu",

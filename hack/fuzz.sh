@@ -5,7 +5,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-export CGO_ENABLED=1 GOFLAGS="${GOFLAGS:-} -tags=libvirt_dlopen"
 status=0
 while IFS=: read -r file name; do
 	[[ $name =~ ${NAME:-.} ]] || continue

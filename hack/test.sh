@@ -76,10 +76,9 @@ part() { # name command...
 # seconds. The programs that check the code are built at the same time.
 compile() {
 	local status=0 builds=() b
-	(go list -export -deps -test -race -tags libvirt_dlopen ./... >/dev/null) & # the tests, and the programs with -race
+	(go list -export -deps -test -race ./... >/dev/null) & # the tests, and the programs with -race
 	builds+=($!)
 	(CGO_ENABLED=0 go list -export -deps ./cmd/... ./e2e/lanes >/dev/null && # the programs as they are released
-		go list -export -deps -tags libvirt_dlopen ./cmd/persys >/dev/null && # and with virtual machines
 		CGO_ENABLED=0 go list -export -deps -test ./sim . >/dev/null &&
 		hack/lint.sh --install) &
 	builds+=($!)
@@ -87,9 +86,9 @@ compile() {
 	return "$status"
 }
 
-# The driver of virtual machines needs a build tag; programs without cgo ignore the tag. Vet runs in lint. On a slow
-# machine a package may wait half an hour for parts with a higher priority, so its time limit is an hour.
-go_test() { go test -race -vet=off -tags libvirt_dlopen -timeout 60m "$@"; }
+# Vet runs in lint. On a slow machine a package may wait half an hour for parts with a higher priority, so its time limit
+# is an hour.
+go_test() { go test -race -vet=off -timeout 60m "$@"; }
 
 unit() {
 	local packages

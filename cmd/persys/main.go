@@ -7,8 +7,6 @@
 //	persys dev                            a whole cluster in one process, for a laptop
 //	persysctl, persys WORD                the command line
 //
-// With the build tag libvirt_dlopen the agent also runs virtual machines.
-//
 // In `persys dev`, three schedulers form a Raft group and one agent runs workloads, on the local Docker
 // engine or, without
 // one, simulated. All ports are on the loopback address, and all files in a temporary folder. The first

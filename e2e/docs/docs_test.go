@@ -199,31 +199,28 @@ func checkRelease(t *testing.T, dist string) {
 	}
 	for program, args := range map[string][]string{
 		"persys-scheduler": {"--version"}, "persys-agent": {"--version"}, "persys-gateway": {"--version"}, "persysctl": {"version"},
-		"persys": {"agent", "--version"}, "persys-libvirt": {"agent", "--version"},
+		"persys": {"agent", "--version"},
 	} {
 		if out, err := command(t, dist, "linux_amd64/"+program, args...); err != nil || !strings.Contains(out, "v0.0.1-docs") {
 			t.Errorf("the program %s does not print the version of this release: %v %s", program, err, out)
 		}
 	}
-	for _, name := range []string{"persys", "persys-libvirt"} {
-		debs, err := filepath.Glob(filepath.Join(dist, name+"_*_amd64.deb"))
-		if err != nil || len(debs) != 1 {
-			t.Errorf("the release has the Debian packages %[2]v for %[1]s (error %[3]v)", name, debs, err)
-			continue
+	debs, err := filepath.Glob(filepath.Join(dist, "persys_*_amd64.deb"))
+	if err != nil || len(debs) != 1 {
+		t.Fatalf("the release has the Debian packages %v (error %v)", debs, err)
+	}
+	out, err := command(t, dist, "dpkg-deb", "--contents", debs[0])
+	for _, want := range []string{"./usr/bin/persys\n", "./usr/bin/persys-scheduler -> persys\n", "./usr/bin/persys-agent -> persys\n", "./usr/bin/persys-gateway -> persys\n", "./usr/bin/persysctl -> persys\n", "./lib/systemd/system/persys-fencer.service\n", "./etc/persys/agent.env\n"} {
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("the package %s does not contain the file %q (error %v); it contains:\n%s", debs[0], want, err, out)
 		}
-		out, err := command(t, dist, "dpkg-deb", "--contents", debs[0])
-		for _, want := range []string{"./usr/bin/persys\n", "./usr/bin/persys-scheduler -> persys\n", "./usr/bin/persys-agent -> persys\n", "./usr/bin/persys-gateway -> persys\n", "./usr/bin/persysctl -> persys\n", "./lib/systemd/system/persys-fencer.service\n", "./etc/persys/agent.env\n"} {
-			if err != nil || !strings.Contains(out, want) {
-				t.Errorf("the package %s does not contain the file %q (error %v); it contains:\n%s", debs[0], want, err, out)
-			}
-		}
-		if rpms, err := filepath.Glob(filepath.Join(dist, name+"-0*.x86_64.rpm")); err != nil || len(rpms) != 1 {
-			t.Errorf("the release has the RPM packages %[2]v for %[1]s (error %[3]v)", name, rpms, err)
-		}
-		sbom, err := os.ReadFile(filepath.Join(dist, "sbom", name+"_linux_amd64.cdx.json"))
-		if err != nil || !strings.Contains(string(sbom), `"CycloneDX"`) || !strings.Contains(string(sbom), "google.golang.org/grpc") {
-			t.Errorf("the bill of materials of %s is missing or lacks gRPC: %v, %d bytes", name, err, len(sbom))
-		}
+	}
+	if rpms, err := filepath.Glob(filepath.Join(dist, "persys-0*.x86_64.rpm")); err != nil || len(rpms) != 1 {
+		t.Errorf("the release has the RPM packages %v (error %v)", rpms, err)
+	}
+	sbom, err := os.ReadFile(filepath.Join(dist, "sbom", "persys_linux_amd64.cdx.json"))
+	if err != nil || !strings.Contains(string(sbom), `"CycloneDX"`) || !strings.Contains(string(sbom), "google.golang.org/grpc") {
+		t.Errorf("the bill of materials of persys is missing or lacks gRPC: %v, %d bytes", err, len(sbom))
 	}
 	// An Alpine package is a signature, control data and files, each a compressed archive, one behind the other.
 	apks, err := filepath.Glob(filepath.Join(dist, "persys_*_x86_64.apk"))

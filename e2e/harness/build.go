@@ -58,9 +58,7 @@ func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
 	}
 	args := []string{"build", "-trimpath"} // the same flags as make release, so that both use one build cache
 	if opt.Race {
-		args = args[:1] // use the flags of go test
-		// The driver of virtual machines needs cgo, and so does the race detector.
-		args = append(args, "-race", "-tags", "libvirt_dlopen")
+		args = []string{"build", "-race"} // the same flags as go test
 	}
 	flags := "-s -w" // make release uses these flags too, and linking takes less time with them
 	if opt.Version != "" {

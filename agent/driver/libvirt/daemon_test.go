@@ -1,5 +1,3 @@
-//go:build linux && cgo && libvirt_dlopen
-
 package libvirt
 
 import (

@@ -1,10 +1,10 @@
 // Package libvirt runs virtual machines on QEMU through libvirt.
 //
-// Only the files *_cgo.go link the library libvirt (with cgo and the build tag libvirt_dlopen, so that a
-// build needs neither its headers nor the library). The other files use the interface hypervisor and build
-// everywhere. Pure code in three files turns a specification into a domain: plan.go (disks, interfaces and
-// files), xml.go (the domain), seed.go (cloud-init). Package hostcaps parses libvirt's description of the
-// host.
+// The type connection implements the interface hypervisor over the Unix socket of libvirt's daemon
+// (docs/adr/0080): connect.go (sockets, connections, time limits of calls), domains.go, storage.go, stream.go
+// (consoles), errors.go (classes of libvirt's errors). All other files use the interface. Pure code in three
+// files turns a specification into a domain: plan.go (disks, interfaces and files), xml.go (the domain),
+// seed.go (cloud-init). Package hostcaps parses libvirt's description of the host.
 //
 // Package arpsnoop learns the addresses of guests on bridges that libvirt does not manage.
 //

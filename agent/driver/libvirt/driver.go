@@ -15,7 +15,7 @@ import (
 // Options configure a Driver. Zero values select the defaults.
 type Options struct {
 	// URI is the address of the hypervisor; default qemu:///system. It must name a hypervisor on this
-	// machine, because disks are local files.
+	// machine, because disks are local files: its transport is a Unix socket.
 	URI       string
 	ClusterID string
 	NodeID    string
@@ -74,16 +74,15 @@ var (
 	_ driver.Consoler = (*Driver)(nil)
 )
 
-// New does not contact libvirt's daemon; while the daemon is down, calls of the driver fail. New fails if this
-// build or machine cannot use libvirt, as the function Available reports.
+// defaultURI is the URI of a hypervisor that runs as a service of the machine.
+const defaultURI = "qemu:///system"
+
+// New does not contact libvirt's daemon; while the daemon is down, calls of the driver fail.
 func New(opt Options) (*Driver, error) {
-	opt.URI = cmp.Or(opt.URI, "qemu:///system")
+	opt.URI = cmp.Or(opt.URI, defaultURI)
 	opt.Logger = cmp.Or(opt.Logger, slog.Default())
 	if opt.CallTimeout <= 0 {
 		opt.CallTimeout = time.Minute
-	}
-	if err := Available(); err != nil {
-		return nil, err
 	}
 	hv, err := connect(opt.URI, opt.CallTimeout, opt.Logger)
 	if err != nil {

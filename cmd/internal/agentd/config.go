@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent"
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt"
 	"github.com/persys/compute/agent/volume"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/cmd/internal/setup"
@@ -200,6 +202,9 @@ func (c *Config) complete() error {
 	}
 	if net.ParseIP(c.GRPCAddr) == nil {
 		return fmt.Errorf("PERSYS_GRPC_ADDR %q must be an IP address", c.GRPCAddr)
+	}
+	if err := libvirt.Available(c.LibvirtURI); c.VM && driver.ClassOf(err) == driver.InvalidConfiguration {
+		return fmt.Errorf("PERSYS_LIBVIRT_URI: %w", err)
 	}
 	if c.StatePath == "" {
 		path, err := defaultStatePath(c.Insecure, c.NodeID)

@@ -17,7 +17,6 @@ import (
 
 	"github.com/persys/compute/agent"
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/driver/libvirt"
 	"github.com/persys/compute/agent/fencer"
 )
 
@@ -153,7 +152,7 @@ func (c *Config) stops() []driver.Kind {
 	if c.Docker && c.Compose {
 		out = append(out, driver.Compose)
 	}
-	if c.VM && libvirt.Built { // the build supports libvirt, and libvirt itself may be installed later
+	if c.VM { // also without libvirt, because it may be installed later
 		out = append(out, driver.VM)
 	}
 	return out

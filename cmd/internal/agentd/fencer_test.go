@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/driver/libvirt"
 )
 
 // TestTheFencerReportsToItsSupervisor: a fencer reports to systemd first that it is ready and then that it is
@@ -100,17 +99,13 @@ func TestFencerOffEndsTheProgram(t *testing.T) {
 // A fencer reports which kinds of workloads it can stop, so that an agent does not accept exclusive workloads of other
 // kinds.
 func TestStopsListsTheKindsOfWorkloads(t *testing.T) {
-	vms := []driver.Kind{}
-	if libvirt.Built {
-		vms = []driver.Kind{driver.VM}
-	}
 	for _, c := range []struct {
 		cfg  Config
 		want []driver.Kind
 	}{
-		{Config{Docker: true, Compose: true, VM: true}, append([]driver.Kind{driver.Container, driver.Compose}, vms...)},
+		{Config{Docker: true, Compose: true, VM: true}, []driver.Kind{driver.Container, driver.Compose, driver.VM}},
 		{Config{Docker: true}, []driver.Kind{driver.Container}},
-		{Config{Compose: true, VM: true}, vms},
+		{Config{Compose: true, VM: true}, []driver.Kind{driver.VM}},
 		{Config{Simulate: "/sim"}, []driver.Kind{driver.Container, driver.Compose, driver.VM}},
 	} {
 		if got := c.cfg.stops(); got == nil || !slices.Equal(got, c.want) {

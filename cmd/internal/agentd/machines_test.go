@@ -44,6 +44,17 @@ func TestLibvirtIsAddedOnceItExists(t *testing.T) {
 	}
 }
 
+// An agent does not start with the URI of another machine's libvirt, unless it offers no virtual machines.
+func TestLibvirtMustBeOnThisMachine(t *testing.T) {
+	for _, offers := range []bool{true, false} {
+		c := Config{NodeID: "n", StatePath: "x", VM: offers, LibvirtURI: "qemu+ssh://root@other/system"}
+		err := c.complete()
+		if refused := err != nil && strings.Contains(err.Error(), "PERSYS_LIBVIRT_URI") && strings.Contains(err.Error(), "this machine"); refused != offers {
+			t.Errorf("with PERSYS_VM_ENABLED=%t the settings give the error %v", offers, err)
+		}
+	}
+}
+
 // The agent's systemd unit must be ordered after the sockets of all libvirt daemons, so that the agent finds libvirt
 // when the machine boots.
 func TestUnitComesAfterLibvirt(t *testing.T) {

@@ -13,7 +13,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -358,9 +357,8 @@ func (m *machines) late(b agent.Binding) ([]driver.Driver, error) {
 	return []driver.Driver{vm}, nil
 }
 
-// offersVMs returns nil if this agent offers virtual machines, and otherwise the reason why not. If a libvirt
-// daemon is installed but down, virtual machines are offered and their driver reports the daemon. If no
-// libvirt daemon is installed, that is an error only if the settings require virtual machines.
+// offersVMs returns nil if this agent offers virtual machines, and otherwise the reason why not. If the socket of a
+// libvirt daemon exists but the daemon is down, virtual machines are offered and their driver reports the daemon.
 func offersVMs(cfg *Config) error {
 	switch {
 	case !cfg.VM:
@@ -368,20 +366,8 @@ func offersVMs(cfg *Config) error {
 	case cfg.Simulate != "":
 		return errors.New("PERSYS_SIMULATE is set")
 	}
-	listens := func(socket string) bool {
-		_, err := os.Stat(socket)
-		return err == nil
-	}
-	// The sockets of the libvirt daemons: libvirtd, and virtqemud, which runs only QEMU guests.
-	sockets := []string{"/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock", "/var/run/libvirt/libvirt-sock"}
-	if libvirt.Built && cfg.LibvirtURI == defaultLibvirt && !slices.ContainsFunc(sockets, listens) {
-		return errors.New("no libvirt daemon listens at /run/libvirt/libvirt-sock or virtqemud-sock")
-	}
-	// This check comes last: a process that has failed to load the library libvirt cannot load it later.
-	return libvirt.Available()
+	return libvirt.Available(cfg.LibvirtURI)
 }
-
-const defaultLibvirt = "qemu:///system"
 
 // engineDrivers returns a function that makes the drivers of the Docker engine or, if the settings ask for it, of
 // simulated engines.

@@ -1,0 +1,85 @@
+package libvirt
+
+import (
+	"errors"
+	"net"
+	"strings"
+	"syscall"
+
+	lv "github.com/digitalocean/go-libvirt"
+	"github.com/persys/compute/agent/driver"
+)
+
+// lost reports whether err means that the connection is lost: the daemon says so, or its answer did not arrive.
+func lost(err error) bool {
+	var e lv.Error
+	if errors.As(err, &e) {
+		switch lv.ErrorNumber(e.Code) {
+		case lv.ErrNoConnect, lv.ErrInvalidConn, lv.ErrRPC, lv.ErrNoServer:
+			return true
+		}
+		return false
+	}
+	var socket *net.OpError
+	// The client library returns EINVAL for a call on a connection that was lost before.
+	return errors.Is(err, lv.ErrInterrupted) || errors.Is(err, syscall.EINVAL) || errors.As(err, &socket)
+}
+
+// classify returns an error of libvirt as a *driver.Error with a class; op is the operation that failed.
+func classify(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var typed *driver.Error
+	if errors.As(err, &typed) {
+		return err
+	}
+	var e lv.Error
+	switch {
+	case errors.As(err, &e):
+	case lost(err):
+		return driver.Errorf(driver.RuntimeUnhealthy, op, "the connection to libvirt was lost: %w", err)
+	default:
+		return driver.Errorf(driver.RuntimeError, op, "%w", err)
+	}
+	text := strings.ToLower(e.Message)
+	has := func(words ...string) bool {
+		for _, w := range words {
+			if strings.Contains(text, w) {
+				return true
+			}
+		}
+		return false
+	}
+	if refusesQuota(text) {
+		return driver.Errorf(driver.InvalidConfiguration, op, "%w", &noQuota{e.Message})
+	}
+	switch lv.ErrorNumber(e.Code) {
+	case lv.ErrNoDomain, lv.ErrNoNetwork, lv.ErrNoStoragePool, lv.ErrNoStorageVol:
+		return driver.Errorf(driver.RuntimeResourceMissing, op, "%s: %w", e.Message, errAbsent)
+	case lv.ErrXMLError, lv.ErrXMLDetail, lv.ErrConfigUnsupported, lv.ErrXMLInvalidSchema, lv.ErrInvalidArg:
+		return driver.Errorf(driver.InvalidConfiguration, op, "%w", err)
+	case lv.ErrNoMemory:
+		return driver.Errorf(driver.InsufficientResources, op, "%w", err)
+	}
+	class := driver.RuntimeError
+	switch {
+	case has("state change lock"):
+		// Another call usually holds the domain's lock, and has released it by the next attempt. There is one
+		// exception: if libvirt 9.0 is killed after it recorded the start of a domain and before QEMU's
+		// process exists, it holds the domain's lock forever after its own restart, and again after every
+		// second restart, because it still finds the recorded start.
+		return driver.Errorf(class, op, "%w; if this error persists, libvirt's daemon was killed during a start: stop it, remove the domain's file from /run/libvirt/qemu, and start it again", err)
+	case lost(err):
+		class = driver.RuntimeUnhealthy
+	case has("cannot allocate memory", "cannot set up guest memory"):
+		class = driver.InsufficientResources
+	case has("no space left"):
+		class = driver.StorageFull
+	case has("cannot access storage file", "failed to get \"write\" lock", "failed to get shared", "storage source"):
+		class = driver.StorageAttachFailed
+	case has("already exists with uuid", "is already active as"):
+		return driver.Errorf(driver.NameConflict, op, "%s: %w", e.Message, errTaken)
+	}
+	return driver.Errorf(class, op, "%w", err)
+}
