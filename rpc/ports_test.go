@@ -19,7 +19,7 @@ func TestPortsOfProgramsAreRefused(t *testing.T) {
 		r := web("w" + mode + port)
 		p := &controlv1.Port{ContainerPort: 80, Mode: mode, Protocol: protocol}
 		for _, d := range port {
-			p.HostPort = p.HostPort*10 + int32(d-'0')
+			p.HostPort = p.HostPort*10 + (d - '0')
 		}
 		r.Spec.GetContainer().Ports = []*controlv1.Port{{HostPort: 9000, ContainerPort: 81}, p}
 		if mode == "ingress" {
