@@ -3,6 +3,7 @@ package libvirt
 import (
 	"errors"
 	"net"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -18,11 +19,18 @@ func lost(err error) bool {
 		case lv.ErrNoConnect, lv.ErrInvalidConn, lv.ErrRPC, lv.ErrNoServer:
 			return true
 		}
-		return false
+		// virtqemud passes calls for networks and storage on to other daemons, over connections that it never opens
+		// again. libvirt has no code for a lost one, and the client library does not keep the error's domain.
+		return slices.ContainsFunc(lostBehind, func(text string) bool { return strings.Contains(e.Message, text) })
 	}
 	var socket *net.OpError
 	// The client library returns EINVAL for a call on a connection that was lost before.
 	return errors.Is(err, lv.ErrInterrupted) || errors.Is(err, syscall.EINVAL) || errors.As(err, &socket)
+}
+
+// lostBehind are texts of libvirt's errors that say that a daemon has lost its connection to another daemon.
+var lostBehind = []string{
+	"client socket is closed", "End of file while reading data", "Cannot recv data", "Cannot write data", "Failed to connect socket",
 }
 
 // classify returns an error of libvirt as a *driver.Error with a class; op is the operation that failed.
