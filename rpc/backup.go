@@ -195,6 +195,9 @@ func (s *Server) restore(ctx context.Context, first *clusterv1.RestoreBackupRequ
 	ctx, cancel := context.WithTimeout(ctx, restoreLimit)
 	defer cancel()
 	if offered != nil {
+		if _, err := build(s.store.State()); err != nil {
+			return nil, err // a restore that is refused must leave no key on the other schedulers
+		}
 		// Store the key first, here and on a majority: if only this scheduler had it and lost its disk after the restore,
 		// nobody could open the restored values.
 		err := s.cfg.Keys.Keep(offered)
