@@ -465,7 +465,7 @@ func (t *Tx) renewUsers(o *Object, surge []*commandv1.WorkloadPut) (items []Item
 		if w.IsSystem() {
 			b.Update = updatePB(w.Update)
 		}
-		items = append(items, t.renewed(w.ID, t.putWorkloads(b, true))...)
+		items = append(items, t.renewed(w.ID, t.putWorkloads(b, true, false))...)
 	}
 	for _, w := range signalled {
 		items = append(items, t.orderAgain(w.ID, o))
@@ -552,7 +552,7 @@ func (t *Tx) renewGroup(o *Object, group string, surge []*commandv1.WorkloadPut)
 		b.Surge = append(b.Surge, renew(p, o))
 	}
 	t.renews = true
-	res := t.putWorkloads(b, true)
+	res := t.putWorkloads(b, true, false)
 	t.renews = false
 	if now, ok := t.r.rollouts.Get(group); ok && res.Kind == OK && updating && now.Phase == rollout.Running {
 		switch {

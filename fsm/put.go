@@ -15,9 +15,10 @@ import (
 const DefaultMaxAttempts = 5
 
 // putWorkloads creates or changes workloads. Without the field `each` the command stores all workloads or none.
-// If back is set, the command restores former specifications of a group, and every member keeps the policy
-// against which it was checked before.
-func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
+// If back is set, the command restores former specifications of a group. If judge is set, a person asks for the
+// specifications: they are checked against the present policies, whose names the records keep. Otherwise every workload
+// keeps the policy against which it was checked before.
+func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back, judge bool) Result {
 	puts := b.GetWorkloads()
 	t.offered, t.pool, t.growth = b.GetBundles(), b.GetNetworkPool(), 0
 	switch {
@@ -68,11 +69,11 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 	}
 	under := make([]string, len(puts))
 	for i, p := range puts {
-		if under[i] = p.GetPolicy(); !back {
+		if under[i] = p.GetPolicy(); judge {
 			under[i] = t.under(p, olds[i])
 		}
 	}
-	if !back {
+	if judge {
 		if res, ok := t.judged(puts, olds); !ok {
 			return res
 		}

@@ -401,18 +401,7 @@ func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 		// A command that stores a system workload changes its members too.
 		b = &commandv1.PutWorkloads{Update: r.Policy.PB(), Workloads: b.GetWorkloads()}
 	}
-	if !byItself {
-		// A person asks for the former specifications, so they must keep the policy of today. An automatic revert gives
-		// back what ran until now.
-		olds := slices.Clone(t.replaced(b.GetWorkloads()))
-		if res, ok := t.judged(b.GetWorkloads(), olds); !ok {
-			return res
-		}
-		for i, p := range b.GetWorkloads() {
-			p.Policy = t.under(p, olds[i])
-		}
-	}
-	res := t.putWorkloads(b, true)
+	res := t.putWorkloads(b, true, !byItself) // an automatic revert is not judged: it gives back what ran until now
 	if now, ok := t.r.rollouts.Get(r.Group); ok && res.Kind == OK && now.Phase != rollout.Completed {
 		now = now.Clone()
 		if now.Phase == rollout.Paused { // a user put the previous specifications by hand and paused that update

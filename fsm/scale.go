@@ -118,7 +118,7 @@ func (t *Tx) scaleGroup(b *commandv1.ScaleGroup) Result {
 			return res
 		}
 	}
-	res := t.putWorkloads(put, true)
+	res := t.putWorkloads(put, true, false)
 	if res.Kind != OK {
 		return res
 	}

@@ -177,7 +177,7 @@ func (t *Tx) judge(c Command) Result {
 	case *commandv1.Command_InitCluster:
 		return t.initCluster(b.InitCluster)
 	case *commandv1.Command_PutWorkloads:
-		return t.putWorkloads(b.PutWorkloads, false)
+		return t.putWorkloads(b.PutWorkloads, false, true)
 	case *commandv1.Command_SetDesired:
 		return t.setDesired(b.SetDesired)
 	case *commandv1.Command_DeleteWorkload:
