@@ -66,10 +66,10 @@ type Node struct {
 
 	haltOnce sync.Once
 	halted   atomic.Bool
+	haltErr  atomic.Pointer[error]
+	haltedCh chan struct{}
 
 	reconfiguring sync.Mutex // held while reconfigure reads and changes Raft's settings
-	haltErr       atomic.Pointer[error]
-	haltedCh      chan struct{}
 
 	stopOnce   sync.Once
 	stopErr    error

@@ -333,7 +333,7 @@ func (r *Replica) keyStatus(ctx context.Context) *clusterv1.ClusterKeyStatusResp
 	for _, h := range r.allHolders(ctx, info.ClusterKeyID) {
 		row := &clusterv1.ClusterKeyReplica{Name: h.replica.Name, SealsWith: h.report.GetSealsWith(), HeldKeyIds: h.report.GetHeldKeyIds(), WaitsFor: h.awaits(&info)}
 		out.Replicas = append(out.Replicas, row)
-		if h.err == nil && row.WaitsFor != "" || info.Rotating() && h.err != nil {
+		if row.WaitsFor != "" && (info.Rotating() || h.err == nil) {
 			waits = append(waits, "scheduler "+row.Name+" "+row.WaitsFor)
 		}
 	}

@@ -151,7 +151,7 @@ func seconds(d time.Duration) string { return strconv.Itoa(int(math.Ceil(d.Secon
 func lasting(all types.Labels) types.Labels {
 	out := types.Labels{}
 	for k, v := range all {
-		if strings.HasPrefix(k, "com.docker.compose.") ||
+		if strings.HasPrefix(k, composeLabels) ||
 			k == driver.LabelContent || k == driver.LabelRevision || k == driver.LabelGeneration {
 			continue
 		}

@@ -335,11 +335,14 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 	return nil
 }
 
+// composeLabels is the prefix of the labels that Compose gives to its objects.
+const composeLabels = "com.docker.compose."
+
 // withoutOwnership deletes the labels of the agent and of Compose, which say to whom an object belongs. If the author of
 // a stack could set them, an object could pass for one of another workload or namespace.
 func withoutOwnership[M ~map[string]string](labels M) {
 	maps.DeleteFunc(labels, func(key, _ string) bool {
-		return strings.HasPrefix(key, driver.LabelPrefix) || strings.HasPrefix(key, "com.docker.compose.")
+		return strings.HasPrefix(key, driver.LabelPrefix) || strings.HasPrefix(key, composeLabels)
 	})
 }
 

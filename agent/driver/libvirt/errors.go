@@ -21,16 +21,16 @@ func lost(err error) bool {
 		}
 		// virtqemud passes calls for networks and storage on to other daemons, over connections that it never opens
 		// again. libvirt has no code for a lost one, and the client library does not keep the error's domain.
-		return slices.ContainsFunc(lostBehind, func(text string) bool { return strings.Contains(e.Message, text) })
+		return mentions(e.Message, "client socket is closed", "End of file while reading data", "Cannot recv data", "Cannot write data", "Failed to connect socket")
 	}
 	var socket *net.OpError
 	// The client library returns EINVAL for a call on a connection that was lost before.
 	return errors.Is(err, lv.ErrInterrupted) || errors.Is(err, syscall.EINVAL) || errors.As(err, &socket)
 }
 
-// lostBehind are texts of libvirt's errors that say that a daemon has lost its connection to another daemon.
-var lostBehind = []string{
-	"client socket is closed", "End of file while reading data", "Cannot recv data", "Cannot write data", "Failed to connect socket",
+// mentions reports whether text contains one of the phrases.
+func mentions(text string, phrases ...string) bool {
+	return slices.ContainsFunc(phrases, func(p string) bool { return strings.Contains(text, p) })
 }
 
 // classify returns an error of libvirt as a *driver.Error with a class; op is the operation that failed.
@@ -51,14 +51,7 @@ func classify(op string, err error) error {
 		return driver.Errorf(driver.RuntimeError, op, "%w", err)
 	}
 	text := strings.ToLower(e.Message)
-	has := func(words ...string) bool {
-		for _, w := range words {
-			if strings.Contains(text, w) {
-				return true
-			}
-		}
-		return false
-	}
+	has := func(phrases ...string) bool { return mentions(text, phrases...) }
 	if refusesQuota(text) {
 		return driver.Errorf(driver.InvalidConfiguration, op, "%w", &noQuota{e.Message})
 	}

@@ -203,8 +203,10 @@ func (c *Config) complete() error {
 	if net.ParseIP(c.GRPCAddr) == nil {
 		return fmt.Errorf("PERSYS_GRPC_ADDR %q must be an IP address", c.GRPCAddr)
 	}
-	if err := libvirt.Available(c.LibvirtURI); c.VM && driver.ClassOf(err) == driver.InvalidConfiguration {
-		return fmt.Errorf("PERSYS_LIBVIRT_URI: %w", err)
+	if c.VM {
+		if err := libvirt.Available(c.LibvirtURI); driver.ClassOf(err) == driver.InvalidConfiguration {
+			return fmt.Errorf("PERSYS_LIBVIRT_URI: %w", err)
+		}
 	}
 	if c.StatePath == "" {
 		path, err := defaultStatePath(c.Insecure, c.NodeID)
