@@ -72,8 +72,8 @@ func (s State) PolicyIn(namespace string) *Policy {
 
 // PolicyFor returns the policy against which a specification that a caller stores in a namespace is
 // checked, and the policy name that the workload's record keeps. Both are empty if nothing is
-// checked. unprivileged means that the caller may not bind policies, or may act only in certain
-// namespaces. The name of policy.Privileged, which allows everything, is kept only for unprivileged
+// checked. unprivileged is true for every caller who is not an admin: an admin may act and bind policies in
+// all namespaces. The name of policy.Privileged, which allows everything, is kept only for unprivileged
 // callers.
 func PolicyFor(v PolicyView, namespace string, unprivileged bool) (p *policy.Policy, under string) {
 	bound := v.PolicyIn(namespace)

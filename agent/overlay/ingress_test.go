@@ -226,7 +226,7 @@ func TestForbiddenIngressPorts(t *testing.T) {
 		t.Errorf("at the forbidden port, %q answers", got)
 	}
 	if held, forbidden := a.overlay.HeldPorts(); held != "8080/tcp, 8082/tcp" || forbidden != "8080/tcp" {
-		t.Errorf("the held ports are %q and the forbidden ones %q, want 8080/tcp, 8082/tcp and 8080/tcp", held, forbidden)
+		t.Errorf("HeldPorts returned held ports %q and forbidden ports %q; want %q and %q", held, forbidden, "8080/tcp, 8082/tcp", "8080/tcp")
 	}
 }
 

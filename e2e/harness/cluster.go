@@ -461,8 +461,8 @@ func (c *Cluster) NewAgent(opt AgentOptions) (*Agent, error) {
 	return a, nil
 }
 
-// ForgetAgents removes all agents, which must have ended, from the cluster. A later agent gets a name that none of them
-// had.
+// ForgetAgents removes all agents from c.Agents. Their processes must have ended. Agents that are made later get new
+// names, never those of the removed ones.
 func (c *Cluster) ForgetAgents() error {
 	var errs []error
 	for _, a := range c.Agents {

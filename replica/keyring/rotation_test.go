@@ -122,7 +122,7 @@ func (s *slowWrap) Wrap(plain []byte) (string, error) {
 	return hex.EncodeToString(plain), nil
 }
 
-// TestValuesAreOpenedWhileAKeyIsStored: the service that encrypts the key files is slow. Meanwhile values are sealed and
+// TestValuesAreOpenedWhileAKeyIsStored: while a slow service encrypts the file of a new key, values are still sealed and
 // opened with the present key.
 func TestValuesAreOpenedWhileAKeyIsStored(t *testing.T) {
 	l := newRotation(t)

@@ -132,9 +132,9 @@ type connection struct {
 	timeout time.Duration
 	log     *slog.Logger
 
-	// The daemon is checked every checkEvery while it is connected. If it does not answer the check within
-	// checkWithin, the connection is closed: all calls that wait for an answer then fail, and the next call opens
-	// a new connection.
+	// While there is a connection, the driver sends the daemon a short call at the interval checkEvery. If the daemon
+	// does not answer within checkWithin, the driver closes the connection. All calls that wait for an answer then
+	// fail, and the next call opens a new connection.
 	checkEvery, checkWithin time.Duration
 
 	ctx context.Context // ends when the driver is closed
@@ -415,7 +415,7 @@ func lookup(c *lv.Libvirt, id string) (lv.Domain, error) {
 	return c.DomainLookupByUUID(lv.UUID(parsed))
 }
 
-// on calls the function work with the domain that has this uuid.
+// on looks up the domain with the given UUID, and calls the function work with it. The time limits are those of act.
 func on(ctx context.Context, v *connection, op, id string, work func(*lv.Libvirt, lv.Domain) error) error {
 	return act(ctx, v, op, func(c *lv.Libvirt) error {
 		d, err := lookup(c, id)

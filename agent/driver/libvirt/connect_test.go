@@ -55,7 +55,7 @@ func TestAvailableNamesTheMissingSocket(t *testing.T) {
 		t.Errorf("without a socket Available returned %v; want the socket and how to install libvirt", err)
 	}
 	if err := Available(theDaemon(t).URI); err != nil {
-		t.Errorf("with a daemon Available returned %v", err)
+		t.Errorf("Available returned %v although a libvirt daemon listens; want nil", err)
 	}
 }
 

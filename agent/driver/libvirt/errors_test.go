@@ -8,8 +8,9 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// TestALostDaemonBehindAnotherIsALostConnection: a daemon that has lost the daemon of networks or storage reports an
-// internal error. The driver must open a new connection, because the daemon does not.
+// TestALostDaemonBehindAnotherIsALostConnection: virtqemud passes calls for networks and storage on to other daemons. If
+// it has lost its connection to one of them, it answers with an internal error and does not connect to that daemon
+// again, so the driver must open a new connection to virtqemud.
 func TestALostDaemonBehindAnotherIsALostConnection(t *testing.T) {
 	for message, want := range map[string]bool{
 		"internal error: client socket is closed":                                          true,

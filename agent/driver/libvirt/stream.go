@@ -46,7 +46,7 @@ func (v *connection) console(ctx context.Context, id string) (io.ReadWriteCloser
 	return nil, classify("console", err)
 }
 
-// stream is the byte stream of an attached console.
+// stream carries the input and output of a guest's serial console.
 type stream struct {
 	l      *link
 	wire   *consoleWire
@@ -85,9 +85,9 @@ const (
 	maxPiece    = 64 << 10 // bytes of input in one packet
 )
 
-// consoleWire is the socket of a console's connection. It takes the packets of the console out of the bytes that the
-// client library reads. The library has streams of its own, but they can hang forever if libvirt sends an answer and the
-// end of the stream at the same time.
+// consoleWire is the socket of a console's connection. It handles the packets of the console itself and passes all other
+// packets to the client library. The library can handle consoles too, but its code for that can hang forever if libvirt
+// sends an answer and the end of the console at the same time.
 type consoleWire struct {
 	net.Conn
 	packets *bufio.Reader
