@@ -135,6 +135,15 @@ func agentWorld(t *testing.T, protocol uint32) (*group, *fakeAgent, *Agents, sch
 	return g, f, a, sched.Order{Op: sched.OpApply, Node: "n", Workload: "web", Generation: w.Generation}
 }
 
+// served checks how the server of a test ended. Serve returns an error also when a short test stops the server before
+// Serve has begun.
+func served(t testing.TB, err error) {
+	t.Helper()
+	if err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		t.Error(err)
+	}
+}
+
 // agent starts a fake agent for node n.
 func (g *group) agent(t *testing.T, protocol uint32) *fakeAgent {
 	t.Helper()
@@ -147,9 +156,7 @@ func (g *group) agent(t *testing.T, protocol uint32) *fakeAgent {
 	go func() { done <- srv.Serve(l) }()
 	t.Cleanup(func() {
 		srv.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		served(t, <-done)
 	})
 	g.do(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: &commandv1.RegisterNode{
 		Id: "n", Endpoint: f.addr, CpuMillicores: 8000, MemoryMib: 8192, Types: []string{"container", "compose"}, Protocol: protocol, AgentVersion: "v9", MemoryFiles: protocol > 0,

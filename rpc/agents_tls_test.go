@@ -43,9 +43,7 @@ func TestDeliverChecksTheAgentsCertificate(t *testing.T) {
 		go func() { done <- srv.Serve(l) }()
 		t.Cleanup(func() {
 			srv.Stop()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
+			served(t, <-done)
 		})
 		return f
 	}

@@ -113,13 +113,11 @@ func newGroup(t testing.TB, n int, tune ...func(i int, c *Config)) *group {
 		if r.server, err = NewServer(cfg); err != nil {
 			t.Fatal(err)
 		}
-		served := make(chan error, 1)
-		go func() { served <- r.server.GRPC().Serve(l) }()
+		done := make(chan error, 1)
+		go func() { done <- r.server.GRPC().Serve(l) }()
 		stop := sync.OnceFunc(func() {
 			r.server.Close(100 * time.Millisecond)
-			if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-				t.Error(err)
-			}
+			served(t, <-done)
 			cfg.Agents.Close()
 		})
 		r.stopServer = stop
