@@ -161,16 +161,20 @@ func Violations(v interface {
 // namespaces.
 func (t *Tx) judged(puts []*commandv1.WorkloadPut, olds []*Workload) (Result, bool) {
 	for i, p := range puts {
-		if why := priorityFault(t.state(), p, olds[i], len(t.confined) > 0); why != "" {
-			return refuse(NotAllowed, "workload %s: %s", p.GetId(), why), false
-		}
-		in := namespaceOf(p, olds[i])
-		by, _ := PolicyFor(t.state(), in, t.unprivileged)
-		if res, ok := judgedBy(by, p, in); !ok {
+		if res, ok := t.judgedIn(namespaceOf(p, olds[i]), p); !ok {
 			return res, false
 		}
 	}
 	return Result{}, true
+}
+
+// judgedIn checks one specification against the maximum priority and the policy of the namespace in.
+func (t *Tx) judgedIn(in string, p *commandv1.WorkloadPut) (Result, bool) {
+	if why := priorityFault(t.state(), p, in, len(t.confined) > 0); why != "" {
+		return refuse(NotAllowed, "workload %s: %s", p.GetId(), why), false
+	}
+	by, _ := PolicyFor(t.state(), in, t.unprivileged)
+	return judgedBy(by, p, in)
 }
 
 // judgedBy checks the specification p, of a workload in the namespace with the name in, against the

@@ -98,17 +98,16 @@ func PriorityFault(v interface {
 	namespaced
 	Namespace(name string) (*Namespace, bool)
 }, p *commandv1.WorkloadPut, confined bool) string {
-	old, _ := v.Workload(p.GetId())
-	return priorityFault(v, p, old, confined)
+	return priorityFault(v, p, NamespaceOf(v, p), confined)
 }
 
 func priorityFault(v interface {
 	Namespace(name string) (*Namespace, bool)
-}, p *commandv1.WorkloadPut, old *Workload, confined bool) string {
+}, p *commandv1.WorkloadPut, in string, confined bool) string {
 	if !confined || p.GetDemand().GetPriority() <= 0 {
 		return ""
 	}
-	n, ok := v.Namespace(namespaceOf(p, old))
+	n, ok := v.Namespace(in)
 	if !ok || p.GetDemand().GetPriority() <= n.MaxPriority {
 		return ""
 	}

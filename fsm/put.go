@@ -78,7 +78,7 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back, judge bool) Result {
 			return res
 		}
 	}
-	if res, ok := t.admitsSurge(b); !ok {
+	if res, ok := t.admitsSurge(b, judge); !ok {
 		return res
 	}
 	by := make([]int64, len(puts))

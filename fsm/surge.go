@@ -59,8 +59,9 @@ func (t *Tx) dropSurge(group string) {
 }
 
 // admitsSurge refuses a command if the id of one of its surge members (extra members for the time of an
-// update) belongs to another workload, or if the files of a surge member do not exist.
-func (t *Tx) admitsSurge(b *commandv1.PutWorkloads) (Result, bool) {
+// update) belongs to another workload, or if the files of a surge member do not exist. With judge, a person asks for
+// the update, so the policy of the namespace must permit the surge members too.
+func (t *Tx) admitsSurge(b *commandv1.PutWorkloads, judge bool) (Result, bool) {
 	if len(b.GetSurge()) == 0 {
 		return Result{}, true
 	}
@@ -78,6 +79,13 @@ func (t *Tx) admitsSurge(b *commandv1.PutWorkloads) (Result, bool) {
 	if d := t.orphanAmong(b.GetSurge(), olds); d != nil {
 		return refuse(Conflict, "an instance %q that the cluster does not know is on node %q, and start-first needs its id for an extra member of %s: adopt or delete it (persysctl drift), or set order: stop-first",
 			clip(d.Workload), d.Node, b.GetGroupOf()), false
+	}
+	if judge {
+		for _, p := range b.GetSurge() {
+			if res, ok := t.judgedIn(in, p); !ok {
+				return res, false
+			}
+		}
 	}
 	return Result{}, true
 }

@@ -77,6 +77,18 @@ func TestStartFirst(t *testing.T) {
 	is(t, "versions", w.versions(), "2 2 2 Completed")
 }
 
+// TestSurgeMembersAreJudged: a policy that forbids only the extra members of an update refuses the update.
+func TestSurgeMembersAreJudged(t *testing.T) {
+	w := rollingWorld(t)
+	w.ok(bind("baseline", DefaultNamespace))
+	next := surging(group(2, 3, 1, false), 0)
+	for _, p := range next.GetPutWorkloads().GetSurge() {
+		privileged(p)
+	}
+	refused(t, w.do(next), NotAllowed, "workload web-3", "privileged")
+	is(t, "no surge member is made", w.extras(), "")
+}
+
 // TestNoSurgeMemberIsLeft: after an update has ended or was replaced, in whatever way, none of its
 // surge members (extra members that start first) is left.
 func TestNoSurgeMemberIsLeft(t *testing.T) {

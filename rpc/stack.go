@@ -77,9 +77,9 @@ func (s *Server) loadStack(ctx context.Context, req *controlv1.ApplyWorkloadRequ
 }
 
 // judgeStack adds to the workloads in a command what the loaded stack needs from its node: the asks (rights and
-// resources such as host paths, which policies check), the host ports and the local data. p is the stack that
-// loadStack returned. The text of the Compose file alone does not show these: services may be in other files
-// (`include`, `extends`), and port numbers and paths in variables.
+// resources such as host paths, which policies check), the host ports and the local data. The surge members of an
+// update get the same. p is the stack that loadStack returned. The text of the Compose file alone does not show these:
+// services may be in other files (`include`, `extends`), and port numbers and paths in variables.
 func judgeStack(req *controlv1.ApplyWorkloadRequest, p *loadedStack, put *commandv1.PutWorkloads) (err error) {
 	c := req.GetSpec().GetCompose()
 	if c == nil {
@@ -95,7 +95,7 @@ func judgeStack(req *controlv1.ApplyWorkloadRequest, p *loadedStack, put *comman
 			return spec.Errors{{Field: "spec.compose", Rule: err.Error()}}
 		}
 	}
-	for _, w := range put.GetWorkloads() {
+	for _, w := range slices.Concat(put.GetWorkloads(), put.GetSurge()) {
 		if p != nil {
 			spec.SetPorts(w.Demand, portsIn(p.Project))
 			if err = spec.SetStackData(w.Demand, req.GetSpec(), dataIn(p, managed)); err != nil {

@@ -17,6 +17,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/policy"
 	"github.com/persys/compute/stack"
 	stackfiles "github.com/persys/compute/stack/bundle"
 	"github.com/persys/compute/testbed"
@@ -143,6 +144,47 @@ func TestHostPortsOfTheLoadedStack(t *testing.T) {
 	}
 	if want := "[{https 443 tcp 8443}]"; fmt.Sprint(w.Demand.PortNames) != want {
 		t.Errorf("%v, want %s", w.Demand.PortNames, want)
+	}
+}
+
+// TestSurgeMembersOfAStackAreJudged: the extra members of a start-first update have the asks and the host ports of the
+// loaded stack, as its other members have. Otherwise policies would allow an extra member everything.
+func TestSurgeMembersOfAStackAreJudged(t *testing.T) {
+	g := newGroup(t, 1, withStacks(stack.Options{}))
+	g.elect(0)
+	apply := func(image string) {
+		t.Helper()
+		request := composeRequest("web", "services: {web: {extends: {service: base}, scale: 1}, base: {scale: 0, image: "+image+", privileged: true, ports: ['${PORT}:80']}}\n")
+		request.GetSpec().GetCompose().Env = map[string]string{"PORT": "8080"}
+		request.GetSpec().Count, request.GetSpec().Update = new(int32(2)), &controlv1.UpdateStrategy{Order: "start-first"}
+		if resp, err := g.control(0).ApplyWorkload(t.Context(), request); err != nil || !resp.GetSuccess() {
+			t.Fatal(resp, err)
+		}
+	}
+	apply("a")
+	apply("b")
+	v := g.view()
+	own, _ := v.Workload("web-0")
+	r, ok := v.Rollout("web")
+	if !ok || len(own.Demand.Asks) == 0 {
+		t.Fatal("no update, or no asks of an ordinary member")
+	}
+	extra := 0
+	for _, m := range r.Members {
+		if !m.Surge {
+			continue
+		}
+		extra++
+		d := fsm.Intended(m.Put).Demand
+		if !slices.ContainsFunc(d.Asks, func(a policy.Ask) bool { return a.Rule == policy.RulePrivileged }) {
+			t.Errorf("extra member %s has the asks %v, without privileged", m.ID, d.Asks)
+		}
+		if got := fmt.Sprint(d.Ports); got != "[{8080 tcp }]" {
+			t.Errorf("extra member %s has the host ports %s", m.ID, got)
+		}
+	}
+	if extra == 0 {
+		t.Error("the update has no extra member")
 	}
 }
 
