@@ -70,7 +70,8 @@ func (m *metrics) answered(out Outcome) {
 	}
 }
 
-// took records in the histogram that each of n answers, which were sent together, took the time d.
+// took adds n equal observations to the latency histogram: n answers were sent together, and each took
+// the duration d.
 func (m *metrics) took(d time.Duration, n int) {
 	for range n {
 		m.latency.Observe(d.Seconds())

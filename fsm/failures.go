@@ -169,8 +169,8 @@ func (t *Tx) recordActions(b *commandv1.RecordActions) (res Result) {
 			t.putWorkload(old, &w)
 		}
 	}
-	// If the command names a workload, it lists only the tasks of that workload. Such a list is incomplete for the
-	// node, so it makes no audit events.
+	// A command that names a workload lists only the tasks of that workload. Make no audit events from it, because
+	// the list lacks other tasks of the node.
 	if b.GetWorkload() == "" {
 		slices.Reverse(actions) // events are added from the oldest to the newest
 		t.auditActions(n.ID, actions)

@@ -283,9 +283,9 @@ func MembersWithin(v View, w *Workload, count int) (n int, limited bool) {
 }
 
 // fits checks the stored workloads (puts) and the deleted ones (leaving) as if all changes happened
-// at once. The list offered has the bundles that the command carries. The list kept has what the command adds to
-// records of updates. Every replica calls fits for
-// every PutWorkloads, so to save time it computes no sums for namespaces without a quota.
+// at once. offered are the bundles that the command carries. kept are the sizes of the specifications that
+// the command adds to rollout records. Every replica calls fits for every PutWorkloads, so to save time fits
+// computes no sums for namespaces without a quota.
 func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workload, offered []*commandv1.Bundle, kept sizes) error {
 	var sums []quotaSum
 	var shared []string // keys of volumes that several puts create together

@@ -71,10 +71,10 @@ func (s State) PolicyIn(namespace string) *Policy {
 }
 
 // PolicyFor returns the policy against which a specification that a caller stores in a namespace is
-// checked, and the policy name that the workload's record keeps. Both are empty if nothing is
-// checked. unprivileged is true for every caller who is not an admin: an admin may act and bind policies in
-// all namespaces. The name of policy.Privileged, which allows everything, is kept only for unprivileged
-// callers.
+// checked, and the name of this policy for the workload's record. Both are empty if nothing is checked.
+// unprivileged is true for every caller who is not an admin (admins may act and bind policies in all
+// namespaces). An admin's specification in a namespace without a policy, or under policy.Privileged (which
+// allows everything), is not checked.
 func PolicyFor(v PolicyView, namespace string, unprivileged bool) (p *policy.Policy, under string) {
 	bound := v.PolicyIn(namespace)
 	switch {

@@ -219,8 +219,8 @@ func (g *stream) surges(b *commandv1.PutWorkloads) {
 	}
 }
 
-// advance draws a command about the rolling update of a group: one that the leader would propose now or later, or an
-// arbitrary one.
+// advance returns a random AdvanceRollout for a group: either a command that the leader would propose now or later, or
+// a command with arbitrary content.
 func (g *stream) advance(s State) Command {
 	b := &commandv1.AdvanceRollout{Group: "g"}
 	if r, ok := s.Rollout("g"); ok {

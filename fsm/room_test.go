@@ -188,8 +188,8 @@ func TestFormerSpecificationsYieldToTheSameCommand(t *testing.T) {
 	}
 }
 
-// TestFormerSpecificationsYield: former revisions, and what an update keeps for an undo, use only room that is to
-// spare, so a change of a specification is not refused because of them.
+// TestFormerSpecificationsYield: the state drops former revisions, and the specifications that an update keeps for an
+// undo, when their room is needed. So a change of a specification is never refused because of them.
 func TestFormerSpecificationsYield(t *testing.T) {
 	for name, limit := range halfMiB {
 		t.Run(name, func(t *testing.T) {

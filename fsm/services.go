@@ -155,7 +155,7 @@ func (n *Network) withoutService(name string, at int64) *Network {
 
 // serve is called when record w of a workload replaces record old. It gives the services of w their
 // addresses. If a service of old has no workload any more, its address becomes free after
-// ServiceRest. Either may be nil. The indexes must contain w already.
+// ServiceRest. old or w may be nil. The indexes must contain w already.
 func (t *Tx) serve(old, w *Workload) {
 	if old != nil && w != nil && old.Demand == w.Demand && old.In() == w.In() {
 		return

@@ -102,7 +102,7 @@ func TestServiceAddresses(t *testing.T) {
 			refused(t, w.do(w.assign("y", "b")), OK, "no slice left")
 			w.ok(put("web"))
 			w.now += ServiceRest + second
-			w.ok(put("other", serving("", "small"))) // ends the rest of the former service
+			w.ok(put("other", serving("", "small"))) // from now on the slice of the former service is free
 			is(t, "address of the next service", w.service("small", "other"), "")
 			w.now += SliceRest + second
 			w.ok(w.assign("y", "b"))

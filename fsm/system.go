@@ -130,8 +130,8 @@ func (t *Tx) notCreated(of *Workload, node, why string) {
 	}
 }
 
-// memberPut changes p, the specification of a template, into that of its member id for a node. The
-// caller must own p.
+// memberPut changes p in place: from the specification of a template to the specification of the template's
+// member id on a node. Nothing else may use p.
 func memberPut(p *commandv1.WorkloadPut, template, id, node string) *commandv1.WorkloadPut {
 	p.Id, p.IfRevision = id, ""
 	p.Demand.Template, p.Demand.Group = nil, template

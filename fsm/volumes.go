@@ -275,7 +275,8 @@ func (t *Tx) storeVolume(old, v *Volume) {
 	t.changes = append(t.changes, c)
 }
 
-// countVolume adds a number of records, and by, to what the volumes of a namespace use.
+// countVolume adds a number of volume records and the amounts by to the recorded use of a namespace. Both are
+// negative when a volume is removed.
 func (t *Tx) countVolume(namespace string, records int64, by quota.Amounts) {
 	t.countBytes(namespace, records*volumeBytes, 0)
 	m := own(t, &t.r.uses, ownUses)

@@ -275,7 +275,7 @@ func (rc *receiver) run(ctx context.Context) {
 	rc.mu.Unlock()
 	wg.Wait()
 	if n := len(rc.queue); n > 0 {
-		rc.log.Error("webhook deliveries were accepted and not forwarded before the end", "deliveries", n)
+		rc.log.Error("webhook deliveries were accepted, but not forwarded before this gateway stopped", "deliveries", n)
 	}
 }
 

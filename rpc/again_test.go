@@ -130,7 +130,8 @@ func documentsOf(t *testing.T, name, text string) (out []*controlv1.ApplyWorkloa
 	return out
 }
 
-// applied returns the requests that apply a workload or a group again, as they are read back from a file.
+// applied gets the file with which a user can apply a workload or a group again, and returns the requests that this
+// file contains.
 func (g *group) applied(t *testing.T, id string) (out []*controlv1.ApplyWorkloadRequest) {
 	t.Helper()
 	r, err := g.control(0).GetWorkload(ctxFor(t), &controlv1.GetWorkloadRequest{WorkloadId: id, AsApplied: true})

@@ -50,10 +50,11 @@ func newRefusals() *refusals {
 	return &refusals{callers: map[string]*refusedCaller{}, strangers: rate.NewLimiter(strangerRate, strangerBurst)}
 }
 
-// note reports whether a refusal is to be recorded now. If not, note only counts the refusal. At the end of the window,
-// rest is called with the number of refusals that were counted. together is true if the number is the sum over all
-// callers that were not counted separately. If rest returns an error, it is called again later with the number.
-func (r *refusals) note(c caller, beat bool, rest func(n int, together bool) error) bool {
+// note reports whether the caller of note must record a refusal in the audit log now. If not, note has only counted the
+// refusal. At the end of the window, note calls summary with the number n of refusals that were only counted. together
+// is true if n is the sum over all callers that have no counter of their own. If summary returns an error, note calls
+// summary again later with the same number.
+func (r *refusals) note(c caller, beat bool, summary func(n int, together bool) error) bool {
 	key, each := refusalKey(c), refusalEach
 	stranger := strings.HasPrefix(key, networkKey)
 	if beat {
@@ -77,7 +78,7 @@ func (r *refusals) note(c caller, beat bool, rest func(n int, together bool) err
 	}
 	if e == nil {
 		e = &refusedCaller{stranger: stranger}
-		r.open(key, e, refusalWindow, func(n int) error { return rest(n, together) })
+		r.open(key, e, refusalWindow, func(n int) error { return summary(n, together) })
 	}
 	if e.recorded < each && (!c.id.IsZero() || r.strangers.Allow()) {
 		e.recorded++
@@ -104,18 +105,19 @@ func (r *refusals) unrecorded(c caller, beat bool) {
 }
 
 // open begins a window for the refusals of a caller. r.mu must be held.
-func (r *refusals) open(key string, e *refusedCaller, window time.Duration, rest func(n int) error) {
+func (r *refusals) open(key string, e *refusedCaller, window time.Duration, summary func(n int) error) {
 	r.callers[key] = e
 	if e.stranger {
 		r.networks++
 	}
-	e.timer = time.AfterFunc(window, func() { r.end(key, rest) })
+	e.timer = time.AfterFunc(window, func() { r.end(key, summary) })
 }
 
-// end ends the window of a caller and passes the number of counted refusals to rest. If rest fails, the number is added
+// end ends the window of a caller and passes the number of counted refusals to summary. If summary fails, the number is
+// added
 // to the caller's next window, if one is open; otherwise end opens a window of the length refusalAgain with this
 // number.
-func (r *refusals) end(key string, rest func(n int) error) {
+func (r *refusals) end(key string, summary func(n int) error) {
 	r.mu.Lock()
 	e := r.callers[key]
 	delete(r.callers, key)
@@ -124,7 +126,7 @@ func (r *refusals) end(key string, rest func(n int) error) {
 	}
 	closed := r.closed
 	r.mu.Unlock()
-	if e == nil || e.counted == 0 || closed || rest(e.counted) == nil {
+	if e == nil || e.counted == 0 || closed || summary(e.counted) == nil {
 		return
 	}
 	r.mu.Lock()
@@ -134,7 +136,7 @@ func (r *refusals) end(key string, rest func(n int) error) {
 	case next != nil:
 		next.counted += e.counted
 	default:
-		r.open(key, &refusedCaller{counted: e.counted, stranger: e.stranger}, refusalAgain, rest)
+		r.open(key, &refusedCaller{counted: e.counted, stranger: e.stranger}, refusalAgain, summary)
 	}
 }
 

@@ -73,7 +73,7 @@ func whyTemplate(w *fsm.Workload, index uint64) *clusterv1.WhyResponse {
 	at := func(t int64) string { return time.Unix(0, t).UTC().Format("2006-01-02 15:04 UTC") }
 	switch t := w.Template; {
 	case w.Desired == fsm.DesiredStopped:
-		out.ReasonMessage, out.Hint = "no run starts: it is suspended", "persysctl start "+w.ID
+		out.ReasonMessage, out.Hint = "no run starts, because the workload is suspended", "persysctl start "+w.ID
 	case w.Demand.Template.Kind == fsm.TemplateDispatch:
 		out.ReasonMessage, out.Hint = "waits for calls that start a run", "persysctl job dispatch "+w.ID
 	case t.Next != 0:

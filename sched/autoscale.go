@@ -147,9 +147,9 @@ func Autoscale(w ScaleWindow, in ScaleInput) (ScaleDecision, ScaleWindow) {
 }
 
 // settled returns the members for a decision. Members that became ready less than scaleSettle ago
-// are returned as ScaleStarting, because their CPU use is not typical yet. before is what the last
-// decision saw of each member; the second result is what this decision saw, for the next one. A
-// member that is not in before keeps the State that ScaleInputOf set.
+// are returned as ScaleStarting, because their CPU use is not typical yet. before has the members as the
+// last decision saw them. The second result has the members as this decision sees them; pass it to the next
+// decision. A member that is not in before keeps the State that ScaleInputOf set.
 func settled(before map[string]instance, members []ScaleMember, now int64) ([]ScaleMember, map[string]instance) {
 	members, after := slices.Clone(members), make(map[string]instance, len(members))
 	for i, m := range members {

@@ -58,8 +58,9 @@ func lacking(v fsm.View, n *fsm.Network, at int64) (out []string) {
 	return out
 }
 
-// nextSlice returns the earliest time at which a slice may be taken back, or at which the rest of a slice ends; 0 = none. It
-// is now if a free slice waits for a node.
+// nextSlice returns the earliest time at which a slice of a network may be taken back from its node, or at which a slice
+// that was taken back may be given away again; 0 = none. If a free slice waits for a node, nextSlice returns the
+// present time.
 func (p *planner) nextSlice() (due int64) {
 	p.State.Networks(func(n *fsm.Network) bool {
 		if len(lacking(p.State, n, p.Now)) > 0 {

@@ -87,7 +87,8 @@ type devices struct {
 	total, used int64
 }
 
-// countDevices returns how many devices a node has for a demand with a name, and how many of these are reserved.
+// countDevices returns how many devices of a node a demand for the device name may use (total), and how many of these
+// devices are reserved (used).
 func (x *nodeIndex) countDevices(s int32, name string) (total, used int64) {
 	for i := range x.devices[s] {
 		d := &x.devices[s][i]

@@ -273,7 +273,9 @@ func (p *planner) placeOne(w *fsm.Workload) {
 		said = false
 	}
 	if w.Demand.Priority > 0 && len(p.done) > 0 {
-		said = false // workloads that this step moves could not be preempted; a move may be refused, so evaluate again in the next step
+		// A workload that this step moves cannot be preempted in this step. The state machine may refuse the move, so
+		// look for workloads to preempt again in the next step.
+		said = false
 	}
 	c.verdicts[w.ID] = verdict{modified: w.ModifyIndex, version: c.version, said: said}
 }

@@ -209,7 +209,7 @@ type balancing struct {
 	stopped     bool
 }
 
-// ends reports whether the rebalancing has reached its limit of searches, or shall stop.
+// ends reports whether the rebalancing must end: it has reached its limit of searches, or limits.Stop returned true.
 func (b *balancing) ends() bool {
 	b.stopped = b.stopped || b.evaluations >= cmp.Or(b.limits.Evaluations, maxEvaluations) || b.limits.Stop != nil && b.limits.Stop()
 	return b.stopped
@@ -526,8 +526,8 @@ func (b *balancing) spreadCost(w *fsm.Workload, from, to int32) (cost int64) {
 	return cost
 }
 
-// maxSpread is what a member costs in cost if its node lacks the label of a spread rule. It is larger than the cost
-// of any uneven distribution.
+// maxSpread is the part of the cost that a member adds if its node lacks the label of a spread rule. No uneven
+// distribution over nodes with the label costs as much.
 const maxSpread = 2000 * perExcess
 
 // othersCost returns by how much a move of w between two nodes changes the part of the cluster's cost that comes from

@@ -72,7 +72,7 @@ func TestRebalance(t *testing.T) {
 		setup func(w *world)
 		then  func(w *world) // after the workloads run
 		moves int            // expected number of moves
-		onto  string         // the node to which all of them lead; "" = any
+		onto  string         // the node to which all moves lead; "" = any
 	}{
 		{"a node that joins gets work", func(w *world) { w.node("a"); w.node("b"); w.many(12) }, func(w *world) { w.node("c") }, 3, "c"},
 		{"a balanced cluster has no moves", func(w *world) { w.node("a"); w.node("b"); w.many(12) }, nil, 0, ""},

@@ -168,7 +168,7 @@ func (p *planner) deadline(w *fsm.Workload) int64 {
 	}
 	since := w.AcknowledgedAt
 	if since == 0 {
-		since = w.UpdatedAt // the time of acceptance is unknown; a deadline that is too late is safer than one that is too early
+		since = w.UpdatedAt // it is unknown when the agent accepted the order, so count from the last change: a late deadline is safer than an early one
 	}
 	return since + limit
 }

@@ -110,7 +110,7 @@ type term struct {
 	rules *fsm.Placement // the rules of which this is one; nil for repelled
 	index int            // index of the rule in rules.Spread or rules.Affinities
 	must  bool
-	cost  int64 // preferred rule: what it costs a node in parts if the node does not satisfy the rule
+	cost  int64 // preferred rule: millionths that are added to the score of a node that does not satisfy the rule
 	t     *topology
 	set   *group
 	own   int32 // slot on which the workload itself is counted in set; -1 = it is not in set
@@ -159,9 +159,9 @@ func (e *term) atValue(v int32, counts []int32) int32 {
 	return counts[v] - 1
 }
 
-// judge returns what a rule adds to the score of nodes in a topology domain with n of the workloads to
-// which it applies; -1 means that it rejects these nodes. labelled is false if the node does not have
-// the label of the term.
+// judge returns the number that a rule adds to the score of the nodes in one topology domain; -1 means that the
+// rule rejects these nodes. n is the number of workloads in the domain that the rule names. labelled is false
+// for a node without the label of the term.
 func (e *term) judge(n int32, labelled bool) int64 {
 	var cost int64
 	switch e.kind {

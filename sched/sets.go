@@ -19,7 +19,7 @@ type subject struct {
 
 func subjectOf(w *fsm.Workload) subject { return subject{id: w.ID, namespace: w.In()} }
 
-// appendTarget encodes what a rule names, in a namespace.
+// appendTarget encodes the target of a rule: the workload, group or tag that the rule names, and the namespace.
 func appendTarget(b []byte, namespace string, kind byte, name, value string) []byte {
 	b = append(append(b, kind), namespace...)
 	b = append(append(b, 0), name...)

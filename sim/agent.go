@@ -124,8 +124,8 @@ func (d *disk) saved() core.Saved {
 	return out
 }
 
-// keeps reports whether the disk proves that the agent accepted the order with generation g: it has
-// this order, a newer one, or the record that the workload of one of these was deleted (tombstone).
+// keeps reports whether the disk proves that the agent accepted the order with generation g: the disk has
+// an order with this or a newer generation, or a tombstone of such an order.
 func (d *disk) keeps(id string, g driver.Generation) bool {
 	in, t := d.intents[id], d.tombs[id]
 	return in != nil && !in.Generation.Less(g) || t != nil && !t.Generation.Less(g)

@@ -394,7 +394,7 @@ func (w *world) unrest() (rule, why, workload, node string) {
 		bad("rebalance", "", "", "a workload was moved to even out the load %d s ago", (w.now-w.balancedAt)/sec)
 	}
 	if w.preemptedAt != 0 && w.now-w.preemptedAt < 100*sec {
-		bad("preemption", "", "", "a workload made room for another one %d s ago", (w.now-w.preemptedAt)/sec)
+		bad("preemption", "", "", "a workload was evicted for one of higher priority %d s ago", (w.now-w.preemptedAt)/sec)
 	}
 	s.Rolling(func(r *rollout.Rollout) bool {
 		if r.Phase != rollout.AwaitPromotion { // nobody promotes it

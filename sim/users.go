@@ -199,8 +199,8 @@ func (w *world) sentence(m *machine, what string, body func(*commandv1.Command))
 	w.ask(what, body, func(res fsm.Result) {
 		if res.Kind == fsm.Conflict {
 			w.after(3*sec, nil, func() {
-				// If the machine is on again, another call of the operator was accepted meanwhile, and this one would be a
-				// false statement.
+				// A fence states that the machine is off. Do not repeat the call if the machine is on again: another call of
+				// the operator was accepted in the meantime, and the statement would be false.
 				if !m.power.alive {
 					w.sentence(m, what, body)
 				}

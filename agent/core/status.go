@@ -56,9 +56,9 @@ func (s *Status) same(o *Status) bool {
 // ReasonCompleted: the workload has ended with success, and its restart policy does not start it again.
 const ReasonCompleted = "Completed"
 
-// ReasonWorking: the agent is carrying the order out. The message says what it does or waits for. While they
-// see this reason, the schedulers do not give up on the workload, because the agent itself ends an action that
-// makes no progress.
+// ReasonWorking is the reason of a workload whose agent is carrying the order out. The message says what the
+// agent does or waits for. The schedulers do not give up a workload with this reason, because the agent itself
+// ends an action that makes no progress.
 const ReasonWorking = "Working"
 
 // waitsMessage is reported with state Stopped for an exclusive workload after a restart of the agent. The

@@ -58,9 +58,9 @@ func TestStepRunsAJobOnceIfTheAgentRestarts(t *testing.T) {
 	}
 }
 
-// A service of a stack fails, and its restart policy lets the agent start it again. That start repeats no order, so the
-// driver must not start the services that their policies keep ended. A start for a newer order starts all of them, also
-// if its first attempt fails.
+// A service of a stack fails, and its restart policy lets the agent start it again. This start does not carry out a new
+// order, so the driver must not start other services that have ended and whose policies do not restart them. A start
+// for a newer order starts all services of the stack, also if the first attempt of that start fails.
 func TestStepTellsARepeatedStartFromAnOrder(t *testing.T) {
 	h := newHistory(t, nil).step(order(5, 7))
 	a := h.look(workload.Absent).act()

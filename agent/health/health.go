@@ -81,8 +81,8 @@ type watch struct {
 	failed int // number of consecutive failures
 }
 
-// New makes a checker whose checks end with ctx. It starts goroutines with spawn. In one of them it calls
-// changed when the result of State for a workload has changed.
+// New makes a checker whose checks end with ctx. The checker starts its goroutines with spawn. One of these
+// goroutines calls changed when the result of State for a workload has changed.
 func New(ctx context.Context, spawn func(func()), changed func(driver.ID)) *Checker {
 	return &Checker{ctx: ctx, spawn: spawn, changed: changed, slots: make(chan struct{}, atOnce), watched: map[driver.ID]*watch{}}
 }

@@ -85,8 +85,9 @@ func (v *view) in(namespace string) []string {
 type result struct {
 	answer, extra []dns.RR
 	rcode         int
-	// foreign: the machine's own resolvers must answer. ours: the name ends with a namespace of the cluster,
-	// so if none of these resolvers answers, the response is that the name does not exist.
+	// foreign is set if the machine's own resolvers must answer the question. ours is set if the name ends
+	// with a namespace of the cluster: if no resolver of the machine answers, the client is told that the name
+	// does not exist.
 	foreign, ours bool
 }
 

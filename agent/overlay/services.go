@@ -253,9 +253,9 @@ func (o *Overlay) heldPorts(b *Balancer, v *workload.NetworkView, s workload.Ser
 	return held, err
 }
 
-// HeldPorts returns the ports in ingress mode at which this machine does not answer, because its programs use them or its
-// policy forbids them, for example "22/tcp, 80/tcp", and those of them that the policy forbids. Ports that do not fit into
-// 200 bytes are left out.
+// HeldPorts returns two lists of ports, for example "22/tcp, 80/tcp". held are the ports in ingress mode at which this
+// machine does not answer, because a program of the machine uses the port or the policy of the machine forbids it.
+// forbidden are the ports in held that the policy forbids. Each list has at most 200 bytes; further ports are left out.
 func (o *Overlay) HeldPorts() (held, forbidden string) {
 	o.mu.Lock()
 	list := o.services.held

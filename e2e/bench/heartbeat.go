@@ -92,8 +92,9 @@ func heartbeat10k(ctx context.Context, e *env) (result, error) {
 	})
 }
 
-// steady returns the status of the leader. It returns an error if the Raft term is not the one in the status
-// first, because then there has been an election since. The text during names the period for the error.
+// steady returns the status of the leader. It returns an error if the leader or the Raft term differs from
+// that in the earlier status first, because then an election has taken place. during names the period in the
+// error.
 func (g *group) steady(ctx context.Context, first *clusterv1.StatusResponse, leader int, during string) (*clusterv1.StatusResponse, error) {
 	last, err := g.Status(ctx, leader)
 	if err == nil && (first.GetTerm() != last.GetTerm() || first.GetLeaderId() != last.GetLeaderId()) {

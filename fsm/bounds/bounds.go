@@ -443,7 +443,7 @@ func asksFault(asks []*commandv1.Ask) string {
 	}
 	for i, a := range asks {
 		if a.GetRule() == "" || len(a.GetRule()) > 64 || len(a.GetValue()) > maxAskText || len(a.GetField()) > maxAskText {
-			return fmt.Sprintf("demand.asks[%d]: %.64q has no rule, or a text of more than %d bytes", i, a.GetRule(), maxAskText)
+			return fmt.Sprintf("demand.asks[%d]: rule %.64q must have 1 to 64 bytes; value and field must have at most %d bytes", i, a.GetRule(), maxAskText)
 		}
 	}
 	return ""

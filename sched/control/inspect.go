@@ -43,7 +43,7 @@ func (t *Term) inspect(fn func()) bool {
 	return true
 }
 
-// inspected ends one read of an agent and starts the next one that waits.
+// inspected is called when the read of an agent has ended. It starts the next read that waits.
 func (t *Term) inspected() {
 	i := &t.reads
 	if len(i.waiting) == 0 {

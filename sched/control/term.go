@@ -132,8 +132,8 @@ func (t *Term) await(then func(Input)) ID {
 	return t.lastID
 }
 
-// answered passes in, the answer to effect id, to the function that waits for it. A second answer
-// to the same effect is ignored.
+// answered calls the function that waits for the answer to the effect id, with the answer in. A second
+// answer to the same effect is ignored.
 func (t *Term) answered(id ID, in Input) {
 	if then, ok := t.waiting[id]; ok {
 		delete(t.waiting, id)

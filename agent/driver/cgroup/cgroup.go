@@ -64,8 +64,8 @@ func (r *Reader) Source() string {
 	return Version1
 }
 
-// Usage returns the sum of the resource usage over the containers of one workload. ok is false if no container
-// of them could be read.
+// Usage returns the sum of the resource usage over the containers of one workload. ok is false if Usage could
+// read none of the containers.
 func (r *Reader) Usage(o driver.Observed, containers ...string) (u driver.Usage, ok bool) {
 	u = driver.Usage{
 		ID: o.ID, Instance: o.RuntimeID + "@" + strconv.FormatInt(o.StartedAt.UnixNano(), 36),

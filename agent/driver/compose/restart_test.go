@@ -11,8 +11,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// A service with the restart policy no ends with an error. The stack is reported as one that stays so. When the agent
-// starts another service of the stack again, that service stays ended, and only a newer order starts it.
+// A service with the restart policy "no" ends with an error. The driver reports that this failure is final. When the
+// agent starts another service of the stack again, the failed service stays ended: only a newer order starts it again.
 func TestAFailedServiceWithThePolicyNoIsNotRunAgain(t *testing.T) {
 	eachWay(t, func(t *testing.T, way string, b *bench) {
 		spec := b.spec("never-"+way, b.yaml(`

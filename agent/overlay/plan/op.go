@@ -11,7 +11,8 @@ type Op interface {
 	op()
 }
 
-// The operations. Those whose names begin with Put add an entry, or replace the entry with the same key.
+// The operations that change a machine. An operation whose name begins with Put adds an entry, or replaces the entry
+// with the same key.
 type (
 	// CreateDevice creates the VXLAN device and brings it up. An existing device of the same name is
 	// removed first.

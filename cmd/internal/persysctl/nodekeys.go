@@ -88,8 +88,8 @@ local data behind: see persysctl why.`,
 	}
 }
 
-// setOrRemoved returns what a command has done to a node: set keys, removed keys, or both. said is the word for a set, and
-// what a key is.
+// setOrRemoved returns a text that says what a command has done to the labels or taints of a node. said is the text for
+// keys that were set, and what is the noun for one key, "label" or "taint".
 func setOrRemoved(said, what string, set bool, removed []string) string {
 	if len(removed) == 0 {
 		return said

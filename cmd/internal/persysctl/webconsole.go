@@ -190,7 +190,7 @@ Everybody sees and ends the own sessions; with the permission trust also those o
 	}
 	user := ""
 	end := &cobra.Command{
-		Use: "end [ID]", Aliases: []string{"revoke", "rm", "delete"}, Short: "End a session at the web console, or all of a user", Args: args(0, 1, "ID"),
+		Use: "end [ID]", Aliases: []string{"revoke", "rm", "delete"}, Short: "End one session at the web console, or all sessions of a user", Args: args(0, 1, "ID"),
 		Example: "  persysctl session end 5f0c2d7e91a4b833\n  persysctl session end --user ada",
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			req := &clusterv1.EndConsoleRequest{User: user}
