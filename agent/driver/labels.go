@@ -16,6 +16,23 @@ const (
 	LabelNamespace  = "persys.namespace" // namespace of the workload; instances and volumes made before this label existed lack it
 )
 
+// Labels of containers only.
+const (
+	// LabelDevices lists the CDI devices of a container, separated by commas. The docker driver uses it to find
+	// containers with devices, and then reads the devices from their settings.
+	LabelDevices = LabelPrefix + "devices"
+	// LabelRestart is the restart policy that the Compose file gives the service. The container itself does not show
+	// this policy: the engine does not distinguish `no` from an absent policy, and the driver gives containers of
+	// exclusive stacks no policy.
+	LabelRestart = LabelPrefix + "restart"
+	// LabelAwaited marks the containers of services that another service waits for (service_completed_successfully),
+	// because some versions of Compose write no labels about dependencies.
+	LabelAwaited = LabelPrefix + "awaited"
+	// LabelFiles has the digests of the files of a service's secrets and configs. Compose compares the labels of a
+	// service, so a changed file replaces its containers. Agents do not read this label.
+	LabelFiles = LabelPrefix + "files"
+)
+
 // DefaultNamespace is the namespace of a workload without a namespace.
 const DefaultNamespace = "default"
 
@@ -136,6 +153,19 @@ func Labels(kind Kind, spec Spec, user map[string]string) map[string]string {
 	}
 	if in := spec.Body.GetNamespace(); in != "" {
 		out[LabelNamespace] = in
+	}
+	return out
+}
+
+// ContainerLabels returns the labels of a container for spec: those of Labels, and each further label that agents read
+// from containers, with an empty value. A container inherits the labels of its image, so without them the author of an
+// image could say in which namespace the container is, or that it is done.
+func ContainerLabels(kind Kind, spec Spec, user map[string]string) map[string]string {
+	out := Labels(kind, spec, user)
+	for k, v := range map[string]string{LabelNamespace: DefaultNamespace, LabelJob: "", LabelDevices: "", LabelRestart: "", LabelAwaited: ""} {
+		if _, set := out[k]; !set {
+			out[k] = v
+		}
 	}
 	return out
 }

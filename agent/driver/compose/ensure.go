@@ -407,7 +407,7 @@ func (d *Driver) completed(ctx context.Context, members []member, repeats bool) 
 	out := map[string]bool{}
 	var parts []*part
 	for _, m := range members {
-		if m.Labels[labelAwaited] == "" && (!repeats || m.Labels[labelRestart] == "") {
+		if m.Labels[driver.LabelAwaited] == "" && (!repeats || m.Labels[driver.LabelRestart] == "") {
 			parts = append(parts, &part{service: m.service, needs: m.dependencies()})
 			out[m.service] = false
 			continue
@@ -423,9 +423,9 @@ func (d *Driver) completed(ctx context.Context, members []member, repeats bool) 
 			if in.HostConfig != nil {
 				policy = in.HostConfig.RestartPolicy.Name
 			}
-			once, final := keepsEnded(m.Labels[labelRestart], policy)
+			once, final := keepsEnded(m.Labels[driver.LabelRestart], policy)
 			p.status, p.final, p.ExitCode = in.State.Status, final && repeats, in.State.ExitCode
-			ended = in.State.ExitCode == 0 && (m.Labels[labelAwaited] != "" || once && repeats) || p.final
+			ended = in.State.ExitCode == 0 && (m.Labels[driver.LabelAwaited] != "" || once && repeats) || p.final
 		}
 		parts = append(parts, p)
 		before, seen := out[m.service]

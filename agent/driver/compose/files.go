@@ -33,10 +33,6 @@ const (
 	contentName = "content"
 )
 
-// labelFiles is a container label with the digests of the files of a service's secrets and configs. Without
-// it, Compose would not replace a container when only these files change.
-const labelFiles = driver.LabelPrefix + "files"
-
 // filesOf returns the files that were sent with an inline stack.
 func filesOf(c *agentv1.ComposeSpec) ([]bundle.File, error) {
 	if len(c.GetFiles()) == 0 {
@@ -116,7 +112,7 @@ func (d *Driver) lay(p *types.Project, root string, files []bundle.File) (used [
 			of = append(of, digests["configs/"+c.Source])
 		}
 		if label := strings.Join(slices.DeleteFunc(of, func(s string) bool { return s == "" }), " "); label != "" {
-			service.Labels = service.Labels.Add(labelFiles, label)
+			service.Labels = service.Labels.Add(driver.LabelFiles, label)
 		}
 		p.Services[name] = service
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/compose"
+	"github.com/persys/compute/agent/driver/moby/mobytest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
@@ -156,5 +157,26 @@ func TestATakenContainerNameNamesItsHolder(t *testing.T) {
 	want := "the container name " + name + " of service app is used by workload " + string(first.ID)
 	if driver.ClassOf(err) != driver.NameConflict || !strings.Contains(err.Error(), want) {
 		t.Errorf("Ensure returned %v, want an error with %q", err, want)
+	}
+}
+
+// TestLabelsOfAnImageGiveNoOwnership: a container of a stack has the labels that the agent gives it, also if its image
+// has other values for them.
+func TestLabelsOfAnImageGiveNoOwnership(t *testing.T) {
+	b := newBench(t)
+	ref := "persys/forged-" + b.run + ":1"
+	keys := []string{"own", driver.LabelWorkload, driver.LabelNamespace, driver.LabelJob, driver.LabelDevices, driver.LabelRestart, driver.LabelAwaited}
+	mobytest.Forge(t, b.cli, b.probe, ref, keys...)
+	spec := b.spec("image", inline("services: {app: {image: '"+ref+"', command: [serve]}}"))
+	b.ensure(spec)
+	res, err := b.cli.ContainerInspect(b.ctx, b.containerOf(spec.ID, "app"), client.ContainerInspectOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	labels := res.Container.Config.Labels
+	for _, key := range keys {
+		if (labels[key] == "forged") != (key == "own") {
+			t.Errorf("the container has the label %s=%q", key, labels[key])
+		}
 	}
 }

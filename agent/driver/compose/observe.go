@@ -84,7 +84,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 		if full.HostConfig != nil {
 			policy := full.HostConfig.RestartPolicy.Name
 			p.endless = policy == container.RestartPolicyAlways || policy == container.RestartPolicyUnlessStopped
-			p.once, p.final = keepsEnded(items[i].Labels[labelRestart], policy)
+			p.once, p.final = keepsEnded(items[i].Labels[driver.LabelRestart], policy)
 		}
 	})
 	if err != nil {

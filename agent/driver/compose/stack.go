@@ -236,7 +236,7 @@ func masked(err error, env map[string]string) error {
 // feature that nodes do not support.
 func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfig) error {
 	p := s.project
-	ours := driver.Labels(driver.Compose, spec, nil)
+	ours, inContainers := driver.Labels(driver.Compose, spec, nil), driver.ContainerLabels(driver.Compose, spec, nil)
 	awaited := map[string]bool{}
 	for _, service := range p.Services {
 		for name, on := range service.DependsOn {
@@ -307,12 +307,12 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 			api.ProjectLabel: p.Name, api.ServiceLabel: name, api.VersionLabel: api.ComposeVersion,
 			api.WorkingDirLabel: p.WorkingDir, api.ConfigFilesLabel: strings.Join(p.ComposeFiles, ","), api.OneoffLabel: "False",
 		}
-		maps.Copy(service.CustomLabels, ours)
+		maps.Copy(service.CustomLabels, inContainers)
 		if restart != "" {
-			service.CustomLabels[labelRestart] = restart
+			service.CustomLabels[driver.LabelRestart] = restart
 		}
 		if awaited[name] {
-			service.CustomLabels[labelAwaited] = "true"
+			service.CustomLabels[driver.LabelAwaited] = "true"
 		}
 		withoutOwnership(service.Labels)
 		for _, mount := range service.Volumes {
@@ -345,16 +345,6 @@ func withoutOwnership[M ~map[string]string](labels M) {
 		return strings.HasPrefix(key, driver.LabelPrefix) || strings.HasPrefix(key, composeLabels)
 	})
 }
-
-// labelRestart is a container label with the restart policy that the Compose file gives the service. It is
-// needed because the container itself does not show this policy: the engine does not distinguish `no` from an
-// absent policy, and the driver gives containers of exclusive stacks no policy.
-const labelRestart = driver.LabelPrefix + "restart"
-
-// labelAwaited marks the containers of services that another service waits for
-// (service_completed_successfully). It is needed because some versions of Compose write no labels
-// about dependencies.
-const labelAwaited = driver.LabelPrefix + "awaited"
 
 // pull fetches the images that a stack needs and the engine lacks.
 func (d *Driver) pull(ctx context.Context, id driver.ID, s *stack) error {

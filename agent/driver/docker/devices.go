@@ -20,11 +20,6 @@ import (
 // A specification asks for a number of CDI devices of a kind. When the driver creates the container, it chooses free
 // devices. Which devices are in use is recorded only in the engine: in the settings of its containers.
 
-// labelDevices lists the CDI devices of a container, separated by commas. The driver uses it to find containers with
-// devices. The labels of an image may contain this label too, so the driver reads the devices from the container's
-// settings and not from the label.
-const labelDevices = driver.LabelPrefix + "devices"
-
 // cdiVersion is the API version of Docker 25, the first engine that supports CDI.
 const cdiVersion = "1.44"
 
@@ -38,12 +33,15 @@ func (d *Driver) withDevices(ctx context.Context, id driver.ID, want settings, c
 	defer d.choosing.Unlock()
 	ctx, cancel := d.eng.Call(ctx)
 	defer cancel()
-	res, err := d.eng.Client.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: make(client.Filters).Add("label", labelDevices)})
+	res, err := d.eng.Client.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: make(client.Filters).Add("label", driver.LabelDevices)})
 	if err != nil {
 		return "", moby.Classify("list", err)
 	}
 	holders := map[string]string{}
 	for _, item := range res.Items {
+		if item.Labels[driver.LabelDevices] == "" {
+			continue // one of our containers, without devices
+		}
 		// The workload's previous container ends before the new one starts, so the new one may get the same
 		// devices.
 		if d.of(item.Labels) == driver.Owned && item.Labels[driver.LabelWorkload] == string(id) {
@@ -70,7 +68,7 @@ func (d *Driver) withDevices(ctx context.Context, id driver.ID, want settings, c
 	}
 	config, host := *want.config, *want.host
 	config.Labels = maps.Clone(config.Labels)
-	config.Labels[labelDevices] = strings.Join(chosen, ",")
+	config.Labels[driver.LabelDevices] = strings.Join(chosen, ",")
 	host.DeviceRequests = append(slices.Clone(host.DeviceRequests), container.DeviceRequest{Driver: "cdi", DeviceIDs: chosen})
 	want.config, want.host = &config, &host
 	return create(want)

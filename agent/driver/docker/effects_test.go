@@ -591,3 +591,20 @@ func TestContainerRolledBackBeforeItsStart(t *testing.T) {
 		t.Error("the proxy saw no start of a container, so this test proves nothing")
 	}
 }
+
+// TestLabelsOfAnImageGiveNoOwnership: a container has the labels that the agent gives it, also if its image has other
+// values for them.
+func TestLabelsOfAnImageGiveNoOwnership(t *testing.T) {
+	b := newBench(t)
+	ref := "persys/forged-" + b.run + ":1"
+	keys := []string{"own", driver.LabelWorkload, driver.LabelNamespace, driver.LabelJob, driver.LabelDevices, driver.LabelRestart, driver.LabelAwaited}
+	mobytest.Forge(t, b.cli, b.probe, ref, keys...)
+	spec := b.spec("forged", containerBody(ref, "serve"))
+	b.ensure(spec)
+	labels := b.inspect(b.observed(spec.ID).RuntimeID).Config.Labels
+	for _, key := range keys {
+		if (labels[key] == "forged") != (key == "own") {
+			t.Errorf("the container has the label %s=%q", key, labels[key])
+		}
+	}
+}

@@ -69,7 +69,7 @@ func translate(spec driver.Spec, version string) (settings, error) {
 			// Command only replaces CMD; the image's entrypoint is kept, as with `docker run IMAGE
 			// COMMAND…` and in Compose.
 			Cmd:    append(append([]string(nil), body.GetCommand()...), body.GetArgs()...),
-			Labels: driver.Labels(driver.Container, spec, body.GetLabels()),
+			Labels: driver.ContainerLabels(driver.Container, spec, body.GetLabels()),
 			// "" selects the stop signal of the image.
 			StopSignal: body.GetStopSignal(),
 		},

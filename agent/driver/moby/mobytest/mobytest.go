@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -82,4 +83,29 @@ func Load(ctx context.Context, cli *client.Client, probe v1.Image, ref string) e
 	defer res.Close()
 	_, err = io.Copy(io.Discard, res)
 	return err
+}
+
+// Forge loads a copy of an image that has the value "forged" for each of these labels. The image is removed when the
+// test ends.
+func Forge(t *testing.T, cli *client.Client, probe v1.Image, ref string, labels ...string) {
+	t.Helper()
+	config, err := probe.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config = config.DeepCopy()
+	config.Config.Labels = map[string]string{}
+	for _, key := range labels {
+		config.Config.Labels[key] = "forged"
+	}
+	img, err := mutate.ConfigFile(probe, config)
+	if err == nil {
+		err = Load(t.Context(), cli, img, ref)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_, _ = cli.ImageRemove(context.WithoutCancel(t.Context()), ref, client.ImageRemoveOptions{Force: true})
+	})
 }
