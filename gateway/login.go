@@ -148,7 +148,7 @@ func pendingOf(r *http.Request) (p pendingLogin, err error) {
 		return p, errors.New("the login cookie is not valid")
 	}
 	if subtle.ConstantTimeCompare([]byte(p.State), []byte(r.URL.Query().Get("state"))) == 0 {
-		return p, errors.New("the state of the callback is not that of the login that this browser began last")
+		return p, errors.New("the parameter state of the callback belongs to another login than the last one that this browser began")
 	}
 	return p, nil
 }

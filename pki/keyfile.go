@@ -276,7 +276,7 @@ func (p Passphrase) Wrap(plain []byte) (string, error) {
 func (p Passphrase) Unwrap(wrapped string) ([]byte, error) {
 	box, err := base64.RawURLEncoding.Strict().DecodeString(wrapped)
 	if err != nil || len(box) < scryptSalt+chacha20poly1305.NonceSizeX+chacha20poly1305.Overhead {
-		return nil, errors.New("key: bad base64, or cut short")
+		return nil, errors.New("key: the base64 text is malformed or incomplete")
 	}
 	salt, rest := box[:scryptSalt], box[scryptSalt:]
 	key, err := p.key(salt)

@@ -254,7 +254,7 @@ func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRe
 	}
 	if n := content.GetProblemCount(); n > 0 && !req.GetSkipUnreadable() {
 		first := content.GetProblems()[0]
-		return nil, errorf(KindPrecondition, "%d keys cannot be imported, the first is %s: %s. --skip-unreadable imports the others, and these are then lost in etcd; `persysctl recovery import --dry-run`",
+		return nil, errorf(KindPrecondition, "%d keys cannot be imported, the first is %s: %s. --skip-unreadable imports the other keys and deletes the unreadable ones from etcd; `persysctl recovery import --dry-run` lists them",
 			n, first.GetKey(), first.GetReason())
 	}
 	index, err := s.replica.Restore(ctx, build)

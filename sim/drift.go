@@ -16,7 +16,7 @@ import (
 
 const (
 	driftEvery = 30 * time.Second
-	driftBound = 240 * sec // a difference must have ended within this time, which includes repairs and their backoff
+	driftBound = 240 * sec // maximum duration of a difference between a node and the state, with the time of repairs and their backoff
 )
 
 // list passes the instances on a machine to the leader, which compares them with the state. If a message is

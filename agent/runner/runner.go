@@ -39,8 +39,8 @@ type Binding struct {
 	// Content returns the content (hash of the specification) of an instance without a content label. The bool
 	// is false if the agent's records do not contain it.
 	Content func(id driver.ID, runtimeID string) (string, bool)
-	// Progress reports what a driver does now for a workload, for the status of the workload; "" when the
-	// driver has finished. Progress blocks only briefly.
+	// A driver calls Progress with the text that the status of a workload is to show: the present step of the
+	// driver's work on it, or "" when the work has ended. Progress blocks only briefly.
 	Progress func(id driver.ID, text string)
 	// Pulled is called for each image that a driver pulled. If the name referred to another image until then,
 	// before is the id of that image.

@@ -72,7 +72,7 @@ func TestOOMEventsOfChildren(t *testing.T) {
 	}
 }
 
-// TestTheMessageOfAnUnhealthyContainer: it has the exit code and the output of the last check.
+// TestTheMessageOfAnUnhealthyContainer: the message contains the exit code and the output of the last check.
 func TestTheMessageOfAnUnhealthyContainer(t *testing.T) {
 	log := func(output string) []*container.HealthcheckResult {
 		return []*container.HealthcheckResult{{ExitCode: 0, Output: "old"}, {ExitCode: 1, Output: output}}

@@ -55,7 +55,7 @@ type Config struct {
 	Join              string            `env:"PERSYS_GATEWAY_JOIN,PERSYS_JOIN" flag:"join" yaml:"join" secret:"true" usage:"join token: the first start gets a certificate with it and stores it in the state folder"`
 	Name              string            `env:"PERSYS_GATEWAY_NAME" flag:"name" yaml:"name" usage:"name of this gateway in the certificate of the join token; default: host name"`
 	StateDir          string            `env:"PERSYS_GATEWAY_STATE_DIR" flag:"state-dir" yaml:"state_dir" usage:"folder of that certificate; default /var/lib/persys/gateway, or below XDG_STATE_HOME for users"`
-	RequireClientCert bool              `env:"PERSYS_GATEWAY_REQUIRE_CLIENT_CERT" yaml:"tls.require_client_cert" default:"false" usage:"end the handshake of clients without a certificate; otherwise they need a bearer token"`
+	RequireClientCert bool              `env:"PERSYS_GATEWAY_REQUIRE_CLIENT_CERT" yaml:"tls.require_client_cert" default:"false" usage:"refuse TLS connections of clients without a certificate; if false, such clients need a bearer token"`
 
 	OIDCIssuer     string            `env:"PERSYS_GATEWAY_OIDC_ISSUER" yaml:"auth.oidc.issuer" usage:"URL of an OpenID Connect provider whose tokens are accepted"`
 	OIDCAudience   string            `env:"PERSYS_GATEWAY_OIDC_AUDIENCE" yaml:"auth.oidc.audience" usage:"client id that a token must name as its audience"`

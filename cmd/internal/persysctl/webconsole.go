@@ -137,7 +137,7 @@ func (c *cli) askConsole(ctx context.Context, host, base string) (string, error)
 		Link bool `json:"link"`
 	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxLoginSize)).Decode(&says); err != nil || !says.Link {
-		return "", fmt.Errorf("it answered %s and offers no links", resp.Status)
+		return "", fmt.Errorf("the gateway answered %s and offers no links to sign in", resp.Status)
 	}
 	return fingerprint(resp.TLS), nil
 }
