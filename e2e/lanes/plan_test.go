@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -95,5 +96,21 @@ func TestLanesFileMatchesTheTests(t *testing.T) {
 		if calls["sharedCluster"][name] != (rules[name].lane == laneShared) {
 			t.Errorf("test %s: the tests of the lane %s in e2e/lanes.txt must be those that call sharedCluster", name, laneShared)
 		}
+	}
+}
+
+// TestOnlyFailuresOfTheSharedClusterFail: several tests run in one process, and the process fails if one test does. A test
+// that passed or was skipped must not be reported as failed.
+func TestOnlyFailuresOfTheSharedClusterFail(t *testing.T) {
+	script := filepath.Join(t.TempDir(), "e2e.test")
+	text := "#!/bin/sh\ncat <<'END'\n--- PASS: TestReads (0.10s)\n=== RUN   TestNeeds\n--- SKIP: TestNeeds (0.00s)\n" +
+		"--- FAIL: TestChecks (0.20s)\nFAIL\nEND\nexit 1\n"
+	if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r := &runner{binary: script, dir: t.TempDir(), out: io.Discard}
+	r.process(t.Context(), []string{"TestReads", "TestNeeds", "TestChecks", "TestNeverRan"}, false)
+	if want := []string{"TestChecks", "TestNeverRan"}; !reflect.DeepEqual(r.failed, want) {
+		t.Errorf("these tests failed: %v, want %v", r.failed, want)
 	}
 }

@@ -156,7 +156,7 @@ func (r *runner) process(ctx context.Context, names []string, namespace bool) {
 	}
 	for _, name := range names {
 		verdict := "ok  "
-		if err != nil && (len(names) == 1 || !bytes.Contains(out, []byte("\n--- PASS: "+name+" "))) {
+		if err != nil && (len(names) == 1 || !ended(out, name)) {
 			r.failed = append(r.failed, name)
 			verdict = "FAIL"
 		}
@@ -172,6 +172,17 @@ func (r *runner) process(ctx context.Context, names []string, namespace bool) {
 			r.failed = append(r.failed, "the shared cluster") // each test passed, and the process failed
 		}
 	}
+}
+
+// ended reports whether the output of go test -v says that a test passed or was skipped.
+func ended(out []byte, name string) bool {
+	for _, verdict := range []string{"PASS", "SKIP"} {
+		line := []byte("--- " + verdict + ": " + name + " ")
+		if bytes.HasPrefix(out, line) || bytes.Contains(out, append([]byte("\n"), line...)) {
+			return true
+		}
+	}
+	return false
 }
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
