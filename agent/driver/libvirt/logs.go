@@ -6,7 +6,6 @@ import (
 	"io"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/driver/libvirt/consolelog"
 )
 
 // Logs returns the output of the guest's first serial port, as virtlogd stores it.
@@ -28,7 +27,7 @@ func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptio
 	pr, pw := io.Pipe()
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
-		pw.CloseWithError(consolelog.Copy(ctx, r.Console, options, func(ctx context.Context) (bool, error) { return d.over(ctx, in.name) }, pw))
+		pw.CloseWithError(copyConsole(ctx, r.Console, options, func(ctx context.Context) (bool, error) { return d.over(ctx, in.name) }, pw))
 	}()
 	return &logReader{PipeReader: pr, cancel: cancel}, nil
 }

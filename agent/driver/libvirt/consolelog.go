@@ -1,5 +1,4 @@
-// Package consolelog reads the file in which virtlogd stores the output of a guest's serial port.
-package consolelog
+package libvirt
 
 import (
 	"bufio"
@@ -16,14 +15,14 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 )
 
-// maxLine is the maximum length of a line in bytes. A longer line is split, because a guest may never write a
+// maxConsoleLine is the maximum length of a line in bytes. A longer line is split, because a guest may never write a
 // line end.
-const maxLine = 64 << 10
+const maxConsoleLine = 64 << 10
 
-// Copy writes the lines of a console log and, with Follow, the lines that are added until over reports that
-// the guest has ended. The file contains no times, so existing lines get the modification time of the file,
-// and followed lines the time of their arrival.
-func Copy(ctx context.Context, file string, options driver.LogOptions, over func(context.Context) (bool, error), w io.Writer) error {
+// copyConsole writes the lines of the file in which virtlogd stores the output of a guest's serial port and, with
+// Follow, the lines that are added until over reports that the guest has ended. The file contains no times, so
+// existing lines get the modification time of the file, and followed lines the time of their arrival.
+func copyConsole(ctx context.Context, file string, options driver.LogOptions, over func(context.Context) (bool, error), w io.Writer) error {
 	var f *os.File
 	defer func() {
 		if f != nil {
@@ -94,8 +93,8 @@ func Copy(ctx context.Context, file string, options driver.LogOptions, over func
 			partial = append(partial, buf[:n]...)
 			for {
 				i := bytes.IndexByte(partial, '\n')
-				if i < 0 && len(partial) > maxLine {
-					i = maxLine - 1
+				if i < 0 && len(partial) > maxConsoleLine {
+					i = maxConsoleLine - 1
 				}
 				if i < 0 {
 					break
@@ -142,7 +141,7 @@ func rotated(f *os.File, path string, offset int64) bool {
 // readLines returns the last lines of a file (as many as tail says, all if tail ≤ 0), the unfinished line after
 // them, and the offset up to which it read.
 func readLines(f *os.File, tail int) (lines [][]byte, rest []byte, offset int64, err error) {
-	in := bufio.NewReaderSize(f, maxLine)
+	in := bufio.NewReaderSize(f, maxConsoleLine)
 	for {
 		line, err := in.ReadSlice('\n')
 		offset += int64(len(line))

@@ -1,4 +1,4 @@
-package consolelog
+package libvirt
 
 import (
 	"bytes"
@@ -11,19 +11,19 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// A line longer than maxLine is split without losing a byte.
+// A line longer than maxConsoleLine is split without losing a byte.
 func TestALongLineLosesNoBytes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "console.log")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	line := strings.Repeat("0123456789", maxLine/4)
+	line := strings.Repeat("0123456789", maxConsoleLine/4)
 	over := func(context.Context) (bool, error) { return true, os.WriteFile(file, []byte(line), 0o600) }
 	var out bytes.Buffer
-	if err := Copy(t.Context(), file, driver.LogOptions{Follow: true}, over, &out); err != nil {
+	if err := copyConsole(t.Context(), file, driver.LogOptions{Follow: true}, over, &out); err != nil {
 		t.Fatal(err)
 	}
 	if got := strings.ReplaceAll(out.String(), "\n", ""); got != line {
-		t.Errorf("the log has %d bytes, but Copy returned %d", len(line), len(got))
+		t.Errorf("the log has %d bytes, but copyConsole returned %d", len(line), len(got))
 	}
 }
