@@ -9,21 +9,26 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// AuditLog names one of the two audit logs. Each has its own bounds, so that ordinary events and refused
-// calls do not push out the records of changes.
+// AuditLog names one of the three audit logs. Each has its own bounds, so that neither ordinary events nor refused
+// calls push out the records of changes, and neither these nor ordinary changes push out those of security.
 type AuditLog string
 
 // The audit logs.
 const (
-	AuditChanges  AuditLog = "changes"  // calls that changed the state, and consoles or commands that users opened in workloads
+	// AuditSecurity has the changes of rights, limits, trust and membership of the cluster: see securityTypes. Nobody
+	// who is confined to namespaces, and no built-in role but admin, can add records to it at will.
+	AuditSecurity AuditLog = "security"
+	AuditChanges  AuditLog = "changes"  // other calls that changed the state, and consoles or commands that users opened in workloads
 	AuditRefusals AuditLog = "refusals" // refused joins, refused calls, and mutations that changed nothing
 )
 
 // AuditLogs lists the audit logs.
-func AuditLogs() []AuditLog { return []AuditLog{AuditChanges, AuditRefusals} }
+func AuditLogs() []AuditLog { return []AuditLog{AuditSecurity, AuditChanges, AuditRefusals} }
 
 // Limits of each audit log. When a limit is exceeded, the oldest records are dropped.
 const (
+	MaxAuditSecurity      = 20_000
+	MaxAuditSecurityBytes = 16 << 20
 	MaxAuditChanges       = 50_000
 	MaxAuditChangeBytes   = 32 << 20
 	MaxAuditRefusals      = 10_000
@@ -67,14 +72,17 @@ type auditLog struct {
 	base, head AuditHash
 }
 
-type auditLogs struct{ changes, refusals auditLog }
+type auditLogs struct{ security, changes, refusals auditLog }
 
 func newAuditLogs() auditLogs {
-	return auditLogs{auditLog{records: &queue[AuditRecord]{}}, auditLog{records: &queue[AuditRecord]{}}}
+	empty := func() auditLog { return auditLog{records: &queue[AuditRecord]{}} }
+	return auditLogs{empty(), empty(), empty()}
 }
 
 func (a *auditLogs) of(l AuditLog) *auditLog {
 	switch l {
+	case AuditSecurity:
+		return &a.security
 	case AuditChanges:
 		return &a.changes
 	case AuditRefusals:
@@ -85,18 +93,25 @@ func (a *auditLogs) of(l AuditLog) *auditLog {
 
 func (a *auditLogs) clone() auditLogs {
 	c := *a
-	c.changes.records, c.refusals.records = a.changes.records.Clone(), a.refusals.records.Clone()
+	for _, l := range AuditLogs() {
+		c.of(l).records = a.of(l).records.Clone()
+	}
 	return c
 }
 
 func (a *auditLogs) copy() auditLogs {
 	c := *a
-	c.changes.records, c.refusals.records = a.changes.records.Copy(), a.refusals.records.Copy()
+	for _, l := range AuditLogs() {
+		c.of(l).records = a.of(l).records.Copy()
+	}
 	return c
 }
 
 func (l AuditLog) bounds() (records, bytes int) {
-	if l == AuditChanges {
+	switch l {
+	case AuditSecurity:
+		return MaxAuditSecurity, MaxAuditSecurityBytes
+	case AuditChanges:
 		return MaxAuditChanges, MaxAuditChangeBytes
 	}
 	return MaxAuditRefusals, MaxAuditRefusalsBytes
@@ -129,10 +144,46 @@ func (t *Tx) auditLogOf(e *Event) AuditLog {
 	case EventPreemption:
 		return AuditChanges // a preemption is audited although no user requested it: it may take resources from another team
 	}
+	if t.isSecurity(e) {
+		return AuditSecurity
+	}
 	if t.caller != "" || e.Reason == CodePreempted && e.Type == EventWorkloadEvicted || slices.Contains(auditTypes[:], e.Type) {
 		return AuditChanges
 	}
 	return ""
+}
+
+// securityTypes lists the types of the events that belong into the log AuditSecurity if a call of an unconfined caller
+// caused them. Events that people without administrative permissions can cause as often as they like, such as
+// renewed certificates, sessions and links to the console, are not in the list.
+var securityTypes = [...]string{
+	EventRoleCreated, EventRoleChanged, EventRoleDeleted, EventRoleBound, EventRoleUnbound,
+	EventAccountCreated, EventAccountRotated, EventAccountDeleted,
+	EventTokenCreated, EventTokenDeleted, EventJoined, EventRevoked,
+	EventAuthorityAdded, EventAuthorityDropped, EventClusterKeyPinned, EventClusterKeyRotation, EventGossipRing,
+	EventNamespaceCreated, EventNamespaceChanged, EventNamespaceDeleted,
+	EventPolicyCreated, EventPolicyChanged, EventPolicyDeleted, EventPolicyBound, EventPolicyUnbound,
+	EventModeChanged, EventMirrorAttached, EventMirrorDetached, EventMirrorRestored,
+	EventReplicaRemoved, EventNodeFenced, EventNodeRemoved, EventSecretShown,
+}
+
+// auditedCalls lists the calls outside the replicated log that belong into AuditSecurity, by the names of their
+// methods in audit events.
+var auditedCalls = [...]string{"transfer leadership", "remove replica"}
+
+// isSecurity reports whether an event belongs into the log AuditSecurity.
+func (t *Tx) isSecurity(e *Event) bool {
+	switch e.Type {
+	case EventClusterRestored, EventClusterRecovered:
+		return true // a restore and a recovery replace the state, so no call of the log causes them
+	case EventCallMade:
+		return len(t.confined) == 0 && slices.ContainsFunc(e.Details, func(d Label) bool { return d.Key == "call" && slices.Contains(auditedCalls[:], d.Value) })
+	case EventJoined:
+		if t.joinedAgain {
+			return false // the holder of a spent token can repeat the same join without limit
+		}
+	}
+	return t.caller != "" && len(t.confined) == 0 && slices.Contains(securityTypes[:], e.Type)
 }
 
 func (t *Tx) addAudit(e *Event) {
@@ -181,7 +232,7 @@ func (s State) AuditLast(l AuditLog) uint64 {
 	return 0
 }
 
-// writeAudit writes both audit logs into a snapshot.
+// writeAudit writes the audit logs into a snapshot.
 func (s State) writeAudit(out *snapshotWriter) {
 	for _, l := range AuditLogs() {
 		a := s.r.audit.of(l)

@@ -3,6 +3,7 @@ package fsm
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -89,4 +90,69 @@ func TestAuditIsBoundedByBytes(t *testing.T) {
 	if n := a.records.Len(); n != 10 || a.bytes != 10_000 || a.records.At(0).Number != 41 {
 		t.Errorf("the audit log keeps %d records of %d bytes, the oldest has number %d; want 10, 10000 and 41", n, a.bytes, a.records.At(0).Number)
 	}
+}
+
+// TestOrdinaryUpdatesKeepSecurityRecords: a confined operator makes more updates, joins and sessions than the log of
+// changes can hold. The records of an admin stay.
+func TestOrdinaryUpdatesKeepSecurityRecords(t *testing.T) {
+	w := formed(t)
+	admin := func(c Command) Command {
+		c.Head = &commandv1.Head{At: w.now, By: "persys://c/user/admin", From: "192.0.2.1"}
+		return c
+	}
+	w.ok(admin(putNamespace("shop")))
+	w.ok(admin(putRole("shopper", "read", "deploy")))
+	w.ok(admin(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
+		Type: EventCallMade, Message: "replica s3", Details: []*commandv1.Label{{Key: "call", Value: "remove replica"}}}}}))
+	want := auditOf(w.s, AuditSecurity)
+	is(t, "records of security", len(want), 3)
+
+	confined := func(c Command) Command {
+		c.Head = &commandv1.Head{At: w.now, By: "persys://c/user/vera", From: "192.0.2.9", Namespaces: []string{"shop"}}
+		return c
+	}
+	tx := w.s.Begin()
+	index := w.s.Info().Index
+	attack := func(c Command) {
+		t.Helper()
+		index++
+		if res, _ := tx.Apply(Meta{Index: index, Term: 1}, confined(c)); res.Kind != OK {
+			t.Fatal(res.Reason)
+		}
+	}
+	const updates = 3000
+	for i := range updates {
+		attack(put("web", inNamespace("shop"), specOf(1+i%2)))
+	}
+	long := strings.Repeat("x", 1024) // the bound of the bytes is reached before that of the number
+	for i := range MaxAuditChangeBytes / len(long) {
+		kind := []string{EventSessionOpened, EventSecretShown, EventCallMade}[i%3]
+		attack(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
+			Type: kind, Namespace: "shop", Message: long, Details: []*commandv1.Label{{Key: "call", Value: "remove replica"}}}}})
+	}
+	s := tx.Commit()
+	if got := auditOf(s, AuditSecurity); !slices.Equal(got, want) {
+		t.Errorf("after %d updates of a confined operator, the log of security has %.300q, want %q", updates, got, want)
+	}
+	if a := s.r.audit.changes; a.records.At(0).Number < updates {
+		t.Errorf("the log of changes still has record %d, so it was never full", a.records.At(0).Number)
+	}
+}
+
+// TestSecurityEvents: every event of a call that needs an administrative permission is in the log of security.
+func TestSecurityEvents(t *testing.T) {
+	for kind, want := range map[string]AuditLog{
+		EventRoleBound: AuditSecurity, EventNamespaceChanged: AuditSecurity, EventTokenCreated: AuditSecurity, EventSecretShown: AuditSecurity,
+		EventWorkloadUpdated: AuditChanges, EventSessionOpened: AuditChanges, EventCertificateRenewed: AuditChanges, EventConsoleLinked: AuditChanges,
+		EventCallRefused: AuditRefusals, EventMutation: AuditRefusals,
+	} {
+		tx := formed(t).s.Begin()
+		tx.caller = "192.0.2.1"
+		is(t, kind, tx.auditLogOf(&Event{Type: kind}), want)
+	}
+	tx := formed(t).s.Begin()
+	is(t, "an event that no call caused", tx.auditLogOf(&Event{Type: EventTokenDeleted}), "")
+	is(t, "a restore", tx.auditLogOf(&Event{Type: EventClusterRestored}), AuditSecurity)
+	tx.caller, tx.joinedAgain = "192.0.2.1", true
+	is(t, "a join that was made before", tx.auditLogOf(&Event{Type: EventJoined}), AuditChanges)
 }

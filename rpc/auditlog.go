@@ -2,6 +2,8 @@ package rpc
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"time"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
@@ -15,15 +17,14 @@ const auditConfirm = time.Second
 // replica's copy. A user who has rights only in some namespaces gets only the records about these namespaces.
 func (s *Server) Audit(req *clusterv1.AuditRequest, out clusterv1.Cluster_AuditServer) error {
 	logs := fsm.AuditLogs()
-	switch l := fsm.AuditLog(req.GetLog()); l {
-	case "":
-		if req.GetAfter() > 0 {
-			return errorf(KindInvalid, "after: %d needs log, %s or %s: each log has numbers of its own", req.GetAfter(), fsm.AuditChanges, fsm.AuditRefusals)
-		}
-	case fsm.AuditChanges, fsm.AuditRefusals:
+	switch l := fsm.AuditLog(req.GetLog()); {
+	case l == "" && req.GetAfter() > 0:
+		return errorf(KindInvalid, "after: %d needs log, one of %s: each log has numbers of its own", req.GetAfter(), auditNames(logs))
+	case l == "":
+	case slices.Contains(logs, l):
 		logs = []fsm.AuditLog{l}
 	default:
-		return errorf(KindInvalid, "log %q must be %s or %s", clip(req.GetLog(), 64), fsm.AuditChanges, fsm.AuditRefusals)
+		return errorf(KindInvalid, "log: %q must be one of %s", clip(req.GetLog(), 64), auditNames(logs))
 	}
 	view, in := s.recent(out.Context()), s.scopeOf(out.Context())
 	var err error
@@ -40,6 +41,14 @@ func (s *Server) Audit(req *clusterv1.AuditRequest, out clusterv1.Cluster_AuditS
 		}
 	}
 	return nil
+}
+
+func auditNames(logs []fsm.AuditLog) string {
+	var names []string
+	for _, l := range logs {
+		names = append(names, string(l))
+	}
+	return strings.Join(names, ", ")
 }
 
 // recent returns the state of a confirmed leader, or this replica's state if there is no leader.

@@ -133,6 +133,19 @@ func TestRefusalsAreCoalesced(t *testing.T) {
 	})
 }
 
+// TestCallsOnReplicasAreRecordsOfSecurity: calls that change the group of schedulers are no commands of the log. Their
+// audit events are recognised by the names of their methods.
+func TestCallsOnReplicasAreRecordsOfSecurity(t *testing.T) {
+	g := newGroup(t, 1)
+	for _, full := range []string{clusterv1.Cluster_TransferLeadership_FullMethodName, clusterv1.Cluster_RemoveReplica_FullMethodName} {
+		before := g.view().AuditLast(fsm.AuditSecurity)
+		g.do(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
+			Type: fsm.EventCallMade, Details: []*commandv1.Label{{Key: "call", Value: methods[full].op}},
+		}}})
+		is(t, full, g.view().AuditLast(fsm.AuditSecurity), before+1)
+	}
+}
+
 func audited1(message string) *commandv1.Command {
 	return &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: fsm.EventCallRefused, Message: message}}}
 }

@@ -2819,7 +2819,7 @@ func (x *EventsRequest) GetNamespace() string {
 
 type AuditRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Audit log to read: changes or refusals; empty means both, one after the other.
+	// Audit log to read: security, changes or refusals; empty means all, one after the other.
 	Log string `protobuf:"bytes,1,opt,name=log,proto3" json:"log,omitempty"`
 	// Return only records with a number above this one; 0 means all.
 	After         uint64 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`

@@ -116,8 +116,9 @@ type ClusterClient interface {
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
 	// Events streams past events and, with follow, new ones, oldest first.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
-	// Audit streams the records that the audit logs still keep, oldest first. One log has the changes that
-	// users made, the other one the calls that were refused.
+	// Audit streams the records that the audit logs still keep, oldest first. The log security has
+	// changes of rights, limits, trust and membership, the log changes has the other changes that users made, and
+	// the log refusals has the calls that were refused.
 	Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AuditRecord], error)
 	// WatchWorkloads streams the present view of each workload, and then every change.
 	WatchWorkloads(ctx context.Context, in *WatchWorkloadsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WorkloadChange], error)
@@ -1213,8 +1214,9 @@ type ClusterServer interface {
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	// Events streams past events and, with follow, new ones, oldest first.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
-	// Audit streams the records that the audit logs still keep, oldest first. One log has the changes that
-	// users made, the other one the calls that were refused.
+	// Audit streams the records that the audit logs still keep, oldest first. The log security has
+	// changes of rights, limits, trust and membership, the log changes has the other changes that users made, and
+	// the log refusals has the calls that were refused.
 	Audit(*AuditRequest, grpc.ServerStreamingServer[AuditRecord]) error
 	// WatchWorkloads streams the present view of each workload, and then every change.
 	WatchWorkloads(*WatchWorkloadsRequest, grpc.ServerStreamingServer[WorkloadChange]) error

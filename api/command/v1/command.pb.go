@@ -12875,7 +12875,7 @@ func (x *PolicyRecord) GetModifyIndex() uint64 {
 // AuditLogRecord describes one audit log. Its entries follow, oldest first.
 type AuditLogRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the audit log: changes or refusals.
+	// Name of the audit log: security, changes or refusals.
 	Log string `protobuf:"bytes,1,opt,name=log,proto3" json:"log,omitempty"`
 	// Number of the newest entry.
 	Last uint64 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`

@@ -34,22 +34,25 @@ func (c *cli) auditCommand() *cobra.Command {
 
 func (c *cli) auditList(use string) *cobra.Command {
 	var tail int
-	var user string
+	var user, log string
 	cmd := &cobra.Command{
 		Use: use, Short: "Show who changed what, from which address, and which calls were refused",
 		Long: `Show who changed what, from which address, and which calls were refused: every call
 that changes something, every join, and their refusals, oldest first. -o json and
 -o yaml print the events.
 
-Besides the events, the cluster keeps two audit logs, of changes and of refusals, each
-with its own size limit. persysctl audit verify checks that nobody altered a record.`,
-		Example: "  persysctl audit list --tail 20\n  persysctl audit list --by user/ada\n  persysctl audit verify",
+Besides the events, the cluster keeps three audit logs, each with its own size limit:
+security has changes of people, roles, tokens, policies, namespaces and replicas;
+changes has all other changes, and refusals the refused calls. So ordinary updates
+cannot remove a record of security. persysctl audit verify checks that nobody altered
+a record.`,
+		Example: "  persysctl audit list --tail 20\n  persysctl audit list --by user/ada\n  persysctl audit list --log security\n  persysctl audit verify",
 		Args:    args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
 			if tail < 0 {
 				return usagef("--tail %d must be 0 or more", tail)
 			}
-			records, err := c.auditRecords(ctx)
+			records, err := c.auditRecords(ctx, log)
 			if err != nil {
 				return err
 			}
@@ -75,6 +78,7 @@ with its own size limit. persysctl audit verify checks that nobody altered a rec
 		}),
 	}
 	cmd.Flags().IntVar(&tail, "tail", 50, "number of records, the newest; 0 shows all")
+	cmd.Flags().StringVar(&log, "log", "", "only this audit log: security, changes or refusals")
 	cmd.Flags().StringVar(&user, "by", "", "only changes by this identity, for example user/ada")
 	return cmd
 }
@@ -99,7 +103,7 @@ rewrote the whole log, compare the hash of an old record with a copy that you ex
 				return c.verifyAudit(records)
 			}
 			return c.online(func(ctx context.Context, _ []string) error {
-				records, err := c.auditRecords(ctx)
+				records, err := c.auditRecords(ctx, "")
 				if err != nil {
 					return err
 				}
@@ -111,13 +115,13 @@ rewrote the whole log, compare the hash of an old record with a copy that you ex
 	return cmd
 }
 
-// auditRecords reads both audit logs.
-func (c *cli) auditRecords(ctx context.Context) ([]*clusterv1.AuditRecord, error) {
+// auditRecords reads one audit log, or all of them if log is empty.
+func (c *cli) auditRecords(ctx context.Context, log string) ([]*clusterv1.AuditRecord, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout())
 	defer cancel()
 	var list []*clusterv1.AuditRecord
 	open := func(ctx context.Context) (receiver[*clusterv1.AuditRecord], error) {
-		return c.cluster.Audit(ctx, &clusterv1.AuditRequest{})
+		return c.cluster.Audit(ctx, &clusterv1.AuditRequest{Log: log})
 	}
 	_, err := drainStream(ctx, open, func(r *clusterv1.AuditRecord) error {
 		list = append(list, r)

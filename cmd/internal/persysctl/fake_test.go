@@ -332,14 +332,14 @@ func (f *fake) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_Events
 	return nil
 }
 
-// Audit returns two audit logs made from the events of calls: one of changes and one of refusals.
+// Audit returns the audit logs of changes and refusals, made from the events of calls. The log security is empty.
 func (f *fake) Audit(_ *clusterv1.AuditRequest, out clusterv1.Cluster_AuditServer) error {
 	for _, l := range fsm.AuditLogs() {
 		var before fsm.AuditHash
 		number := uint64(0)
 		for _, e := range f.events {
 			refused := e.GetType() == fsm.EventCallRefused || e.GetType() == fsm.EventJoinRefused
-			if caller(e) == "" || refused != (l == fsm.AuditRefusals) {
+			if caller(e) == "" || l == fsm.AuditSecurity || refused != (l == fsm.AuditRefusals) {
 				continue
 			}
 			number++
