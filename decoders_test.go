@@ -75,7 +75,7 @@ var decoders = map[string]string{
 	"rpc/plan.go":                           "api/strict.FuzzAgainstRuntime",
 	"rpc/revisions.go":                      "api/strict.FuzzAgainstRuntime",
 	"rpc/stopping.go":                       "api/strict.FuzzAgainstRuntime",
-	"spec/again.go":                         "api/strict.FuzzAgainstRuntime",
+	"spec/reapply.go":                       "api/strict.FuzzAgainstRuntime",
 	"spec/autoscale.go":                     "api/strict.FuzzAgainstRuntime",
 	"spec/composefile/keys.go":              "spec.FuzzCompose",
 	"spec/cloudinit.go":                     "spec.FuzzPrepare",

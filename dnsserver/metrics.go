@@ -70,9 +70,9 @@ func (m *metrics) answered(out Outcome) {
 	}
 }
 
-// took adds n equal observations to the latency histogram: n answers were sent together, and each took
+// observe adds n equal observations to the latency histogram: n answers were sent together, and each took
 // the duration d.
-func (m *metrics) took(d time.Duration, n int) {
+func (m *metrics) observe(d time.Duration, n int) {
 	for range n {
 		m.latency.Observe(d.Seconds())
 	}

@@ -117,7 +117,7 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn, client netip.Addr
 			return
 		}
 		if !foreign {
-			s.metrics.took(time.Since(began), 1)
+			s.metrics.observe(time.Since(began), 1)
 		}
 		out = reply
 	}

@@ -154,7 +154,7 @@ func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 		if err := p.send(rc); errors.Is(err, net.ErrClosed) {
 			return err
 		}
-		s.metrics.took(time.Since(began), p.answering)
+		s.metrics.observe(time.Since(began), p.answering)
 	}
 }
 

@@ -48,6 +48,6 @@ func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 		if _, _, err := conn.WriteMsgUDPAddrPort(reply, control[:cn], from); errors.Is(err, net.ErrClosed) {
 			return err
 		}
-		s.metrics.took(time.Since(began), 1)
+		s.metrics.observe(time.Since(began), 1)
 	}
 }

@@ -201,7 +201,7 @@ func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadReques
 		return spec.Prepared{}, err
 	}
 	defer leave()
-	if req, err = s.kept(ctx, req); err != nil {
+	if req, err = s.keepSecrets(ctx, req); err != nil {
 		return spec.Prepared{}, err
 	}
 	if by == nil {

@@ -87,7 +87,7 @@ func (s *Server) GetWorkload(ctx context.Context, req *controlv1.GetWorkloadRequ
 		return nil, err
 	}
 	if req.GetAsApplied() {
-		list, err := s.applies(ctx, r, strings.TrimSpace(req.GetWorkloadId()))
+		list, err := s.reapplies(ctx, r, strings.TrimSpace(req.GetWorkloadId()))
 		return &controlv1.GetWorkloadResponse{Applies: list, Index: r.index, Stale: r.stale, AgeMs: r.ageMS}, err
 	}
 	w, err := s.visible(ctx, r, req.GetWorkloadId())

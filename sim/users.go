@@ -126,7 +126,7 @@ func (w *world) want() {
 	}
 	w.after(w.between(100, 4000)*ms, nil, w.want)
 	if len(w.users.old) > 0 && w.chance(60) {
-		w.again(pick(&w.clock, w.users.old))
+		w.repeat(pick(&w.clock, w.users.old))
 		return
 	}
 	if w.has(Rollouts) && w.chance(500) {
@@ -400,8 +400,8 @@ func (w *world) submit(rq *request) {
 	w.after(5*sec, nil, retry)
 }
 
-// again makes a user send a request a second time after it was answered. The answer must be the same.
-func (w *world) again(rq *request) {
+// repeat makes a user send a request a second time after it was answered. The answer must be the same.
+func (w *world) repeat(rq *request) {
 	w.tracef("", "", "user: sends %s again (%x)", rq.what, rq.id[:4])
 	w.deliver(rq, func(fsm.Result, error) {})
 }

@@ -52,7 +52,7 @@ func (c *ceph) answers(ctx context.Context) error {
 	return nil
 }
 
-func (c *ceph) reach(context.Context) error { return nil } // reach does nothing: each call of the rbd program contacts the Ceph cluster by itself
+func (c *ceph) connect(context.Context) error { return nil } // connect does nothing: each call of the rbd program contacts the Ceph cluster by itself
 
 // rbd runs the rbd program with the settings of the Ceph cluster.
 func (c *ceph) rbd(ctx context.Context, args ...string) (string, error) {

@@ -126,8 +126,8 @@ func (m *Manager) lock(id string) (unlock func()) {
 // block other users of the volume.
 func (m *Manager) take(ctx context.Context, id, kind string) (p provider, unlock func()) {
 	if p = m.kinds[kind]; p != nil {
-		if err := p.reach(ctx); err != nil {
-			p = unreached{p, err}
+		if err := p.connect(ctx); err != nil {
+			p = unconnected{p, err}
 		}
 	}
 	return p, m.lock(id)

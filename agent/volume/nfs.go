@@ -116,8 +116,8 @@ func (n *nfs) ask(ctx context.Context) (*attempt, error) {
 	return a, nil
 }
 
-// reach mounts the NFS export, unless it is mounted.
-func (n *nfs) reach(ctx context.Context) error {
+// connect mounts the NFS export, unless it is mounted.
+func (n *nfs) connect(ctx context.Context) error {
 	a, err := n.ask(ctx)
 	if err != nil {
 		return err

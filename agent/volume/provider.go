@@ -15,9 +15,9 @@ import (
 // provider makes and deletes volumes on one kind of storage: local, nfs or ceph-rbd. Every call may
 // be repeated.
 type provider interface {
-	// reach connects to the server that holds all volumes of the provider, which may take minutes. It is
+	// connect opens the connection to the server that holds all volumes of the provider, which may take minutes. It is
 	// called before a volume is locked, so that the calls below do not wait for a connection.
-	reach(ctx context.Context) error
+	connect(ctx context.Context) error
 	// provision creates the storage of a volume, or finds storage that exists already, and sets StagePath. If
 	// the storage is smaller than SizeGB, it lowers SizeGB.
 	provision(ctx context.Context, v *Volume) error
@@ -32,20 +32,20 @@ type provider interface {
 	remove(ctx context.Context, v *Volume) error
 }
 
-// unreached is a provider whose server cannot be reached. Calls that need the server fail at once, with the
+// unconnected is a provider whose server cannot be reached. Calls that need the server fail at once, with the
 // reason.
-type unreached struct {
+type unconnected struct {
 	provider
 	err error
 }
 
-func (u unreached) provision(context.Context, *Volume) error { return u.err }
-func (u unreached) grow(context.Context, *Volume) error      { return u.err }
-func (u unreached) attach(context.Context, *Volume, string) (string, string, error) {
+func (u unconnected) provision(context.Context, *Volume) error { return u.err }
+func (u unconnected) grow(context.Context, *Volume) error      { return u.err }
+func (u unconnected) attach(context.Context, *Volume, string) (string, string, error) {
 	return "", "", u.err
 }
-func (u unreached) release(context.Context, *Volume, string, bool) error { return u.err }
-func (u unreached) remove(context.Context, *Volume) error                { return u.err }
+func (u unconnected) release(context.Context, *Volume, string, bool) error { return u.err }
+func (u unconnected) remove(context.Context, *Volume) error                { return u.err }
 
 // inside is the name of a folder in the mounted file system of a volume. Workloads see this folder and not
 // the mount point. So if nothing is mounted, the folder is missing, and workloads do not see lost+found.
@@ -60,7 +60,7 @@ type local struct {
 	pools []PoolConfig // the first pool is the default
 }
 
-func (l *local) reach(context.Context) error { return nil }
+func (l *local) connect(context.Context) error { return nil }
 
 func (l *local) root(name string) (string, error) {
 	for _, p := range l.pools {

@@ -108,7 +108,7 @@ func (s *source) begin() {
 }
 
 // run keeps the addresses of an SRV name up to date until ctx ends. It repeats the lookup when the TTL
-// expires and when the method again is called, at most every half second. If DNS does not answer, the result
+// expires and when the method refresh is called, at most every half second. If DNS does not answer, the result
 // of the last successful lookup stays in use. For a fixed list of addresses, run need not be called.
 func (s *source) run(ctx context.Context) {
 	if s.target.SRV == "" {
@@ -188,15 +188,15 @@ func (s *source) all() []Endpoint {
 	return out
 }
 
-// again requests another lookup. It never blocks.
-func (s *source) again() {
+// refresh requests another lookup. It never blocks.
+func (s *source) refresh() {
 	select {
 	case s.nudge <- struct{}{}:
 	default:
 	}
 }
 
-// pause waits for the duration wait, or only for minRetry if the method again is called meanwhile. It
+// pause waits for the duration wait, or only for minRetry if the method refresh is called meanwhile. It
 // returns false if ctx ends first.
 func (s *source) pause(ctx context.Context, wait time.Duration) bool {
 	soon, late := time.NewTimer(min(wait, minRetry)), time.NewTimer(wait)

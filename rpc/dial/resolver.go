@@ -113,7 +113,7 @@ type watcher struct {
 }
 
 // ResolveNow implements resolver.Resolver: it requests another lookup.
-func (w *watcher) ResolveNow(resolver.ResolveNowOptions) { w.source.again() }
+func (w *watcher) ResolveNow(resolver.ResolveNowOptions) { w.source.refresh() }
 
 // Close implements resolver.Resolver.
 func (w *watcher) Close() {

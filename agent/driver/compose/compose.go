@@ -208,7 +208,7 @@ func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
 		return out, err
 	}
 	if p, ok := d.run.(*program); ok {
-		if err := p.look(); err != nil {
+		if err := p.find(); err != nil {
 			out.Healthy, out.Reason = false, err.Error()
 			return out, nil
 		}

@@ -31,8 +31,8 @@ type program struct {
 	grace func(ctx context.Context, container string) (time.Duration, error)
 }
 
-// look returns an error if the Compose command is not found in the PATH.
-func (c *program) look() error {
+// find returns an error if the Compose command is not found in the PATH.
+func (c *program) find() error {
 	if _, err := exec.LookPath(c.words[0]); err != nil {
 		return fmt.Errorf("PERSYS_COMPOSE_BINARY %q: %w", strings.Join(c.words, " "), err)
 	}

@@ -132,7 +132,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 		if err := d.define(ctx, spec, p, in); err != nil {
 			return err
 		}
-		if in, err = d.again(ctx, name); err != nil {
+		if in, err = d.reload(ctx, name); err != nil {
 			return err
 		}
 	}
@@ -140,7 +140,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 		if err := d.stop(ctx, in, d.opt.StopGrace); err != nil {
 			return err
 		}
-		if in, err = d.again(ctx, name); err != nil {
+		if in, err = d.reload(ctx, name); err != nil {
 			return err
 		}
 	}
@@ -168,13 +168,13 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err := d.define(ctx, spec, p, in); err != nil {
 		return err
 	}
-	if in, err = d.again(ctx, name); err != nil {
+	if in, err = d.reload(ctx, name); err != nil {
 		return err
 	}
 	return d.settle(ctx, in, spec.Running)
 }
 
-func (d *Driver) again(ctx context.Context, name string) (*instance, error) {
+func (d *Driver) reload(ctx context.Context, name string) (*instance, error) {
 	dom, err := d.hv.domain(ctx, name)
 	if err != nil {
 		return nil, err
@@ -647,7 +647,7 @@ func (d *Driver) stop(ctx context.Context, in *instance, grace time.Duration) er
 				break // libvirt could not send the request to the guest
 			}
 		}
-		now, err := d.again(ctx, in.name)
+		now, err := d.reload(ctx, in.name)
 		if errors.Is(err, errAbsent) {
 			return nil
 		}
@@ -670,7 +670,7 @@ func (d *Driver) stop(ctx context.Context, in *instance, grace time.Duration) er
 	if err := d.hv.destroy(ctx, in.uuid); err != nil && !errors.Is(err, errAbsent) {
 		return err
 	}
-	now, err := d.again(ctx, in.name)
+	now, err := d.reload(ctx, in.name)
 	if errors.Is(err, errAbsent) {
 		return nil
 	}

@@ -181,7 +181,7 @@ func (d *Driver) change(ctx context.Context, in *instance, edit func(*record)) e
 		return err
 	}
 	defer release()
-	now, err := d.again(ctx, in.name)
+	now, err := d.reload(ctx, in.name)
 	if err != nil {
 		return err
 	}

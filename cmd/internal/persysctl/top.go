@@ -97,7 +97,7 @@ func (c *cli) top(ctx context.Context, o topOptions, show func(context.Context, 
 	if !o.watch {
 		return once()
 	}
-	return c.again(ctx, topEvery, once)
+	return c.repeat(ctx, topEvery, once)
 }
 
 func (c *cli) topNodes(ctx context.Context, o topOptions) (*screen.Table, func() error, error) {

@@ -27,7 +27,7 @@ func (c *cli) watchable(cmd *cobra.Command) *cobra.Command {
 		if !on {
 			return once(cmd, args)
 		}
-		return c.again(cmd.Context(), watchEvery, func() error { return once(cmd, args) })
+		return c.repeat(cmd.Context(), watchEvery, func() error { return once(cmd, args) })
 	}
 	return cmd
 }
@@ -36,9 +36,9 @@ func (c *cli) watchable(cmd *cobra.Command) *cobra.Command {
 // is unchanged: ages, times, indexes and spaces.
 var passing = regexp.MustCompile(`\b\d+[smhd](\d+[smhd])?\b|\d{4}-\d\d-\d\d[T ][0-9:.]+Z?|"?(index|age_ms|term|last_index|commit_index|applied_index|match_index|last_contact_ms)"?: "?\d+"?|[ \t]+`)
 
-// again runs the command once in each interval. On a terminal it redraws the output in place; elsewhere it
+// repeat runs the command once in each interval. On a terminal it redraws the output in place; elsewhere it
 // prints the output only if it has changed.
-func (c *cli) again(ctx context.Context, every time.Duration, once func() error) error {
+func (c *cli) repeat(ctx context.Context, every time.Duration, once func() error) error {
 	out, notes := c.out, c.err
 	defer func() { c.out, c.err = out, notes }()
 	block := &screen.Live{W: out}

@@ -13,9 +13,9 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// Again returns the request that applies a workload again. Its secrets are the marker pki.Redacted, which stands for the
+// Reapply returns the request that applies a workload again. Its secrets are the marker pki.Redacted, which stands for the
 // stored values (see Keep). update is the update strategy of a system workload; zero for other workloads.
-func Again(w *fsm.Workload, stored []byte, update rollout.Policy) (*controlv1.ApplyWorkloadRequest, error) {
+func Reapply(w *fsm.Workload, stored []byte, update rollout.Policy) (*controlv1.ApplyWorkloadRequest, error) {
 	s := &controlv1.WorkloadSpec{}
 	if err := s.UnmarshalVT(stored); err != nil {
 		return nil, fmt.Errorf("workload %s: stored specification: %w", w.ID, err)
@@ -42,10 +42,10 @@ func Again(w *fsm.Workload, stored []byte, update rollout.Policy) (*controlv1.Ap
 	return out, nil
 }
 
-// AgainWithCount returns the request that applies a group that was made with count again. members are its members, at
+// ReapplyGroup returns the request that applies a group with a count again. members are its members, at
 // least one, and stored is the specification of the first one.
-func AgainWithCount(group string, members []*fsm.Workload, stored []byte, update rollout.Policy) (*controlv1.ApplyWorkloadRequest, error) {
-	out, err := Again(members[0], stored, rollout.Policy{})
+func ReapplyGroup(group string, members []*fsm.Workload, stored []byte, update rollout.Policy) (*controlv1.ApplyWorkloadRequest, error) {
+	out, err := Reapply(members[0], stored, rollout.Policy{})
 	if err != nil {
 		return nil, err
 	}

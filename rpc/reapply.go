@@ -15,8 +15,8 @@ import (
 // maxApplies is the maximum number of requests in one answer: the number that an apply plans together.
 const maxApplies = 256
 
-// applies returns the requests that apply a workload, or the workloads of a group, again.
-func (s *Server) applies(ctx context.Context, v fsm.View, id string) (out []*controlv1.ApplyWorkloadRequest, err error) {
+// reapplies returns the requests that apply a workload, or the workloads of a group, again.
+func (s *Server) reapplies(ctx context.Context, v fsm.View, id string) (out []*controlv1.ApplyWorkloadRequest, err error) {
 	group := id
 	if w, ok := v.Workload(id); ok {
 		if err := s.within(ctx, w); err != nil {
@@ -26,7 +26,7 @@ func (s *Server) applies(ctx context.Context, v fsm.View, id string) (out []*con
 			w = of
 		}
 		if w.Demand.Group == "" || !fsm.MadeByCount(w.Demand.Group, w.ID) {
-			r, err := applyOf(v, w)
+			r, err := reapplyOf(v, w)
 			return []*controlv1.ApplyWorkloadRequest{r}, err
 		}
 		group = w.Demand.Group
@@ -38,14 +38,14 @@ func (s *Server) applies(ctx context.Context, v fsm.View, id string) (out []*con
 	members := fsm.Members(v, group)
 	if len(members) > 0 && in.Has(members[0].In()) {
 		first := members[0]
-		add(spec.AgainWithCount(group, members, putOf(v, first).spec, strategyOf(v, group, first.Update)))
+		add(spec.ReapplyGroup(group, members, putOf(v, first).spec, strategyOf(v, group, first.Update)))
 	}
 	if group != id {
 		return out, err
 	}
 	v.Group(group, func(w *fsm.Workload) bool {
 		if w.Owner == "" && in.Has(w.In()) && w.Desired != fsm.DesiredDeleted && !w.Demand.Surge && !fsm.MadeByCount(group, w.ID) {
-			add(applyOf(v, w))
+			add(reapplyOf(v, w))
 		}
 		return len(out) <= maxApplies
 	})
@@ -62,7 +62,7 @@ func (s *Server) applies(ctx context.Context, v fsm.View, id string) (out []*con
 	return out, err
 }
 
-func applyOf(v fsm.View, w *fsm.Workload) (*controlv1.ApplyWorkloadRequest, error) {
+func reapplyOf(v fsm.View, w *fsm.Workload) (*controlv1.ApplyWorkloadRequest, error) {
 	if w.Desired == fsm.DesiredDeleted {
 		return nil, errorf(KindPrecondition, "workload %q is being deleted, so there is nothing to apply again", w.ID)
 	}
@@ -70,7 +70,7 @@ func applyOf(v fsm.View, w *fsm.Workload) (*controlv1.ApplyWorkloadRequest, erro
 	if w.IsSystem() {
 		update = strategyOf(v, w.ID, update)
 	}
-	return spec.Again(w, putOf(v, w).spec, update)
+	return spec.Reapply(w, putOf(v, w).spec, update)
 }
 
 // strategyOf returns the update strategy of a group or system workload: that of its unfinished rollout, otherwise stored,
@@ -99,9 +99,9 @@ func putOf(v fsm.View, w *fsm.Workload) storedSpec {
 	return storedSpec{w.Spec, w.SpecID(), w.Bundle}
 }
 
-// kept returns a request in which the marker *** is replaced by the secrets that are stored for the same fields of the
+// keepSecrets returns a request in which the marker *** is replaced by the secrets that are stored for the same fields of the
 // workload, or of the first member of the group, and with the files of a stack whose Compose file is kept.
-func (s *Server) kept(ctx context.Context, req *controlv1.ApplyWorkloadRequest) (*controlv1.ApplyWorkloadRequest, error) {
+func (s *Server) keepSecrets(ctx context.Context, req *controlv1.ApplyWorkloadRequest) (*controlv1.ApplyWorkloadRequest, error) {
 	if !spec.KeepsSecrets(req.GetSpec()) {
 		return req, nil
 	}
