@@ -97,8 +97,8 @@ func (e *Errors) options(s *controlv1.WorkloadSpec) {
 			switch v := m.pairs[k]; {
 			case !isText(k) || !isText(v) || len(k) > 256 || len(v) > maxMetadata:
 				e.addf(where, "", "must be text without NUL, with a key of at most 256 bytes and a value of at most %d", maxMetadata)
-			case m.field == "labels" && strings.HasPrefix(k, "persys."):
-				e.add(where, "begins with persys., which is for the labels of the agents", "")
+			case m.field == "labels" && service.ReservedLabel(k) != "":
+				e.add(where, service.ReservedLabel(k), "")
 			case m.field == "logging.options":
 				e.secret(where, v)
 			}

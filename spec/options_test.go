@@ -99,6 +99,7 @@ func TestConflictsOfAContainer(t *testing.T) {
 		{"hostname: a_b/c", "container.hostname: must be letters"},
 		{"logging: {driver: json-file, options: {max-sise: 1m}}", "container.logging.options.max-sise: is not an option of the driver json-file"},
 		{"labels: {persys.workload: x}", "container.labels.persys.workload: begins with persys."},
+		{"labels: {com.docker.compose.project: x}", "container.labels.com.docker.compose.project: begins with com.docker.compose."},
 		{"healthcheck: {test: [curl]}", "container.healthcheck.test: must begin with CMD"},
 		{"healthcheck: {interval: 10}", "container.healthcheck.interval: must be a duration"},
 		{"healthcheck: {test: a, start_interval: 1s}", "container.healthcheck.start_interval: needs start_period"},

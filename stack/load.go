@@ -150,6 +150,9 @@ func (l *loading) run(ctx context.Context) {
 	}
 	j := judge{p: p, dir: l.dir, main: names[0], docs: w.docs, faults: l.faults, grace: l.src.MaxStopGrace, job: l.src.Job, mask: l.src.Mask, addresses: map[string]string{}}
 	j.all()
+	if l.src.Strict {
+		j.labels()
+	}
 	l.faults, l.out.Warnings = j.faults, j.warnings
 	l.refs(p, w.refs) // the method refs adds faults for files that cannot be used
 	l.used["COMPOSE_PROFILES"] = true

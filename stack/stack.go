@@ -80,9 +80,10 @@ type Source struct {
 	MaxStopGrace time.Duration
 	// Job: the stack is a job, whose failed runs the schedulers repeat, so its services have no restart policy.
 	Job bool
-	// Strict makes it a fault if the source of a bind mount does not exist and is mounted read-only or has the
-	// name of a file (with an extension). Without Strict it is no fault, and the engine makes an empty folder
-	// at the missing path.
+	// Strict is set for a stack that is being applied, and not for one that is stored. With Strict, a fault is also:
+	//   - a bind mount whose source does not exist, if it is mounted read-only or has the name of a file (with an
+	//     extension). Without Strict the engine makes an empty folder at the missing path.
+	//   - a label that only agents or Compose may set. Without Strict the agent removes such labels.
 	Strict bool
 	// Mask removes values of the stack, which may be secret, from error texts of Compose. Set it if people
 	// other than the author read the error.

@@ -1,9 +1,11 @@
 package driver
 
+import "github.com/persys/compute/stack/service"
+
 // Labels that every instance carries (RULES.md "One engine, several agents" and contract/semantics.md section
 // 12). Instances of legacy v1 agents carry only the first three.
 const (
-	LabelPrefix     = "persys."
+	LabelPrefix     = service.AgentLabels
 	LabelManaged    = "persys.managed" // the value is always "true"
 	LabelWorkload   = "persys.workload_id"
 	LabelRevision   = "persys.revision_id"
@@ -128,16 +130,15 @@ func (id Identity) Of(labels map[string]string) Ownership {
 	return Foreign
 }
 
-// Labels returns the labels of an instance for spec. Our labels override equal keys in user, the labels that
-// the user chose.
+// Labels returns the labels of an instance for spec: the labels user, which the user chose, without reserved ones, and
+// the labels of agents.
 func Labels(kind Kind, spec Spec, user map[string]string) map[string]string {
 	out := make(map[string]string, len(user)+len(spec.Labels)+8)
 	for _, from := range []map[string]string{user, spec.Labels} {
 		for k, v := range from {
-			if len(k) >= len(LabelPrefix) && k[:len(LabelPrefix)] == LabelPrefix {
-				continue
+			if service.ReservedLabel(k) == "" {
+				out[k] = v
 			}
-			out[k] = v
 		}
 	}
 	out[LabelManaged] = "true"

@@ -19,6 +19,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/persys/compute/agent/driver"
+	stackservice "github.com/persys/compute/stack/service"
 )
 
 // program runs Compose as a command, `docker-compose` or `docker compose`. The command reads the stack, which
@@ -151,7 +152,7 @@ func seconds(d time.Duration) string { return strconv.Itoa(int(math.Ceil(d.Secon
 func lasting(all types.Labels) types.Labels {
 	out := types.Labels{}
 	for k, v := range all {
-		if strings.HasPrefix(k, composeLabels) ||
+		if strings.HasPrefix(k, stackservice.ComposeLabels) ||
 			k == driver.LabelContent || k == driver.LabelRevision || k == driver.LabelGeneration {
 			continue
 		}

@@ -237,6 +237,9 @@ func masked(err error, env map[string]string) error {
 func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfig) error {
 	p := s.project
 	ours, inContainers := driver.Labels(driver.Compose, spec, nil), driver.ContainerLabels(driver.Compose, spec, nil)
+	stackfile.EachLabels(p, func(_ []string, labels map[string]string) {
+		maps.DeleteFunc(labels, func(key, _ string) bool { return stackservice.ReservedLabel(key) != "" }) // schedulers refuse them, but do not read a stack that is in a Git repository
+	})
 	awaited := map[string]bool{}
 	for _, service := range p.Services {
 		for name, on := range service.DependsOn {
@@ -314,36 +317,17 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 		if awaited[name] {
 			service.CustomLabels[driver.LabelAwaited] = "true"
 		}
-		withoutOwnership(service.Labels)
-		for _, mount := range service.Volumes {
-			if mount.Volume != nil { // the engine makes a volume with these labels if the mount has no source
-				withoutOwnership(mount.Volume.Labels)
-			}
-		}
 		p.Services[name] = service
 	}
 	for name, n := range p.Networks {
-		withoutOwnership(n.Labels)
 		n.CustomLabels = maps.Clone(ours)
 		p.Networks[name] = n
 	}
 	for name, v := range p.Volumes {
-		withoutOwnership(v.Labels)
 		v.CustomLabels = maps.Clone(ours)
 		p.Volumes[name] = v
 	}
 	return nil
-}
-
-// composeLabels is the prefix of the labels that Compose gives to its objects.
-const composeLabels = "com.docker.compose."
-
-// withoutOwnership deletes the labels of the agent and of Compose, which say to whom an object belongs. If the author of
-// a stack could set them, an object could pass for one of another workload or namespace.
-func withoutOwnership[M ~map[string]string](labels M) {
-	maps.DeleteFunc(labels, func(key, _ string) bool {
-		return strings.HasPrefix(key, driver.LabelPrefix) || strings.HasPrefix(key, composeLabels)
-	})
 }
 
 // pull fetches the images that a stack needs and the engine lacks.

@@ -1,0 +1,115 @@
+package stack
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/compose-spec/compose-go/v2/types"
+)
+
+// TestEveryMappingOfLabelsIsFound: EachLabels finds every field of a project with the name labels. A field that a later
+// version of compose-go adds fails this test.
+func TestEveryMappingOfLabelsIsFound(t *testing.T) {
+	var want, got []string
+	var p types.Project
+	fillLabels(reflect.ValueOf(&p).Elem(), nil, nil, &want)
+	EachLabels(&p, func(at []string, labels map[string]string) {
+		if path := strings.Join(at, "."); labels[path] == "x" {
+			got = append(got, path)
+		}
+	})
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(want, got) || !slices.Contains(got, "services.0.volumes.0.volume.labels") {
+		t.Errorf("EachLabels finds the labels %q, and a project has %q", got, want)
+	}
+}
+
+// fillLabels gives each mapping, list and pointer below v one element, and each mapping of labels the label PATH=x. It
+// adds the paths to found. The key of each other mapping is 0.
+func fillLabels(v reflect.Value, at []string, within []reflect.Type, found *[]string) {
+	if slices.Contains(within, v.Type()) {
+		return
+	}
+	within = append(within[:len(within):len(within)], v.Type())
+	switch v.Kind() {
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fillLabels(v.Elem(), at, within, found)
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		fillLabels(v.Index(0), append(at, "0"), within, found)
+	case reflect.Map:
+		element := reflect.New(v.Type().Elem()).Elem()
+		key := reflect.ValueOf("0")
+		if at[len(at)-1] == "labels" && element.Kind() == reflect.String {
+			path := strings.Join(at, ".")
+			*found, key = append(*found, path), reflect.ValueOf(path)
+			element.SetString("x")
+		} else {
+			fillLabels(element, append(at, "0"), within, found)
+		}
+		v.Set(reflect.MakeMap(v.Type()))
+		v.SetMapIndex(key.Convert(v.Type().Key()), element)
+	case reflect.Struct:
+		for i := range v.NumField() {
+			name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
+			if name != "-" && name != "" && v.Field(i).CanSet() {
+				fillLabels(v.Field(i), append(at[:len(at):len(at)], name), within, found)
+			}
+		}
+	}
+}
+
+// TestReservedLabels: a stack that is applied may set no label of agents and Compose. A stack that is stored already may:
+// the agent removes such labels.
+func TestReservedLabels(t *testing.T) {
+	const text = `services:
+  web:
+    image: a:1
+    labels: {own: x, persys.namespace: bank}
+    deploy:
+      labels: [com.docker.compose.project=x]
+    volumes:
+      - {type: volume, target: /x, volume: {labels: {persys.managed: "true"}}}
+    networks: [n]
+    secrets: [s]
+networks:
+  n:
+    labels:
+      persys.node_id: x
+secrets:
+  s:
+    environment: X
+    labels:
+      com.docker.compose.project: y
+`
+	src := source(text)
+	src.Env = map[string]string{"X": "secret"}
+	for _, strict := range []bool{true, false} {
+		src.Strict = strict
+		out, err := load(t.Context(), src, Root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, f := range out.Faults {
+			got = append(got, f.String())
+		}
+		var want []string
+		if strict {
+			want = []string{
+				"compose.yaml:4: services.web.labels.persys.namespace: begins with persys., which is for the labels of the agents",
+				"compose.yaml:6: services.web.deploy.labels.com.docker.compose.project: begins with com.docker.compose., which is for the labels of Compose",
+				"compose.yaml:8: services.web.volumes.0.volume.labels.persys.managed: begins with persys., which is for the labels of the agents",
+				"compose.yaml:14: networks.n.labels.persys.node_id: begins with persys., which is for the labels of the agents",
+				"compose.yaml:19: secrets.s.labels.com.docker.compose.project: begins with com.docker.compose., which is for the labels of Compose",
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("with Strict %v the faults are\n%s\nwant\n%s", strict, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	}
+}
