@@ -56,7 +56,7 @@ type gossip struct {
 	meta    []byte
 	changed chan struct{} // signals a change of members; capacity 1
 
-	life  sync.Mutex // guards the field ended, and the field list until it is set
+	life  sync.Mutex // guards ended, and the first assignment of the field list
 	ended bool
 
 	mu   sync.Mutex

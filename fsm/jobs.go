@@ -160,7 +160,7 @@ func (t *Tx) readmits(w *Workload) (Result, bool) {
 		return Result{}, true
 	}
 	put := workloadPB(w).GetPut()
-	put.Content = "again" // with the same content, Fits would treat the job as finished
+	put.Content = "again" // a put with other content counts as a job that is to run; with the same content it would count as finished
 	again := &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{put}}
 	return t.admits(again, []*Workload{w}, nil)
 }

@@ -289,7 +289,7 @@ func (t *Tx) addNetwork(n *Network) {
 	t.r.info.NetworkID++
 	n.ID = t.r.info.NetworkID
 	t.storeNetwork(nil, n)
-	t.state().Workloads("", func(w *Workload) bool { // restored ones, whose network was missing
+	t.state().Workloads("", func(w *Workload) bool { // after a restore, workloads may name a network that is created only now
 		if n.serves(w) {
 			t.serve(nil, w)
 		}

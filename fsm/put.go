@@ -353,7 +353,7 @@ func (t *Tx) demanded(p *commandv1.WorkloadPut, old *Workload) *Demand {
 	if old != nil && demandEqual(old.Demand, &d) {
 		return old.Demand
 	}
-	kept := d // this copy is on the heap; a demand that equals the old one needs none
+	kept := d // copy d to the heap only here, because the return above needs no copy
 	return &kept
 }
 

@@ -98,11 +98,11 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	case own && p.ClusterKeyID == "":
 		info.KeyRotation = b.KeyRotation
 	case own && p.ContentKey == "" && SealedUnder([]byte(b.ContentKey), p.ClusterKeyID):
-		info.ContentKey, info.KeyChangedAt = b.ContentKey, b.KeyChangedAt // the restored content hashes depend on it
+		info.ContentKey, info.KeyChangedAt = b.ContentKey, b.KeyChangedAt // the content hashes of the backup were made with this key
 	}
 	if r.FormerKey != "" {
 		// Values of the backup are sealed under a key that was replaced since. Seal them again, as a rotation does.
-		again := p.NextKeyID == "" && p.FormerKeyID == r.FormerKey && p.CleanIndex == 0 // the values are being sealed again already
+		again := p.NextKeyID == "" && p.FormerKeyID == r.FormerKey && p.CleanIndex == 0 // true if a rotation already seals the values under this former key again
 		if p.Rotating() && !again {
 			return State{}, &Refusal{Kind: Conflict, Reason: "a rotation of the cluster key is in progress; wait for its end: persysctl cluster-key status"}
 		}

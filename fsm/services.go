@@ -31,7 +31,7 @@ const (
 type ServiceAddress struct {
 	Name   string
 	Number uint32 // place of the address within the network: the first address has number 0
-	FreeAt int64  // time from which another service may get it, Unix nanoseconds; 0 = it is used
+	FreeAt int64  // time from which another service may get the address, Unix nanoseconds; 0 = the service uses it
 }
 
 // ServiceName returns the name under which the instances of the workload have one address.

@@ -46,11 +46,11 @@ type Volume struct {
 	SizeGB       int64  // GB; 0 = no limit
 	Retain       bool   // kept when its workload is deleted
 	ByHand       bool   // created by a user; it is kept until a user deletes it
-	Held         bool   // it may have data: a node accepted an order that makes it, or reports it
+	Held         bool   // the volume may have data: a node accepted an order that makes the volume, or has reported the volume
 	Owner        string // workload whose volume it is; "" = none: its workload was deleted, or none has used it yet
 	CreatedAt    int64  // Unix nanoseconds
 	CreatedBy    string
-	UnusedSince  int64 // since when no workload uses it, Unix nanoseconds; 0 = one does
+	UnusedSince  int64 // time since which no workload uses the volume, Unix nanoseconds; 0 = a workload uses it
 	ModifyIndex  uint64
 }
 

@@ -336,7 +336,7 @@ type content struct {
 	data     []byte
 	fields   map[string]string
 	revision string // revision in the header If-Match or If-None-Match; empty without one
-	without  string // error text for a request with If-Match if its call takes no condition
+	without  string // error text for a request with If-Match, if its gRPC call cannot check a revision
 }
 
 func (*content) Close() error { return nil }

@@ -386,7 +386,7 @@ func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 	}
 	known, err := r.trust.recall()
 	if err != nil || known == nil {
-		return err == nil, err // the state has a CA already, and it is another one
+		return err == nil, err // this replica stores no authority, so another scheduler has made the CA
 	}
 	a, err := known.open(key)
 	if err != nil {

@@ -222,7 +222,7 @@ func (in *ScaleInput) wish() (ScaleDecision, int) {
 	ratio := sum / float64(of) / target
 	n := int(math.Ceil(ratio*float64(of) - 1e-6)) // the small number absorbs rounding errors
 	if up && failed > 0 {
-		n += failed // n working members are needed in addition to the failed ones
+		n += failed // failed members do no work: add n working members beside them
 		d.Reason += fmt.Sprintf(", not counting %d that failed", failed)
 	}
 	if math.Abs(ratio-1) <= scaleTolerance || (ratio > 1) != up || n == in.Count || (n > in.Count) != up {
@@ -295,7 +295,7 @@ func scaleStateOf(w *fsm.Workload, clock int64) ScaleState {
 	case w.Status == fsm.StatusRunning && w.Actual.Health == fsm.Unhealthy:
 		return ScaleUnhealthy
 	case w.Node == "" || w.Status == fsm.StatusUnknown:
-		return ScaleAbsent // do not add a member for it: no node would take that one either, or this member is placed again soon
+		return ScaleAbsent // do not add a member in its place: either no node has room, or this member is placed again soon
 	case w.CreatedAt > clock-int64(scaleStart):
 		return ScaleStarting // a member that fails from the beginning is not replaced before scaleStart
 	case w.Status == fsm.StatusFailed || w.Retry.Attempts > 0 || w.Retry.FirstFailureAt != 0:

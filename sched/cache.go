@@ -278,7 +278,7 @@ func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
 	}
 	if o, n := ch.OldWorkload(), ch.NewWorkload(); c.limits && o != nil && n != nil && n.Node != "" &&
 		(o.Generation != n.Generation || o.Preemptible(nil) != n.Preemptible(nil)) {
-		c.version, c.limits = c.version+1, false // of equal priorities the newest generations are evicted, so other workloads would be
+		c.version, c.limits = c.version+1, false // preemption evicts the newest generations first, so a new generation changes its choice
 	}
 	if o, n := ch.OldWorkload(), ch.NewWorkload(); o != nil && n != nil && turnOf(o) != turnOf(n) {
 		c.version++ // the members of a job group that wait for their turn, or no longer need to, must be evaluated again

@@ -50,9 +50,9 @@ func (x *nodeIndex) exclude(nodes []string) {
 // why it stays.
 type elsewhere struct {
 	to    int32  // slot of a node that has room; -1 = the workload stays
-	stays string // why it stays; "" if it does not fail or moves
-	waits bool   // it stays because no node takes it
-	due   int64  // when this may change, even if no node changes; 0 = never
+	stays string // why the workload stays; "" if it moves or has not failed
+	waits bool   // the workload stays because no node takes it
+	due   int64  // when the decision may change although no node has changed, Unix nanoseconds; 0 = never
 }
 
 // elsewhere decides whether w moves off node n, which is up but cannot run w. It reserves nothing

@@ -93,7 +93,7 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 		return true, 0
 	case code != "" && n.Up:
 		if !p.leave(w, n, code, message) {
-			_, due = p.retry(w) // a workload with failures stays: they are counted on this node
+			_, due = p.retry(w) // the workload stays, so its failures on this node are counted and retried
 		}
 		return true, due
 	case code != "":

@@ -248,7 +248,7 @@ func (x *step) coverOrder(w *Workload, next *Intent, newer bool) bool {
 	first := !slices.ContainsFunc(f.extra, same)
 	f.extra = slices.DeleteFunc(f.extra, same)
 	f.extra = append(f.extra, ahead{leaseWorkload(next), x.now.Add(aheadFor)})
-	if first { // only the first attempt of an order sends a message to the fencer at once; for repeated ones the periodic message is soon enough
+	if first { // send a message at the first attempt of an order only; at repeated attempts the periodic message is soon enough
 		x.do(TellFencer{})
 	}
 	x.answer(Answer{Unavailable: fencerError(x.unconfirmed()), Retry: true})

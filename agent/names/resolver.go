@@ -47,12 +47,12 @@ type Resolver struct {
 	store    Store
 
 	view atomic.Pointer[view] // nil until the first names arrive
-	turn atomic.Uint32        // number of answers with several records; the first record is chosen by it
+	turn atomic.Uint32        // counts answers with several records; selects the record that comes first in the next answer
 
 	mu        sync.Mutex
 	names     *agentv1.NetworkNames // the newest names; nil before the first ones
 	confirmed time.Time             // time at which a scheduler last confirmed that the names are the newest; zero before the first confirmation
-	since     time.Time             // time since which the machine has networks; until the first confirmation the age of the names counts from it
+	since     time.Time             // when the machine got its first network; before the first confirmation, the age of the names is counted from this time
 	old       bool                  // whether the log says that the names are outdated
 
 	listening map[uint32]*listener // by network id

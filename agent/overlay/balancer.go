@@ -599,7 +599,7 @@ func (f staleFlows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 		return false
 	}
 	if asked == instance && toAddr(flow.Reverse.DstIP) != toAddr(flow.Forward.SrcIP) {
-		return false // a connection of a container to another machine, which has the source address of this one
+		return false // not a connection to an ingress port: a container calls another machine, with this machine's source address
 	}
 	return plan.StalePort(f.view, f.have, at, netip.AddrPortFrom(instance, flow.Reverse.SrcPort))
 }

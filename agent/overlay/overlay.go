@@ -371,7 +371,7 @@ func (r *reconciler) reconcile(ctx context.Context) bool {
 		r.o.report(nil, []string{err.Error()})
 		return false
 	}
-	foreign := r.settled == v // the view is established already, so any operation repairs a change by another program
+	foreign := r.settled == v // the machine has matched this view before, so any operation repairs a change by another program
 	var repaired []string
 	var res plan.Result
 	var failed error

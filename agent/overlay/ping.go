@@ -80,7 +80,7 @@ func (o *Overlay) ProbePeers(ctx context.Context, network uint32, nodes []string
 type path struct {
 	*agentv1.NetworkProbe
 	inside, underlay netip.Addr // addresses of the node in the network and outside of it
-	low, high        int        // the largest packet that came back, and the largest one that may
+	low, high        int        // search for the largest packet that comes back: low has come back, and no packet larger than high can
 	answers          bool       // the node answers outside of the network
 }
 
@@ -144,7 +144,7 @@ func outer(ctx context.Context, v *workload.NetworkView, paths []*path) {
 	}
 	g, err := newPinger(v.Address)
 	if err != nil {
-		return // the text then says that the machine does not answer, and to check it
+		return // the report then says that the machine does not answer and must be checked
 	}
 	defer g.close()
 	for range 2 {

@@ -30,7 +30,7 @@ type serviceState struct {
 	known    bool          // there is a view
 	told     chan struct{} // closed when a newer view comes
 	served   map[netip.Addr]bool
-	routed   []netip.Prefix // slices of services that the network's bridge answers for, or did when it was last ready
+	routed   []netip.Prefix // slices of services with a route through their network's bridge, as of the last time that the bridge was ready
 	problems []string
 	looked   []workload.IngressPort // ports in ingress mode for which the sockets of the machine were looked at
 	held     []workload.IngressPort // ports in ingress mode that programs of the machine use or Config.Forbids forbids, sorted

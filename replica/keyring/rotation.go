@@ -231,7 +231,7 @@ func (k *Keyring) arrange(info *fsm.Info) error {
 		made, known := k.made[id], k.kept[id] != nil
 		k.mu.Unlock()
 		if !known || time.Since(made) < madeFor {
-			continue // or a restore is about to use the key again
+			continue // the key is gone already, or a restore has just written it and is about to use it
 		}
 		if err := k.forget(id); err != nil {
 			return err

@@ -169,7 +169,7 @@ func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.D
 	mine := false
 	if e.opt.Pulled != nil {
 		any := img
-		any.Platform = nil // a copy for another platform is not this agent's either
+		any.Platform = nil // the agent must not remove an image that the engine had before, whatever platform it was for
 		here, err := e.Have(ctx, any)
 		mine = err == nil && !here
 	}

@@ -212,7 +212,7 @@ func (m *Machine) await(ctx context.Context, unit string, done func() bool) erro
 	defer tick.Stop()
 	status := ""
 	for {
-		state, _ := m.Systemctl(ctx, "is-active", unit) // it fails if the unit is not active, and prints the state then too
+		state, _ := m.Systemctl(ctx, "is-active", unit) // systemctl also prints the state when it fails because the unit is not active
 		if done() && state == "active" {
 			return nil
 		}
