@@ -127,7 +127,7 @@ func newRepairer(n *Node, damage error, hooks hooks) (*repairer, error) {
 	for _, name := range kept {
 		at, err := time.Parse(asideTime, strings.TrimPrefix(name, damaged))
 		if age := time.Since(at); err == nil && age.Abs() < RepairEvery {
-			return nil, no("it did so %s ago (%s), and at most once in %s: check the disk", age.Round(time.Second), name, RepairEvery)
+			return nil, no("it moved damaged data aside %s ago (%s), and does so at most once in %s: check the disk", age.Round(time.Second), name, RepairEvery)
 		}
 	}
 	if len(kept) >= maxAside {

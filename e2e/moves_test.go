@@ -63,7 +63,7 @@ func TestRebalance(t *testing.T) {
 	for _, m := range done.Moves {
 		moved[m.ID] = m.To
 	}
-	if text := ctl(t, c, "rebalance", "--apply"); !strings.Contains(text, "No move is worth it.") {
+	if text := ctl(t, c, "rebalance", "--apply"); !strings.Contains(text, "No move has the required gain.") {
 		t.Errorf("after the rebalancing another one makes moves:\n%s", text)
 	}
 	for _, id := range ids {

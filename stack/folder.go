@@ -188,7 +188,7 @@ func unusable(err error) error {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 		return missing
 	case errors.Is(err, fs.ErrPermission):
-		return problem("must not be read by this user")
+		return problem("cannot be read, because this user has no permission to read it")
 	case errors.Is(err, syscall.ELOOP):
 		return problem("is a symbolic link in a circle")
 	case strings.Contains(err.Error(), "escapes"): // compare texts, because os.Root exports no error for a path that leads out of the folder

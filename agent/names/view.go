@@ -148,7 +148,7 @@ func (v *view) answer(q dns.Question, networks []uint32, serves func(netip.Addr)
 func (r *Resolver) Lookup(name string, networks []uint32) (out []netip.Addr, problem string) {
 	v := r.view.Load()
 	if v == nil {
-		return nil, "the node has no names yet, because no scheduler has told it any"
+		return nil, "the node has no names yet, because no scheduler has sent it any"
 	}
 	got := v.answer(dns.Question{Name: dns.Fqdn(name), Qtype: dns.TypeA, Qclass: dns.ClassINET}, networks, r.machine.Serves)
 	for _, rr := range got.answer {

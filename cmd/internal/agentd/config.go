@@ -61,9 +61,9 @@ type Config struct {
 	Shard             string            `env:"PERSYS_SCHEDULER_SHARD" flag:"scheduler-shard" yaml:"scheduler_shard" usage:"shard (SCHEDULER_SHARD_KEY of the schedulers) that the cluster of this node must have"`
 	Region            string            `env:"PERSYS_NODE_REGION" flag:"region" yaml:"node_region" usage:"value of the label region"`
 	Env               string            `env:"PERSYS_NODE_ENV" flag:"env" yaml:"node_env" usage:"value of the label env"`
-	Labels            map[string]string `env:"PERSYS_NODE_LABELS" flag:"labels" yaml:"node_labels" usage:"labels of this node, k=v,k2=v2; persysctl node label sets others in their place"`
+	Labels            map[string]string `env:"PERSYS_NODE_LABELS" flag:"labels" yaml:"node_labels" usage:"labels of this node, k=v,k2=v2; labels set with persysctl node label override them"`
 	Devices           map[string]string `env:"PERSYS_NODE_DEVICES" flag:"devices" yaml:"node_devices" usage:"numbers of devices that workloads can reserve, name=number,…, such as nvidia.com/gpu=2; they take precedence over the CDI devices that the engine reports"`
-	Taints            []string          `env:"PERSYS_NODE_TAINTS" flag:"taints" yaml:"node_taints" usage:"taints of this node, k=v:NoSchedule,k2:NoExecute:60: NoSchedule, PreferNoSchedule or NoExecute, with seconds; persysctl node taint sets others in their place"`
+	Taints            []string          `env:"PERSYS_NODE_TAINTS" flag:"taints" yaml:"node_taints" usage:"taints of this node, k=v:NoSchedule,k2:NoExecute:60: NoSchedule, PreferNoSchedule or NoExecute, with seconds; taints set with persysctl node taint override them"`
 
 	Fencer      string        `env:"PERSYS_FENCER" flag:"fencer" yaml:"fencer" oneof:"auto,external,off" default:"auto" usage:"process that stops workloads with on_lost_lease: stop when the lease ends: auto = fencers that the agent starts, external = a persys-agent fencer that an operator runs, off = such workloads are refused"`
 	FencerDir   string        `env:"PERSYS_FENCER_DIR" flag:"fencer-dir" yaml:"fencer_dir" usage:"folder of the socket between agent and fencer; default: beside the state"`

@@ -137,7 +137,7 @@ Taint the nodes of the pool to keep other namespaces off them.`,
 	f.Int64Var(&o.devices, "devices", 0, "quota of devices (resources.devices) of all names together")
 	f.Int64Var(&o.volumes, "volumes", 0, "quota of managed volumes, including kept ones that no workload uses")
 	f.StringVar(&o.volumeSize, "volume-size", "", "quota of the size of all managed volumes together: 500Gi")
-	f.Int32Var(&o.maxPriority, "max-priority", 0, "highest priority that its users may give, and that counts against other namespaces: 0 to 1000")
+	f.Int32Var(&o.maxPriority, "max-priority", 0, "highest priority that users of this namespace may set, and that lets its workloads preempt those of other namespaces: 0 to 1000")
 	f.BoolVar(&o.allowScaling, "allow-scaling", false, "let the suggestions of automations scale groups; --allow-scaling=false ends it")
 	f.StringSliceVar(&o.nodes, "nodes", nil, "labels (KEY=VALUE) that nodes must carry to run its workloads; \"\" = any node")
 	f.StringSliceVar(&o.add, "add-user", nil, "restrict this user to this namespace, and to others that list it; may be repeated")

@@ -77,7 +77,7 @@ local data behind: see persysctl why.`,
 				}
 				t, err := taint.Parse(a)
 				if err != nil {
-					return usagef("%s; KEY- takes one away", err)
+					return usagef("%s; KEY- removes one", err)
 				}
 				req.Taints = append(req.Taints, t)
 			}

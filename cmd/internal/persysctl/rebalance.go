@@ -109,7 +109,7 @@ func (c *cli) applyRebalance(ctx context.Context, o rebalanceOptions) error {
 			return err
 		}
 	case len(all.GetMoves())+len(all.GetDropped()) == 0:
-		writeLines(c.out, []string{"No move is worth it."})
+		writeLines(c.out, []string{"No move has the required gain."})
 	case o.wait:
 		writeLines(c.out, []string{fmt.Sprintf("%s done.", screen.Plural(len(all.GetMoves()), "move"))})
 	}
@@ -184,7 +184,7 @@ func (c *cli) previewRebalance(ctx context.Context, o rebalanceOptions) error {
 func (c *cli) showRebalance(r *clusterv1.PreviewRebalanceResponse) {
 	now := "Imbalance " + imbalanceText(r.GetBefore())
 	if len(r.GetMoves()) == 0 {
-		writeLines(c.out, []string{now + ". No move is worth it."})
+		writeLines(c.out, []string{now + ". No move has the required gain."})
 	} else {
 		writeLines(c.out, []string{now + "; after " + screen.Plural(len(r.GetMoves()), "move") + " " + imbalanceText(r.GetAfter()) + "."})
 		c.print(moveTable(r.GetMoves()))
