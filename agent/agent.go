@@ -18,6 +18,7 @@ import (
 	"github.com/persys/compute/agent/garbage"
 	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/memfile"
+	"github.com/persys/compute/agent/message"
 	"github.com/persys/compute/agent/metrics"
 	"github.com/persys/compute/agent/names"
 	"github.com/persys/compute/agent/network"
@@ -303,7 +304,7 @@ func (a *Agent) Epoch() Epoch { return a.runner.State().Meta.Epoch }
 
 // Snapshot returns the status of every workload: the same list that the API call ListWorkloads returns.
 func (a *Agent) Snapshot() []*agentv1.WorkloadStatus {
-	return server.Statuses(a.runner.State(), agentv1.WorkloadType_WORKLOAD_TYPE_UNSPECIFIED)
+	return message.Statuses(a.runner.State(), agentv1.WorkloadType_WORKLOAD_TYPE_UNSPECIFIED)
 }
 
 // offered returns how much of a resource the node offers to workloads: Threshold percent of the amount that

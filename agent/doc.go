@@ -18,7 +18,8 @@
 //   - core makes the decisions. It is a pure step function that the simulator also uses.
 //   - store keeps the state file. spec parses orders and specifications.
 //   - runner holds the core's state and carries out its effects on drivers.
-//   - session calls the schedulers, and server serves their calls.
+//   - session calls the schedulers, and server serves their calls. message converts between the core's values
+//     and the messages of both; the simulator uses it too.
 //   - fencer is a separate process that stops exclusive workloads when the lease ends.
 //   - garbage, health, usage, host, volume, credentials and metrics each do what their name says.
 package agent

@@ -27,6 +27,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/garbage"
 	"github.com/persys/compute/agent/host"
+	"github.com/persys/compute/agent/message"
 	"github.com/persys/compute/agent/metrics"
 	"github.com/persys/compute/agent/names"
 	"github.com/persys/compute/agent/network"
@@ -35,7 +36,6 @@ import (
 	"github.com/persys/compute/agent/usage"
 	"github.com/persys/compute/agent/volume"
 	agentv1 "github.com/persys/compute/api/agent/v1"
-	"github.com/persys/compute/order/wire"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/limits"
 )
@@ -112,7 +112,7 @@ func (s *Server) ApplyWorkload(ctx context.Context, req *agentv1.ApplyWorkloadRe
 	s.r.Ordered(ctx, req.GetId())
 	order, err := spec.Order(s.cfg.Key, req)
 	if err != nil {
-		return s.applyRefused(req, core.Refusedf("%v", err)), nil
+		return s.applied(req, core.Answer{Refusal: core.Refusedf("%v", err)}), nil
 	}
 	if s.cfg.Room != nil {
 		order.Room = s.cfg.Room()
@@ -125,50 +125,23 @@ func (s *Server) ApplyWorkload(ctx context.Context, req *agentv1.ApplyWorkloadRe
 		return nil, storeFailed(err)
 	case answer.Unavailable != "":
 		return nil, status.Errorf(codes.Unavailable, "workload %q: %s", req.GetId(), answer.Unavailable)
-	case answer.Refusal != nil:
-		return s.applyRefused(req, answer.Refusal), nil
-	case answer.Skipped:
-		return &agentv1.ApplyWorkloadResponse{Applied: true, Skipped: true, Message: answer.Message, Status: Status(answer.Status)}, nil
+	case answer.Refusal == nil && !answer.Skipped:
+		s.cfg.Networks.Heard(req.GetNetworks())
 	}
-	s.cfg.Networks.Heard(req.GetNetworks())
-	in, t := answer.Intent, answer.Task
-	return &agentv1.ApplyWorkloadResponse{
-		Applied: true, Message: answer.Message,
-		Status: &agentv1.WorkloadStatus{
-			Id: in.ID, Type: spec.TypeOf(in.Type), RevisionId: in.RevisionID, DesiredState: desiredState(in.DesiredState),
-			ActualState: agentv1.ActualState_ACTUAL_STATE_PENDING, Message: answer.Message,
-			CreatedAt: unix(in.CreatedAt), UpdatedAt: in.UpdatedAt.Unix(),
-			Metadata:   map[string]string{"task_id": t.ID, "task_status": t.Status},
-			Generation: wire.Agent(in.Generation), Content: in.Content,
-		},
-	}, nil
+	return s.applied(req, answer), nil
 }
 
-func (s *Server) applyRefused(req *agentv1.ApplyWorkloadRequest, no *core.Refusal) *agentv1.ApplyWorkloadResponse {
-	s.cfg.Metrics.Refused(no)
-	s.log.Warn("apply refused", "workload", req.GetId(), "reason", no.Message)
-	out := &agentv1.ApplyWorkloadResponse{Message: no.Message, Fenced: no.Fenced}
-	if no.Class != "" {
-		out.Status = &agentv1.WorkloadStatus{
-			Id: req.GetId(), Type: req.GetType(), RevisionId: req.GetRevisionId(), Message: no.Message,
-			ActualState: agentv1.ActualState_ACTUAL_STATE_FAILED,
-			Metadata:    map[string]string{"failure_reason": string(no.Class), "failure_message": no.Message},
-		}
-	}
-	if no.Fenced {
-		out.HighestEpoch = s.highest()
-	}
-	return out
+func (s *Server) applied(req *agentv1.ApplyWorkloadRequest, answer core.Answer) *agentv1.ApplyWorkloadResponse {
+	s.refused("apply refused", req.GetId(), answer.Refusal)
+	return message.Applied(req, answer, s.r.State().Meta.Epoch)
 }
 
-// highest returns the highest epoch that the agent has seen; orders with a lower one are refused. It returns
-// nil if the agent has seen none.
-func (s *Server) highest() *agentv1.Epoch {
-	e := s.r.State().Meta.Epoch
-	if !e.Owned() {
-		return nil
+// refused counts and logs a refused order. It does nothing if no is nil.
+func (s *Server) refused(text, id string, no *core.Refusal) {
+	if no != nil {
+		s.cfg.Metrics.Refused(no)
+		s.log.Warn(text, "workload", id, "reason", no.Message)
 	}
-	return &agentv1.Epoch{ClusterId: e.ClusterID, Shard: e.Shard, Incarnation: e.Incarnation, Term: e.Term}
 }
 
 // DeleteWorkload stores and queues a delete.
@@ -181,17 +154,8 @@ func (s *Server) DeleteWorkload(ctx context.Context, req *agentv1.DeleteWorkload
 	} else if answer, err = s.r.Do(order); err != nil {
 		return nil, storeFailed(err)
 	}
-	no := answer.Refusal
-	if no == nil {
-		return &agentv1.DeleteWorkloadResponse{Success: true, Absent: answer.Absent, Message: answer.Message}, nil
-	}
-	s.cfg.Metrics.Refused(no)
-	s.log.Warn("delete refused", "workload", req.GetId(), "reason", no.Message)
-	out := &agentv1.DeleteWorkloadResponse{Message: no.Message, Fenced: no.Fenced}
-	if no.Fenced {
-		out.HighestEpoch = s.highest()
-	}
-	return out, nil
+	s.refused("delete refused", req.GetId(), answer.Refusal)
+	return message.Deleted(answer, s.r.State().Meta.Epoch), nil
 }
 
 // fence checks the epoch and the addressed node of a call that is not an order. A read without an epoch is
@@ -230,7 +194,7 @@ func (s *Server) GetWorkloadStatus(_ context.Context, req *agentv1.GetWorkloadSt
 	if w == nil || w.Status == nil {
 		return nil, notFound(req.Id)
 	}
-	st := Status(w.Status)
+	st := message.Status(w.Status)
 	if r, ok := s.r.Used().Get(driver.ID(req.Id)); ok {
 		st.Usage = &agentv1.WorkloadUsageSnapshot{
 			WorkloadId: req.Id, Type: spec.TypeOf(r.Kind), CpuPercent: r.Percent(), MemoryBytes: r.Memory,
@@ -246,7 +210,7 @@ func (s *Server) ListWorkloads(_ context.Context, req *agentv1.ListWorkloadsRequ
 	if err := s.fence(req.GetEpoch(), "", false); err != nil {
 		return nil, err
 	}
-	return &agentv1.ListWorkloadsResponse{Workloads: Statuses(s.r.State(), req.GetType())}, nil
+	return &agentv1.ListWorkloadsResponse{Workloads: message.Statuses(s.r.State(), req.GetType())}, nil
 }
 
 // HealthCheck returns the health of the engines at the last probe.

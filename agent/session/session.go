@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -27,6 +26,7 @@ import (
 	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/fencer"
 	"github.com/persys/compute/agent/host"
+	"github.com/persys/compute/agent/message"
 	"github.com/persys/compute/agent/metrics"
 	"github.com/persys/compute/agent/names"
 	"github.com/persys/compute/agent/network"
@@ -36,10 +36,6 @@ import (
 	"github.com/persys/compute/agent/volume"
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
-
-// protocol is the version of the agent's protocol with the schedulers. Version 1 has epochs,
-// generations and lease lengths.
-const protocol = 1
 
 // startWait is the longest wait for the engines and the fencer before the first registration.
 const startWait = 5 * time.Second
@@ -229,30 +225,12 @@ func (c *Session) register(ctx context.Context) error {
 		return fmt.Errorf("register: %w", err)
 	}
 	c.held = request.GetCapabilities().GetNetworking().GetHeldPorts()
-	a := answerOf(sent, reply)
+	a := message.RegistrationAnswer(sent, reply)
 	c.link = c.link.Accepted(a)
 	c.leased(asked, a)
 	c.discovered(reply.SchedulerAddrs, reply.LeaderAddr)
 	c.cfg.Logger.Info("registered", "interval", c.link.Interval, "lease", c.link.Lease, "epoch", a.Epoch.String())
 	return nil
-}
-
-// answerOf returns what a scheduler answered to a call that was sent at the time sent. Our schedulers send the length of a
-// lease; a legacy v1 scheduler sends its end.
-func answerOf(sent time.Time, m interface {
-	GetEpoch() *controlv1.Epoch
-	GetLeaseSeconds() int32
-	GetLeaseExpiresAt() *timestamppb.Timestamp
-	GetHeartbeatIntervalSeconds() int32
-}) heartbeat.Answer {
-	a := heartbeat.Answer{
-		Sent: sent, Epoch: epochOf(m.GetEpoch()), Lease: time.Duration(m.GetLeaseSeconds()) * time.Second,
-		Interval: time.Duration(m.GetHeartbeatIntervalSeconds()) * time.Second,
-	}
-	if end := m.GetLeaseExpiresAt(); end.IsValid() {
-		a.LeaseEnd = end.AsTime()
-	}
-	return a
 }
 
 func (c *Session) discovered(addresses []string, leader string) {
@@ -265,7 +243,7 @@ func (c *Session) beat(ctx context.Context) error {
 	var b heartbeat.Beat
 	c.link, b = c.link.Beat()
 	asked, sent := fencer.Now(), time.Now()
-	statuses, version := changes(c.r.State(), b.Full, !b.Legacy, c.link.Acked, sent)
+	statuses, version := message.Reports(c.r.State(), b.Full, !b.Legacy, c.link.Acked, sent)
 	request := &controlv1.HeartbeatRequest{
 		NodeId: c.cfg.NodeID, ClusterId: c.r.State().Meta.Epoch.ClusterID, Usage: c.Usage(), WorkloadStatuses: statuses,
 		Timestamp: timestamppb.New(sent), Sequence: b.Sequence, Full: b.Full,
@@ -299,8 +277,7 @@ func (c *Session) beat(ctx context.Context) error {
 	}
 	c.cfg.Networks.Heard(reply.Networks)
 	c.measured, c.volumes = measured, held
-	a := answerOf(sent, reply)
-	a.SendFull = reply.SendFull
+	a := message.HeartbeatAnswer(sent, reply)
 	c.link = c.link.Acknowledged(b, version, a)
 	c.leased(asked, a)
 	c.discovered(reply.SchedulerAddrs, reply.LeaderAddr)
@@ -342,16 +319,9 @@ func (c *Session) leased(asked time.Duration, a heartbeat.Answer) {
 	}
 }
 
-func epochOf(m *controlv1.Epoch) core.Epoch {
-	if e := spec.Epoch(m); e != nil {
-		return *e
-	}
-	return core.Epoch{}
-}
-
 // Reports returns the reports of all workloads, as in a full heartbeat.
 func (c *Session) Reports() []*controlv1.WorkloadStatus {
-	out, _ := changes(c.r.State(), true, true, 0, time.Now())
+	out, _ := message.Reports(c.r.State(), true, true, 0, time.Now())
 	return out
 }
 
@@ -384,48 +354,22 @@ func (c *Session) Registration() *controlv1.RegisterNodeRequest {
 	for _, p := range c.r.Pools() {
 		pools = append(pools, &controlv1.StoragePool{Name: p.Name, Type: p.Type, TotalGb: p.TotalGB})
 	}
-	state := c.r.State()
-	fencing, bound := state.SelfFencing()
-	var types, all []string
-	for _, e := range state.Engines() {
-		all = append(all, string(e.Kind))
-		if e.Healthy {
-			types = append(types, string(e.Kind))
-		}
-	}
-	// Schedulers take an empty list of kinds as that of an old agent, which runs every kind except VMs. So the
-	// list is never empty. If no engine is healthy now, the list has all kinds, and the status says why the
-	// engines fail. If there is no engine at all, the list has "none", which matches no workload.
-	switch {
-	case len(all) == 0:
-		types = []string{"none"}
-	case len(types) == 0:
-		types = all
-	}
 	cfg := &c.cfg
 	var networking *controlv1.NodeNetworking
 	if cfg.Networking != nil {
 		networking = cfg.Networking(cfg.Advertise)
 	}
-	devices := map[string]int64{}
-	maps.Copy(devices, state.Devices())
-	maps.Copy(devices, cfg.Devices)
-	return &controlv1.RegisterNodeRequest{
-		NodeId: cfg.NodeID,
-		Capabilities: &controlv1.NodeCapabilities{
-			CpuTotalMillicores: totals.CPUMillicores, MemoryTotalMb: totals.MemoryMB,
-			StoragePools:            pools,
-			SupportedWorkloadTypes:  types,
-			SupportedStorageDrivers: append([]string{volume.Local}, cfg.Storage.Drivers()...),
-			EngineId:                state.EngineID(), Taints: cfg.Taints, Protocol: protocol,
-			SelfFencing: fencing, FenceBoundSeconds: uint32(math.Ceil(bound.Seconds())),
-			CpuReservedMillicores: cfg.ReservedCPU, MemoryReservedMb: cfg.ReservedMemory,
-			DiskReservedGb: cfg.ReservedDisk, ResourceThresholdPercent: uint32(cfg.Threshold),
-			Networking: networking, MetricsPort: uint32(cfg.MetricsPort), MemoryFiles: cfg.MemoryFiles, Devices: devices,
-		},
-		Labels: cfg.Labels, AgentVersion: cfg.Version, GrpcEndpoint: cfg.Advertise,
-		ClusterId: state.Meta.Epoch.ClusterID, Shard: state.Meta.Epoch.Shard, InstanceId: state.Meta.InstanceID, FeatureLevel: cfg.FeatureLevel,
-	}
+	out := message.Registration(c.r.State())
+	out.Labels, out.AgentVersion = cfg.Labels, cfg.Version
+	out.GrpcEndpoint, out.FeatureLevel = cfg.Advertise, cfg.FeatureLevel
+	caps := out.Capabilities
+	caps.CpuTotalMillicores, caps.MemoryTotalMb, caps.StoragePools = totals.CPUMillicores, totals.MemoryMB, pools
+	caps.SupportedStorageDrivers = append([]string{volume.Local}, cfg.Storage.Drivers()...)
+	caps.CpuReservedMillicores, caps.MemoryReservedMb, caps.DiskReservedGb = cfg.ReservedCPU, cfg.ReservedMemory, cfg.ReservedDisk
+	caps.ResourceThresholdPercent = uint32(cfg.Threshold)
+	caps.Taints, caps.Networking, caps.MetricsPort, caps.MemoryFiles = cfg.Taints, networking, uint32(cfg.MetricsPort), cfg.MemoryFiles
+	maps.Copy(caps.Devices, cfg.Devices)
+	return out
 }
 
 // Usage returns how much of the node's resources is reserved for workloads, and how much is in use.

@@ -1,4 +1,4 @@
-package session
+package message
 
 import (
 	"fmt"
@@ -34,7 +34,7 @@ func TestAHeartbeatFits(t *testing.T) {
 		saved.Status[id] = core.SavedStatus{Status: &core.Status{ID: id, Message: words, Class: workload.StorageProvisionFailed}}
 	}
 	now := time.Unix(1_800_000_000, 0)
-	list, _ := changes(core.Restore(core.Settings{}, saved, now), true, true, 0, now)
+	list, _ := Reports(core.Restore(core.Settings{}, saved, now), true, true, 0, now)
 	if n := proto.Size(&controlv1.HeartbeatRequest{WorkloadStatuses: list}); n > dial.MaxMessage {
 		t.Errorf("the heartbeat has %d bytes, want at most %d", n, dial.MaxMessage)
 	}

@@ -1,4 +1,4 @@
-package session
+package message
 
 import (
 	"cmp"
@@ -13,9 +13,10 @@ import (
 	"github.com/persys/compute/order/wire"
 )
 
-// changes returns reports of workloads, ordered by id: all of them if full is set, and otherwise those that are
-// newer than the version given as after. It also returns the version of the newest report.
-func changes(s core.State, full, epochs bool, after uint64, now time.Time) ([]*controlv1.WorkloadStatus, uint64) {
+// Reports returns the reports of workloads for a heartbeat, ordered by id: all of them if full is set, and otherwise
+// those that are newer than the version given as after. It also returns the version of the newest report. epochs is
+// false for a legacy v1 scheduler (see core.State.Changes).
+func Reports(s core.State, full, epochs bool, after uint64, now time.Time) ([]*controlv1.WorkloadStatus, uint64) {
 	var out []*controlv1.WorkloadStatus
 	changed, gone := s.Changes(full, epochs, after, now)
 	for _, w := range changed {
