@@ -133,7 +133,7 @@ var drivers = []string{"docker", "compose", "libvirt", "sim"}
 
 // pure lists packages whose own files use no clock, randomness, goroutine or map order.
 // fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
-var pure = []string{"access", "order", "policy", "schedule", "fsm", "fsm/bounds", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/control", "agent/workload", "agent/fencer/lease", "agent/core", "agent/session/heartbeat", "agent/overlay/plan"}
+var pure = []string{"access", "order", "policy", "schedule", "fsm", "fsm/bounds", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/control", "agent/workload", "agent/fencer/lease", "agent/core", "agent/session/heartbeat", "agent/message", "agent/overlay/plan", "rpc/message"}
 
 var (
 	forbiddenNames = []string{"util", "utils", "common", "helper", "helpers", "model", "models"}

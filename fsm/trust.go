@@ -611,9 +611,4 @@ func lowerHex(s string) bool {
 	return strings.Trim(s, "0123456789abcdef") == ""
 }
 
-func clipTo(s string, n int) string {
-	if len(s) > n {
-		return strings.ToValidUTF8(s[:n], "")
-	}
-	return s
-}
+func clipTo(s string, n int) string { return bounds.Clip(s, n) }

@@ -24,6 +24,7 @@ import (
 	"github.com/persys/compute/policy/document"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/rpc/limits"
+	"github.com/persys/compute/rpc/message"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/spec"
 )
@@ -229,9 +230,7 @@ func (a *Agents) apply(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 		return sched.Ack{Refused: true, Code: "NETWORK_UNREACHABLE", Message: err.Error()}, nil
 	}
 	req.Epoch, req.NodeId, req.InstanceId = e, n.ID, n.Facts.InstanceID
-	ack, err := a.order(ctx, c, n, req)
-	ack.Code, ack.Message = clip(ack.Code, maxReportCode), clip(ack.Message, maxReportMessage)
-	return ack, err
+	return a.order(ctx, c, n, req)
 }
 
 // maxPolicies is the maximum size of all policies in an order, in bytes.
@@ -304,46 +303,15 @@ func (a *Agents) order(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 	resp, err := c.ApplyWorkload(ctx, req, grpc.WaitForReady(false))
 	if err != nil {
 		if status.Code(err) == codes.InvalidArgument {
-			return sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: status.Convert(err).Message()}, nil
+			return message.Bounded(sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: status.Convert(err).Message()}), nil
 		}
 		return sched.Ack{}, fmt.Errorf("apply on node %s: %w", n.ID, err)
 	}
-	st := resp.GetStatus()
-	ack := sched.Ack{Message: resp.GetMessage(), Skipped: resp.GetSkipped(), Fenced: resp.GetFenced()}
-	switch {
-	case ack.Fenced:
-	case resp.GetApplied() || resp.GetSkipped():
-		ack.Accepted = true
-		if st != nil {
-			ack.State = spec.ActualOf(st.GetActualState())
-		}
-		ack.Message = st.GetMessage()
-	case strings.Contains(resp.GetMessage(), "is draining"):
-		// Return an error, so that the order is sent again: the node's drain has ended, but the agent learns of the end
-		// only from the answer to its next heartbeat.
-		return sched.Ack{}, fmt.Errorf("apply on node %s: %s", n.ID, resp.GetMessage())
-	default:
-		ack.Refused = true
-		ack.Code = classOf(st, resp.GetMessage())
+	ack, err := message.Applied(resp)
+	if err != nil {
+		return sched.Ack{}, fmt.Errorf("apply on node %s: %w", n.ID, err)
 	}
 	return ack, nil
-}
-
-// classOf returns the failure class of an apply that the agent refused. Legacy v1 agents send the class in
-// the metadata, or only within the message (contract/wire-agent.md).
-func classOf(st *agentv1.WorkloadStatus, message string) string {
-	if c := st.GetMetadata()["failure_reason"]; c != "" {
-		return c
-	}
-	switch message = strings.ToLower(message); {
-	case strings.Contains(message, "runtime not available"):
-		return fsm.CodeRuntimeNotOffered
-	case strings.HasPrefix(message, "failed to apply workload:"):
-		// The task queue of the legacy v1 agent was full, so it ran the apply at once, and the apply
-		// failed. The cause may be temporary, such as an unreachable registry or a full disk.
-		return "RUNTIME_ERROR"
-	}
-	return "INVALID_SPECIFICATION"
 }
 
 func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, e *agentv1.Epoch, o sched.Order) (sched.Ack, error) {
@@ -376,7 +344,7 @@ func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fs
 		}
 		return sched.Ack{}, fmt.Errorf("delete on node %s: %w", n.ID, err)
 	}
-	ack := sched.Ack{Accepted: resp.GetSuccess(), Gone: resp.GetAbsent(), Fenced: resp.GetFenced(), Message: resp.GetMessage()}
+	ack := message.Deleted(resp)
 	if ack.Fenced || ack.Gone || n.Facts.Protocol > 0 {
 		return ack, nil // an agent of this project reports the removal in a heartbeat
 	}

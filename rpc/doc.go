@@ -24,8 +24,8 @@
 //   - changes of the state: propose.go
 //   - workloads: apply.go, batch.go, plan.go, workloads.go (reads), revisions.go, rollouts.go,
 //     automation.go, why.go, logs.go, exec.go
-//   - nodes: register.go, heartbeat.go, workloadstatus.go (statuses from agents), nodes.go, drifts.go,
-//     storage.go
+//   - nodes: register.go, heartbeat.go, nodes.go, drifts.go, storage.go; package rpc/message converts the
+//     messages of agents
 //   - calls to agents: agents.go (orders), inspect.go (reads for the leader)
 //   - events and watches: events.go, watch.go
 //   - the cluster: cluster.go, trust.go, backup.go, recovery.go

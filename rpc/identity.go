@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -12,6 +11,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/persys/compute/access"
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/rpc/limits"
@@ -241,13 +241,7 @@ func needs(m method) string {
 	return ": this needs the permission " + m.permission.String() + "; `persysctl auth whoami` shows yours"
 }
 
-// clip shortens v to the given number of bytes without splitting a UTF-8 character.
-func clip(v string, most int) string {
-	if len(v) <= most {
-		return v
-	}
-	return strings.ToValidUTF8(v[:most], "")
-}
+func clip(v string, most int) string { return bounds.Clip(v, most) }
 
 // speaksFor returns an error if the caller is an agent and node is not the node of its certificate.
 func (s *Server) speaksFor(ctx context.Context, node string) error {

@@ -10,6 +10,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/rpc/message"
 	"github.com/persys/compute/sched"
 )
 
@@ -38,7 +39,7 @@ func (a *Agents) List(ctx context.Context, node string) ([]sched.Reported, error
 	}
 	out := make([]sched.Reported, 0, len(resp.GetWorkloads()))
 	for _, st := range resp.GetWorkloads() {
-		out = append(out, listed(st, n.Facts.Protocol == 0))
+		out = append(out, message.Listed(st, n.Facts.Protocol == 0))
 	}
 	return out, nil
 }
@@ -56,10 +57,10 @@ func (a *Agents) Look(ctx context.Context, node, workload string) (sched.Reporte
 		return sched.Reported{}, false, nil
 	case err != nil:
 		return sched.Reported{}, false, fmt.Errorf("status on node %s: %w", node, err)
-	case deletedMeanwhile(resp.GetStatus()):
+	case message.DeletedMeanwhile(resp.GetStatus()):
 		return sched.Reported{}, false, nil
 	}
-	return listed(resp.GetStatus(), n.Facts.Protocol == 0), true, nil
+	return message.Listed(resp.GetStatus(), n.Facts.Protocol == 0), true, nil
 }
 
 // Actions implements leader.Inspector: it reads the agent's task history of a workload.
@@ -78,7 +79,7 @@ func (a *Agents) Actions(ctx context.Context, node, workload string, limit int) 
 	out := make([]*commandv1.AgentAction, 0, len(acts))
 	for _, x := range acts {
 		out = append(out, &commandv1.AgentAction{
-			TaskId: x.GetTaskId(), Workload: x.GetWorkloadId(), ActionType: x.GetActionType(), Status: x.GetStatus(), Error: clip(x.GetError(), maxReportMessage),
+			TaskId: x.GetTaskId(), Workload: x.GetWorkloadId(), ActionType: x.GetActionType(), Status: x.GetStatus(), Error: clip(x.GetError(), message.MaxMessage),
 			// Legacy v1 agents send a large negative number for a time that has not come yet.
 			CreatedAt: max(0, x.GetCreatedAt()), StartedAt: max(0, x.GetStartedAt()), EndedAt: max(0, x.GetEndedAt()),
 		})

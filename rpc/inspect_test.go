@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
-	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/rpc/message"
 )
 
 func TestInspectShowsTheAgentsStatus(t *testing.T) {
@@ -40,7 +40,7 @@ func TestInspectShowsTheAgentsStatus(t *testing.T) {
 		f.list = func(*agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error) {
 			all := make([]*agentv1.WorkloadStatus, 2000)
 			for i := range all {
-				all[i] = &agentv1.WorkloadStatus{Id: fmt.Sprint("w", i), Message: strings.Repeat("x", maxReportMessage)}
+				all[i] = &agentv1.WorkloadStatus{Id: fmt.Sprint("w", i), Message: strings.Repeat("x", message.MaxMessage)}
 			}
 			return &agentv1.ListWorkloadsResponse{Workloads: all}, nil
 		}
@@ -124,14 +124,4 @@ func TestInspectShowsTheAgentsStatus(t *testing.T) {
 		ok(t, err)
 		is(t, "actions", len(got), 0)
 	})
-}
-
-// An agent reports in a heartbeat that a workload has failed and that no retry can help. The converted report
-// (observation) must contain this fact too, because the planner reads it to decide whether the workload is started
-// again.
-func TestAHeartbeatSaysThatNoRetryHelps(t *testing.T) {
-	for _, terminal := range []bool{true, false} {
-		r := reported(&controlv1.WorkloadStatus{WorkloadId: "web", State: "Failed", Terminal: terminal}, false)
-		is(t, "terminal", r.Observation.Terminal, terminal)
-	}
 }

@@ -10,6 +10,7 @@ import (
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/rpc/message"
 	"github.com/persys/compute/sched"
 )
 
@@ -53,7 +54,7 @@ func (a *Agents) wasSent(o sched.Order) bool {
 // removing returns what the leader is told about delete order o: that the delete has ended, or that it still runs. A
 // legacy v1 agent has already answered the delete call, but carries the delete out later.
 func (a *Agents) removing(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, o sched.Order, ack sched.Ack) (sched.Ack, error) {
-	if !ack.Accepted && saysGone(ack.Message) {
+	if !ack.Accepted && message.SaysGone(ack.Message) {
 		a.sent(o, false)
 		return sched.Ack{Accepted: true, Gone: true}, nil
 	}
@@ -84,7 +85,7 @@ func (a *Agents) deleted(ctx context.Context, c agentv1.AgentServiceClient, id s
 		return deleteRuns, nil // the agent may have noticed the deadline of the call before this client did
 	case err != nil:
 		return deleteOpen, err
-	case deletedMeanwhile(resp.GetStatus()):
+	case message.DeletedMeanwhile(resp.GetStatus()):
 		return deleteGone, nil
 	}
 	st := resp.GetStatus()
@@ -102,7 +103,7 @@ func (a *Agents) deleted(ctx context.Context, c agentv1.AgentServiceClient, id s
 		return deleteOpen, err
 	}
 	if len(history.GetActions()) == 0 { // the agent keeps no task history, or has restarted since the delete
-		if nothingLeft(st) {
+		if message.NothingLeft(st) {
 			return deleteGone, nil
 		}
 		return deleteOpen, nil
@@ -110,25 +111,10 @@ func (a *Agents) deleted(ctx context.Context, c agentv1.AgentServiceClient, id s
 	switch last := history.GetActions()[0]; {
 	case last.GetActionType() != "delete_workload":
 		return deleteOpen, nil
-	case last.GetStatus() == "completed", saysGone(last.GetError()):
+	case last.GetStatus() == "completed", message.SaysGone(last.GetError()):
 		return deleteGone, nil
 	case last.GetStatus() == "pending", last.GetStatus() == "running":
 		return deleteRuns, nil
 	}
 	return deleteOpen, nil
-}
-
-// nothingLeft reports whether, according to a legacy v1 agent, its engine has no instance of the workload.
-func nothingLeft(st *agentv1.WorkloadStatus) bool {
-	switch st.GetActualState() {
-	case agentv1.ActualState_ACTUAL_STATE_STOPPED, agentv1.ActualState_ACTUAL_STATE_UNKNOWN:
-		return saysGone(st.GetMessage())
-	}
-	return false
-}
-
-// saysGone reports whether a message of a legacy v1 agent means that the workload to delete does not exist.
-func saysGone(text string) bool {
-	text = strings.ToLower(text)
-	return strings.Contains(text, "not found") || strings.Contains(text, "no containers")
 }

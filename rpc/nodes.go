@@ -16,6 +16,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/bounds"
+	"github.com/persys/compute/rpc/message"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/spec"
 )
@@ -171,7 +172,7 @@ func (s *Server) mayLabel(ctx context.Context, c *commandv1.LabelNode) error {
 func (s *Server) TaintNode(ctx context.Context, req *clusterv1.TaintNodeRequest) (*clusterv1.NodeActionResponse, error) {
 	c := &commandv1.TaintNode{Id: req.GetNodeId()}
 	for _, t := range req.GetTaints() {
-		c.Taints = append(c.Taints, &commandv1.NodeTaint{Taint: taintOf(t)})
+		c.Taints = append(c.Taints, &commandv1.NodeTaint{Taint: message.Taint(t)})
 	}
 	for _, k := range req.GetRemove() {
 		c.Taints = append(c.Taints, &commandv1.NodeTaint{Taint: &commandv1.Taint{Key: k}, Removed: true})
@@ -180,11 +181,6 @@ func (s *Server) TaintNode(ctx context.Context, req *clusterv1.TaintNodeRequest)
 		return nil, errorf(KindInvalid, "%s", fault)
 	}
 	return s.nodeAction(ctx, req.GetNodeId(), req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_TaintNode{TaintNode: c}})
-}
-
-// taintOf converts a taint in a request to a taint in a command. The state machine sets its time.
-func taintOf(t *controlv1.Taint) *commandv1.Taint {
-	return &commandv1.Taint{Key: t.GetKey(), Value: t.GetValue(), Effect: t.GetEffect(), Seconds: t.GetSeconds()}
 }
 
 // DrainNode implements the call of cluster.v1. If the request is a preview, it only returns the moves that a drain

@@ -3,11 +3,9 @@ package rpc
 import (
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -220,51 +218,6 @@ func TestHeartbeatReachesTheLoop(t *testing.T) {
 	is(t, "usage of a heartbeat that has none", g.replicas[0].lastBeat(t).Used.CPU, 1)
 }
 
-// TestFailureClassFromTheEnum: if an agent sends no failure class, the enum value FailureReason decides
-// whether a failed workload is retried.
-func TestFailureClassFromTheEnum(t *testing.T) {
-	for reason, want := range map[controlv1.FailureReason]string{
-		controlv1.FailureReason_FAILURE_REASON_UNSPECIFIED: "",
-		controlv1.FailureReason_IMAGE_PULL_FAILED:          "IMAGE_PULL_FAILED",
-		controlv1.FailureReason_IMAGE_NOT_FOUND:            "INVALID_IMAGE",
-		controlv1.FailureReason_INSUFFICIENT_RESOURCES:     "INSUFFICIENT_RESOURCES",
-		controlv1.FailureReason_INVALID_SPEC:               "INVALID_SPECIFICATION",
-		controlv1.FailureReason_RUNTIME_ERROR:              "RUNTIME_ERROR",
-		controlv1.FailureReason_NETWORK_ERROR:              "NETWORK_ERROR",
-		controlv1.FailureReason_STORAGE_ERROR:              "STORAGE_ERROR",
-		controlv1.FailureReason_VM_BOOT_FAILED:             "VM_BOOT_FAILED",
-		controlv1.FailureReason(99):                        "99",
-	} {
-		st := &controlv1.WorkloadStatus{WorkloadId: "web", State: "Failed", FailureReason: reason}
-		is(t, "code of "+reason.String(), reported(st, false).Observation.Code, want)
-		st.Reason = &controlv1.ReasonDetail{Code: "PORT_BIND_CONFLICT"}
-		is(t, "detail with "+reason.String(), reported(st, false).Observation.Code, "PORT_BIND_CONFLICT")
-		st.State = "Running"
-		is(t, "code of a workload that runs on a legacy v1 agent with "+reason.String(), reported(st, true).Observation.Code, "")
-		st.Reason = nil
-		is(t, "code of a running workload", reported(st, false).Observation.Code, "")
-	}
-}
-
-// TestLongStatusTextsAreCut: long texts in a workload's status are cut before the status is compared with the
-// state or stored.
-func TestLongStatusTextsAreCut(t *testing.T) {
-	long := strings.Repeat("ä", 1<<20)
-	st := &controlv1.WorkloadStatus{
-		WorkloadId: "web", State: "Failed", Message: long, Reason: &controlv1.ReasonDetail{Code: long},
-		Addresses: slices.Repeat([]string{long}, 1000),
-		Ports:     slices.Repeat([]*controlv1.Port{{HostPort: 80, ContainerPort: 80, Protocol: long}}, 1000),
-	}
-	o := reported(st, false).Observation
-	if len(o.Message) != maxReportMessage || len(o.Code) != maxReportCode || len(o.Addresses) != maxReportList || len(o.Addresses[0]) > maxReportAddress ||
-		len(o.Ports) != maxReportList || len(o.Ports[0].Protocol) > 8 {
-		t.Errorf("a status has a message of %d bytes, a code of %d, %d addresses and %d ports, want at most the limits", len(o.Message), len(o.Code), len(o.Addresses), len(o.Ports))
-	}
-	if !utf8.ValidString(o.Message) {
-		t.Error("the message must not be cut inside a character, but was")
-	}
-}
-
 // TestUsageThatCannotBe: a heartbeat reports an impossible resource usage, such as a negative number. It must not be
 // refused, because the node's lease depends on it.
 func TestUsageThatCannotBe(t *testing.T) {
@@ -282,22 +235,6 @@ func TestUsageThatCannotBe(t *testing.T) {
 		is(t, "acknowledged", r.GetAcknowledged(), true)
 		hb := g.replicas[0].lastBeat(t)
 		is(t, "usage", hb.Used, c.want)
-	}
-}
-
-// TestWorkloadUsageThatCannotBe: an impossible value in the resource usage of a workload is replaced by the
-// nearest possible value.
-func TestWorkloadUsageThatCannotBe(t *testing.T) {
-	got := used([]*controlv1.WorkloadUsageSnapshot{
-		{WorkloadId: "a", CpuPercent: math.NaN(), MemoryBytes: -1, DiskReadBytes: math.MinInt64},
-		{WorkloadId: "b", CpuPercent: math.Inf(1), MemoryBytes: 7, NetRxBytes: -7},
-		{WorkloadId: "c", CpuPercent: math.Inf(-1)},
-	})
-	for i, want := range []string{"0 0 0", fmt.Sprint(float64(bounds.MaxCPU/10), 7, 0), "0 0 0"} {
-		u := got[i]
-		if text := fmt.Sprint(u.CPUPercent, u.Memory, u.DiskRead+u.NetReceived); text != want {
-			t.Errorf("%s: %s, want %s", u.Workload, text, want)
-		}
 	}
 }
 

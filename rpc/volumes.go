@@ -15,7 +15,6 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
-	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 )
 
@@ -298,28 +297,6 @@ func (s *Server) deleteAt(ctx context.Context, h holder) error {
 			return err
 		})
 	})
-}
-
-// maxHeldVolumes is the maximum number of a node's volumes in one log command.
-const maxHeldVolumes = 2000
-
-// heldVolumes converts the volumes in a heartbeat to a log command; nil if the heartbeat does not report
-// volumes.
-func heldVolumes(node string, r *controlv1.VolumeReport) *commandv1.ReportVolumes {
-	if r == nil {
-		return nil
-	}
-	out := &commandv1.ReportVolumes{Node: node, Complete: r.GetComplete()}
-	for _, v := range r.GetVolumes() {
-		if len(out.Volumes) == maxHeldVolumes {
-			out.Complete = false
-			break
-		}
-		out.Volumes = append(out.Volumes, &commandv1.HeldVolume{
-			Name: v.GetName(), Namespace: v.GetNamespace(), Driver: v.GetDriver(), SizeGb: v.GetSizeGb(), Pool: v.GetPool(), Retain: v.GetRetain(), Owner: v.GetOwner(), ByHand: v.GetByHand(),
-		})
-	}
-	return out
 }
 
 // fillVolumes adds to an order the properties of volumes that a user created by hand: the size, if the

@@ -66,25 +66,6 @@ func TestVolumeCalls(t *testing.T) {
 	is(t, "list after the delete", list(&clusterv1.ListVolumesRequest{Namespace: "default"}), "local:data@n1 Pending Retain db")
 }
 
-// TestHeldVolumes: if a heartbeat has too many volumes for one log command, the command is marked as
-// incomplete.
-func TestHeldVolumes(t *testing.T) {
-	report := &controlv1.VolumeReport{Complete: true, Volumes: []*controlv1.HeldVolume{{Name: "data", Driver: "local", Namespace: "shop", SizeGb: 2, Owner: "db"}}}
-	got := heldVolumes("n1", report)
-	is(t, "node", got.GetNode(), "n1")
-	is(t, "complete", got.GetComplete(), true)
-	is(t, "volume", got.GetVolumes()[0].String(), (&commandv1.HeldVolume{Name: "data", Driver: "local", Namespace: "shop", SizeGb: 2, Owner: "db"}).String())
-	for range maxHeldVolumes {
-		report.Volumes = append(report.Volumes, report.Volumes[0])
-	}
-	got = heldVolumes("n1", report)
-	is(t, "volumes", len(got.GetVolumes()), maxHeldVolumes)
-	is(t, "complete with too many", got.GetComplete(), false)
-	if heldVolumes("n1", nil) != nil {
-		t.Error("a heartbeat without a report of volumes must not report that there are none")
-	}
-}
-
 // TestOrdersCarryCreatedVolumes: an order contains the size of a volume that a user created by hand, and
 // the policy to keep the volume.
 func TestOrdersCarryCreatedVolumes(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/order/wire"
+	"github.com/persys/compute/rpc/message"
 	"github.com/persys/compute/testbed"
 )
 
@@ -174,7 +175,7 @@ func TestWhyTellsOfAMove(t *testing.T) {
 	g := newGroup(t, 1)
 	g.place("web", "a")
 	w, _ := g.now().Workload("web")
-	said := reported(&controlv1.WorkloadStatus{
+	said := message.Report(&controlv1.WorkloadStatus{
 		WorkloadId: "web", State: "Pending", Message: "no space left", Reason: &controlv1.ReasonDetail{Code: "STORAGE_FULL"}, TryElsewhere: true,
 		Generation: wire.Control(w.Generation),
 	}, false)

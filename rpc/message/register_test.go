@@ -1,4 +1,4 @@
-package rpc
+package message
 
 import (
 	"math"
@@ -24,8 +24,7 @@ func TestOfferedSubtractsTheReservation(t *testing.T) {
 			t.Errorf("%+v: %d", c, got)
 		}
 	}
-	s := &Server{}
-	cmd := s.registration("node-a", "h:1", &controlv1.RegisterNodeRequest{Capabilities: &controlv1.NodeCapabilities{
+	cmd, _ := Registration(fsm.New(), "", "node-a", "h:1", &controlv1.RegisterNodeRequest{Capabilities: &controlv1.NodeCapabilities{
 		CpuTotalMillicores: 4000, MemoryTotalMb: 1000, CpuReservedMillicores: 1000, DiskReservedGb: 20, ResourceThresholdPercent: 80,
 		StoragePools: []*controlv1.StoragePool{{Name: "root", TotalGb: 100}, {Name: "fast", TotalGb: 100}},
 	}})

@@ -1,7 +1,8 @@
-package rpc
+package message
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -9,14 +10,15 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/order"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/spec"
 )
 
-// reported converts the status of one workload in a heartbeat. legacy is set for legacy v1 agents, which report the
+// Report converts the status of one workload in a heartbeat. legacy is set for legacy v1 agents, which report the
 // cause of an earlier failure even while a workload runs.
-func reported(st *controlv1.WorkloadStatus, legacy bool) sched.Reported {
+func Report(st *controlv1.WorkloadStatus, legacy bool) sched.Reported {
 	r := sched.Reported{
 		Workload: st.GetWorkloadId(),
 		Revision: st.GetRevisionId(),
@@ -92,7 +94,7 @@ func portsOf[P interface {
 	for _, p := range ports {
 		if valid(p.GetHostPort()) && valid(p.GetContainerPort()) {
 			out = append(out, fsm.PortBinding{
-				HostPort: uint16(p.GetHostPort()), ContainerPort: uint16(p.GetContainerPort()), Protocol: p.GetProtocol(), Address: clip(p.GetAddress(), maxReportAddress),
+				HostPort: uint16(p.GetHostPort()), ContainerPort: uint16(p.GetContainerPort()), Protocol: p.GetProtocol(), Address: bounds.Clip(p.GetAddress(), MaxAddress),
 			})
 		}
 	}
@@ -112,40 +114,40 @@ func actual(v string) fsm.Actual {
 // Limits of a workload's status. They keep a status small, because one log command contains the reports of
 // many nodes.
 const (
-	maxReportCode    = 128
-	maxReportMessage = 4 << 10 // maximum length in bytes; agents of this version apply the same limit
-	maxReportList    = 256     // maximum number of addresses, and of ports
-	maxReportAddress = 64
+	MaxCode    = 128
+	MaxMessage = 4 << 10 // maximum length in bytes; agents of this version apply the same limit
+	MaxList    = 256     // maximum number of addresses, and of ports
+	MaxAddress = 64
 )
 
 // bounded shortens a status to the limits above. It must be called before the status is compared with the stored one,
 // which is already shortened. Otherwise a long status would seem to change with every heartbeat.
 func bounded(o *fsm.Observation) {
-	o.Code, o.Message = clip(o.Code, maxReportCode), clip(o.Message, maxReportMessage)
-	o.Addresses = o.Addresses[:min(len(o.Addresses), maxReportList)]
+	o.Code, o.Message = bounds.Clip(o.Code, MaxCode), bounds.Clip(o.Message, MaxMessage)
+	o.Addresses = slices.Clone(o.Addresses[:min(len(o.Addresses), MaxList)]) // the list belongs to the message
 	for i, a := range o.Addresses {
-		o.Addresses[i] = clip(a, maxReportAddress)
+		o.Addresses[i] = bounds.Clip(a, MaxAddress)
 	}
-	o.Ports = o.Ports[:min(len(o.Ports), maxReportList)]
+	o.Ports = o.Ports[:min(len(o.Ports), MaxList)]
 	if x := o.Exit; x != nil {
-		x.Output = strings.ToValidUTF8(clip(x.Output, fsm.MaxExitOutput), "")
+		x.Output = strings.ToValidUTF8(bounds.Clip(x.Output, fsm.MaxExitOutput), "")
 	}
 	for i := range o.Ports {
 		if p := &o.Ports[i]; p.Protocol != "tcp" && p.Protocol != "udp" {
-			p.Protocol = clip(p.Protocol, 8)
+			p.Protocol = bounds.Clip(p.Protocol, 8)
 		}
 	}
 }
 
-// listed converts one status in an agent's answer to ListWorkloads or GetWorkloadStatus. legacy is set for
+// Listed converts one status in an agent's answer to ListWorkloads or GetWorkloadStatus. legacy is set for
 // legacy v1 agents, which put the cause of a failure into the metadata in every state.
-func listed(st *agentv1.WorkloadStatus, legacy bool) sched.Reported {
+func Listed(st *agentv1.WorkloadStatus, legacy bool) sched.Reported {
 	meta := st.GetMetadata()
 	r := sched.Reported{
 		Workload: st.GetId(),
 		Revision: st.GetRevisionId(),
-		Gone:     deletedMeanwhile(st),
-		Nothing:  legacy && nothingLeft(st),
+		Gone:     DeletedMeanwhile(st),
+		Nothing:  legacy && NothingLeft(st),
 		Observation: fsm.Observation{
 			State:        spec.ActualOf(st.GetActualState()),
 			Generation:   order.GenerationOf(st.GetGeneration()),
@@ -192,10 +194,25 @@ func causeIn(meta map[string]string) string {
 	return ""
 }
 
-// deletedMeanwhile reports whether a status of a legacy v1 agent says that a second delete has failed, because the
+// DeletedMeanwhile reports whether a status of a legacy v1 agent says that a second delete has failed, because the
 // first delete has already removed the workload (contract/wire-agent.md).
-func deletedMeanwhile(st *agentv1.WorkloadStatus) bool {
+func DeletedMeanwhile(st *agentv1.WorkloadStatus) bool {
 	return st.GetActualState() == agentv1.ActualState_ACTUAL_STATE_FAILED &&
 		strings.HasPrefix(st.GetMetadata()["task_id"], "delete-") &&
 		strings.Contains(strings.ToLower(st.GetMessage()), "not found")
+}
+
+// NothingLeft reports whether, according to a legacy v1 agent, its engine has no instance of the workload.
+func NothingLeft(st *agentv1.WorkloadStatus) bool {
+	switch st.GetActualState() {
+	case agentv1.ActualState_ACTUAL_STATE_STOPPED, agentv1.ActualState_ACTUAL_STATE_UNKNOWN:
+		return SaysGone(st.GetMessage())
+	}
+	return false
+}
+
+// SaysGone reports whether a message of a legacy v1 agent means that the workload to delete does not exist.
+func SaysGone(text string) bool {
+	text = strings.ToLower(text)
+	return strings.Contains(text, "not found") || strings.Contains(text, "no containers")
 }
