@@ -1,21 +1,21 @@
 package sim
 
 import (
-	"cmp"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
 	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/fencer/lease"
+	agentmessage "github.com/persys/compute/agent/message"
 	"github.com/persys/compute/agent/session/heartbeat"
 	agentspec "github.com/persys/compute/agent/spec"
 	"github.com/persys/compute/agent/workload"
 	agentv1 "github.com/persys/compute/api/agent/v1"
-	"github.com/persys/compute/fsm"
+	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/pki"
-	"github.com/persys/compute/sched"
 )
 
 var errNoNode = errors.New("the node is not registered")
@@ -163,6 +163,7 @@ func (m *machine) boot() {
 	m.meetFencer()
 	w.after(w.between(50, 800)*ms, &m.proc, func() {
 		m.do(core.Start{})
+		m.probe()
 		m.sweep()
 		m.converse()
 	})
@@ -218,6 +219,9 @@ func (m *machine) effect(e core.Effect) {
 		m.renewal = e.Renewal
 	case core.TellFencer:
 		m.tellFencer(1)
+	case core.Register:
+		m.session.stale = true
+		m.signal()
 	case core.Changed:
 		if e.ID != "" {
 			m.save(e.ID)
@@ -274,6 +278,15 @@ func (m *machine) act(a *core.Act) {
 		delete(m.cancelled, a)
 		m.do(done)
 	})
+}
+
+// probe passes the id and the devices of the engine to the core.
+func (m *machine) probe() {
+	p := core.Probed{Kind: workload.Container, EngineID: fmt.Sprintf("%s/%d", m.id, m.made), Healthy: true}
+	if m.w.has(Placement) {
+		p.Devices = map[string]int64{device: m.cpu / 1000}
+	}
+	m.do(p)
 }
 
 // sweep makes the core inspect all workloads periodically.
@@ -334,76 +347,72 @@ func (m *machine) generation(id string, g driver.Generation) driver.Generation {
 }
 
 // apply is the agent's API method ApplyWorkload.
-func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) sched.Ack {
+func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 	w, id := m.w, req.GetId()
 	order, err := agentspec.Order(m.key, req)
 	if err != nil {
 		w.violate("simulator", id, m.id, "order: %v", err)
-		return sched.Ack{}
+		return nil, errRefused
 	}
 	sent, by := order.Generation, *order.Epoch
 	order.Sender, order.Generation = m.sender(order.Sender), m.generation(id, sent)
-	if ack, ok := m.fumble(order); ok {
-		return ack
+	if resp := m.fumble(order); resp != nil {
+		return resp, nil
 	}
 	answer := m.do(core.Apply{Order: order})
 	if answer.Retry && m.alive {
 		m.renewLease()
 		answer = m.do(core.Apply{Order: order})
 	}
-	switch no := answer.Refusal; {
-	case no != nil:
-		w.tracef(id, m.id, "agent: refuses an apply: %s", no.Message)
-		ack := sched.Ack{Fenced: no.Fenced, Refused: !no.Fenced, Code: string(driver.InvalidSpecification), Message: no.Message}
-		if m.core.Draining && m.core.Intent(id) == nil {
-			ack.Refused = false // the API call returns an error instead, and the leader sends the order again
-		}
-		return ack
+	switch {
+	case answer.Refusal != nil:
+		w.tracef(id, m.id, "agent: refuses an apply: %s", answer.Refusal.Message)
 	case answer.Unavailable != "":
 		w.tracef(id, m.id, "agent: cannot take an apply now: %s", answer.Unavailable)
-		return sched.Ack{Code: string(driver.RuntimeUnhealthy), Message: answer.Unavailable}
+		return nil, errRefused
+	default:
+		m.obeyed(by, id, sent, true)
+		m.disk.acknowledged[id] = sent
+		w.tracef(id, m.id, "agent: apply %s %s, skipped %t", sent, answer.Intent.DesiredState, answer.Skipped)
 	}
-	m.obeyed(by, id, sent, true)
-	m.disk.acknowledged[id] = sent
-	if answer.Skipped {
-		w.tracef(id, m.id, "agent: apply %s, unchanged", sent)
-		return sched.Ack{Accepted: true, Skipped: true, State: actualOf(answer.Status.State), Message: answer.Status.Message}
-	}
-	w.tracef(id, m.id, "agent: apply %s %s", sent, answer.Intent.DesiredState)
-	return sched.Ack{Accepted: true, State: fsm.ActualPending, Message: answer.Message}
+	return agentmessage.Applied(req, answer, m.core.Meta.Epoch), nil
 }
 
 // fumble lets an agent refuse an order to stop, or accept it and forget it (fault StopTrouble);
-// false if it does neither.
-func (m *machine) fumble(o core.Order) (sched.Ack, bool) {
+// nil if it does neither.
+func (m *machine) fumble(o core.Order) *agentv1.ApplyWorkloadResponse {
 	w := m.w
 	if !w.has(StopTrouble) || w.calm || o.Running {
-		return sched.Ack{}, false
+		return nil
 	}
 	_, effects := core.Step(m.core, core.Input{Now: m.now(), Clock: time.Duration(m.local(w.now)), Event: core.Apply{Order: o}})
 	for _, e := range effects {
 		if a, ok := e.(core.Answer); ok && a.Refusal != nil {
-			return sched.Ack{}, false
+			return nil
 		}
 	}
 	switch n := w.rng.IntN(100); {
 	case n < 35:
 		w.tracef(o.ID, m.id, "agent: refuses a stop")
-		return sched.Ack{Refused: true, Code: string(driver.RuntimeError), Message: "cannot stop it"}, true
+		return &agentv1.ApplyWorkloadResponse{Message: "cannot stop it", Status: &agentv1.WorkloadStatus{
+			Id: o.ID, Metadata: map[string]string{"failure_reason": string(driver.RuntimeError)},
+		}}
 	case n < 50:
 		w.tracef(o.ID, m.id, "agent: forgets a stop")
-		return sched.Ack{Accepted: true, State: fsm.ActualPending, Message: "queued"}, true
+		return &agentv1.ApplyWorkloadResponse{Applied: true, Status: &agentv1.WorkloadStatus{
+			Id: o.ID, ActualState: agentv1.ActualState_ACTUAL_STATE_PENDING, Message: "queued",
+		}}
 	}
-	return sched.Ack{}, false
+	return nil
 }
 
 // remove is the agent's API method DeleteWorkload.
-func (m *machine) remove(req *agentv1.DeleteWorkloadRequest) sched.Ack {
+func (m *machine) remove(req *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
 	w, id := m.w, req.GetId()
 	order, err := agentspec.Delete(req)
 	if err != nil {
 		w.violate("simulator", id, m.id, "delete: %v", err)
-		return sched.Ack{}
+		return nil, errRefused
 	}
 	sent, by := order.Generation, *order.Epoch
 	order.Sender = m.sender(order.Sender)
@@ -413,23 +422,23 @@ func (m *machine) remove(req *agentv1.DeleteWorkloadRequest) sched.Ack {
 	answer := m.do(order)
 	if no := answer.Refusal; no != nil {
 		w.tracef(id, m.id, "agent: refuses a delete: %s", no.Message)
-		return sched.Ack{Fenced: no.Fenced, Message: no.Message}
+	} else {
+		m.obeyed(by, id, sent, false)
+		m.disk.acknowledged[id] = sent
+		w.tracef(id, m.id, "agent: delete %s: %s", sent, answer.Message)
 	}
-	m.obeyed(by, id, sent, false)
-	m.disk.acknowledged[id] = sent
-	w.tracef(id, m.id, "agent: delete %s: %s", sent, answer.Message)
-	return sched.Ack{Accepted: true, Gone: answer.Absent}
+	return agentmessage.Deleted(answer, m.core.Meta.Epoch), nil
 }
 
 // hear passes the epoch in a scheduler's answer to the core. It returns false if the agent must ignore the
 // answer.
-func (m *machine) hear(e fsm.Epoch) bool {
-	from := m.sender(core.Sender{Epoch: &core.Epoch{ClusterID: clusterID, Incarnation: e.Incarnation, Term: e.Term}})
-	if no := m.do(core.Heard{ClusterID: clusterID, Epoch: from.Epoch}).Refusal; no != nil {
-		m.w.tracef("", m.id, "agent: an answer of epoch %s is ignored: %s", e, no.Message)
+func (m *machine) hear(msg *controlv1.Epoch) bool {
+	got := *agentspec.Epoch(msg)
+	from := m.sender(core.Sender{Epoch: &got})
+	if no := m.do(core.Heard{ClusterID: msg.GetClusterId(), Epoch: from.Epoch}).Refusal; no != nil {
+		m.w.tracef("", m.id, "agent: an answer of epoch %s is ignored: %s", got, no.Message)
 		return false
 	}
-	got := core.Epoch{ClusterID: clusterID, Incarnation: e.Incarnation, Term: e.Term}
 	if got.Less(m.disk.sawEpoch) {
 		m.w.violate("epoch", "", m.id, "the agent accepts an answer of epoch %s after it has seen epoch %s", got, m.disk.sawEpoch)
 	}
@@ -443,46 +452,6 @@ func (m *machine) hear(e fsm.Epoch) bool {
 func (m *machine) leased() { m.do(core.Leased{Until: time.Duration(m.session.until())}) }
 
 func (m *machine) drain(on bool) { m.do(core.Drain{On: on}) }
-
-func actualOf(s workload.State) fsm.Actual {
-	switch s {
-	case workload.Pending:
-		return fsm.ActualPending
-	case workload.Running:
-		return fsm.ActualRunning
-	case workload.Stopped:
-		return fsm.ActualStopped
-	case workload.Failed:
-		return fsm.ActualFailed
-	}
-	return fsm.ActualUnknown
-}
-
-// reported converts the core's record of a workload to the report that schedulers receive.
-func (m *machine) reported(x *core.Workload) sched.Reported {
-	st := x.Status
-	return sched.Reported{Workload: x.ID, Observation: fsm.Observation{
-		State: actualOf(st.State), Generation: st.Generation, Code: cmp.Or(string(st.Class), st.Reason),
-		Message: st.Message, Retryable: st.Class.Cause() != workload.Final, At: m.local(m.w.now),
-		TryElsewhere: st.TryElsewhere,
-	}}
-}
-
-// changes returns the reports that are newer than version after, or all reports if full is set. It also
-// returns the newest version.
-func (m *machine) changes(full bool, after uint64) ([]sched.Reported, uint64) {
-	var out []sched.Reported
-	changed, gone := m.core.Changes(full, true, after, m.now())
-	for _, x := range changed {
-		out = append(out, m.reported(x))
-	}
-	for _, t := range gone {
-		out = append(out, sched.Reported{Workload: t.ID, Gone: true, Observation: fsm.Observation{
-			State: fsm.ActualUnknown, Generation: t.Generation, Message: "deleted", At: m.local(m.w.now),
-		}})
-	}
-	return out, m.core.Version
-}
 
 // die ends the agent's process. Its engine keeps running.
 func (m *machine) die(why string) {

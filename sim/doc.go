@@ -17,9 +17,11 @@
 //     runs the bounds of its queues are small.
 //   - An agent is the real core (agent/core): its checks of epochs and generations, its work, its reports and
 //     its side of the exchange with the fencer. So is the decision when it registers and sends heartbeats
-//     (agent/session/heartbeat). Engine, disk and the way of messages are modelled. With the fault
+//     (agent/session/heartbeat). Engine, disk and the transport of messages are modelled. With the fault
 //     AgentCrash the process may end between any two effects of a step, also after it has answered an order.
 //     So the simulator would find an agent that answers an order before it stores it.
+//   - Registrations, heartbeats, orders and their answers are the messages of the real API. The agent's side of their
+//     conversion is agent/message, the schedulers' side rpc/message. Messages are passed on without their encoding.
 //   - Clocks: every replica has an offset, every machine an offset and a drift. The clock of a paused
 //     leader runs on. With Crons the clocks of replicas are set forward and back.
 //   - Fencers (with the fault Fencers) are the processes that stop exclusive workloads when the lease ends.

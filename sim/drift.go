@@ -5,8 +5,11 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	agentmessage "github.com/persys/compute/agent/message"
+	agentv1 "github.com/persys/compute/api/agent/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/rpc/message"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/sched/control"
 )
@@ -30,14 +33,10 @@ func (l *leadership) list(e control.List) {
 	})
 }
 
-// listed is the agent's API method ListWorkloads.
+// listed is the agent's API method ListWorkloads, as schedulers read its answer.
 func (m *machine) listed() (out []sched.Reported) {
-	for x := range m.core.Workloads() {
-		if x.Status != nil {
-			r := m.reported(x)
-			r.Revision = x.Status.Revision
-			out = append(out, r)
-		}
+	for _, st := range agentmessage.Statuses(m.core, agentv1.WorkloadType_WORKLOAD_TYPE_UNSPECIFIED) {
+		out = append(out, message.Listed(st, false))
 	}
 	return out
 }

@@ -19,15 +19,6 @@ type fencers struct {
 
 const fencerGrace = 10 * sec
 
-// bound returns the fence bound, in seconds, that the node registers: its fencers stop workloads within this
-// time after the end of the lease.
-func (m *machine) bound() uint32 {
-	if m.w.cfg.Sabotage == ShortBound {
-		return 1
-	}
-	return uint32(lease.Bound(time.Duration(fencerGrace)) / time.Second)
-}
-
 // meetFencer is called when an agent process starts: it asks the fencer which workloads the previous
 // agent process ran.
 func (m *machine) meetFencer() {
@@ -89,6 +80,7 @@ func (m *machine) fence(in lease.Input) (answer lease.Status) {
 		switch e := e.(type) {
 		case lease.Answer:
 			answer = e.Status
+			answer.Second = true // one lease.State stands for both fencers
 		case lease.Lapse:
 			w.tracef("", m.id, "fencer: the lease has ended, %d workloads to stop", len(g.state.Lease.ToStop))
 			w.lapsed(m)

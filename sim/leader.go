@@ -10,7 +10,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/rpc/message"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/sched/control"
 )
@@ -318,28 +320,44 @@ func (l *leadership) deliver(e control.Deliver) {
 	})
 }
 
-// heartbeat passes a node's heartbeat to the control loop and answers it with the lease.
-func (l *leadership) heartbeat(hb sched.Heartbeat, reply func(any, error)) {
-	l.step(control.Heartbeat{Call: l.wait(reply), Beat: hb})
+// heartbeat is the API method Heartbeat at the leader.
+func (l *leadership) heartbeat(req *controlv1.HeartbeatRequest, reply func(any, error)) {
+	call := l.wait(func(lease sched.Lease) any { return message.HeartbeatResponse(l.r.state.Info(), lease) }, reply)
+	n, ok := l.r.state.Node(req.GetNodeId())
+	if !ok { // the control loop answers that it does not know the node
+		l.step(control.Heartbeat{Call: call, Beat: sched.Heartbeat{Node: req.GetNodeId(), ReceivedAt: l.r.clockNow()}})
+		return
+	}
+	l.step(control.Heartbeat{Call: call, Beat: message.Heartbeat(n, req, l.r.clockNow())})
 }
 
 // register is the API method RegisterNode at the leader.
-func (l *leadership) register(facts *commandv1.RegisterNode, reply func(any, error)) {
-	grant := func() { l.step(control.Registered{Call: l.wait(reply), Node: facts.GetId()}) }
-	if n, ok := l.r.state.Node(facts.GetId()); ok && n.SameFacts(facts) {
+func (l *leadership) register(req *controlv1.RegisterNodeRequest, reply func(any, error)) {
+	id := req.GetNodeId()
+	refuse := func(why string) { reply(&controlv1.RegisterNodeResponse{Reason: why, ClusterId: clusterID}, nil) }
+	cmd, wrong := message.Registration(l.r.state, "", id, req.GetGrpcEndpoint(), req)
+	if wrong != "" {
+		refuse(wrong)
+		return
+	}
+	grant := func() {
+		call := l.wait(func(lease sched.Lease) any { return message.RegistrationResponse(l.r.state.Info(), lease) }, reply)
+		l.step(control.Registered{Call: call, Node: id})
+	}
+	if n, ok := l.r.state.Node(id); ok && n.SameFacts(cmd) {
 		grant()
 		return
 	}
-	cmd := &commandv1.Command{
+	c := &commandv1.Command{
 		Head: &commandv1.Head{At: l.r.clockNow(), By: "node"},
-		Body: &commandv1.Command_RegisterNode{RegisterNode: facts},
+		Body: &commandv1.Command_RegisterNode{RegisterNode: cmd},
 	}
-	l.w.propose(l.r, l.epoch.Term, []fsm.Command{cmd}, func(res []fsm.Result, err error) {
+	l.w.propose(l.r, l.epoch.Term, []fsm.Command{c}, func(res []fsm.Result, err error) {
 		switch {
 		case err != nil:
 			reply(nil, err)
 		case res[0].Err() != nil:
-			reply(nil, res[0].Err())
+			refuse(res[0].Err().Error())
 		case l.over:
 			reply(nil, errNotLeader)
 		default:
@@ -348,15 +366,20 @@ func (l *leadership) register(facts *commandv1.RegisterNode, reply func(any, err
 	})
 }
 
-// wait adds a caller that waits for a lease, and returns its Call.
-func (l *leadership) wait(reply func(any, error)) control.Call {
+// wait adds a caller that waits for a lease, and returns its Call. answer converts the lease to the message that the
+// caller gets.
+func (l *leadership) wait(answer func(sched.Lease) any, reply func(any, error)) control.Call {
 	l.call++
 	l.calls[l.call] = func(lease sched.Lease, err error) {
 		var unknown *control.ErrUnknownNode
-		if errors.As(err, &unknown) {
-			err = errNoNode
+		switch {
+		case errors.As(err, &unknown):
+			reply(nil, errNoNode)
+		case err != nil:
+			reply(nil, err)
+		default:
+			reply(answer(lease), nil)
 		}
-		reply(lease, err)
 	}
 	return l.call
 }

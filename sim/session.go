@@ -2,7 +2,6 @@ package sim
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -10,12 +9,13 @@ import (
 
 	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/driver"
+	agentmessage "github.com/persys/compute/agent/message"
 	"github.com/persys/compute/agent/session/heartbeat"
 	agentv1 "github.com/persys/compute/api/agent/v1"
-	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/order/wire"
+	"github.com/persys/compute/rpc/message"
 	"github.com/persys/compute/sched"
 	speclib "github.com/persys/compute/spec"
 )
@@ -28,6 +28,7 @@ type session struct {
 	busy      bool
 	turn      int // number of the present heartbeat timer; a timer with a lower number is obsolete and does nothing
 	dirty     bool
+	stale     bool  // the registered facts of the node have changed, so the agent registers again
 	heldSince int64 // virtual time since which the agent has held the lease without a gap; 0 = the lease is not held
 }
 
@@ -87,29 +88,34 @@ func (m *machine) converse() {
 			s.heldSince = 0
 		}
 	}
-	if s.Registered {
+	if s.Registered = s.Registered && !s.stale; s.Registered {
 		m.beat()
 		return
 	}
+	s.stale = false
 	sent := m.clock()
-	facts := m.facts()
+	req := m.registration()
 	m.call(func(l *leadership, reply func(any, error)) {
-		l.register(facts, reply)
+		l.register(req, reply)
 	}, func(res any, err error) {
 		if err != nil {
-			if strings.Contains(err.Error(), "persysctl node fence "+m.id) {
+			m.failed(false)
+			return
+		}
+		resp := res.(*controlv1.RegisterNodeResponse)
+		if !resp.GetAccepted() {
+			if strings.Contains(resp.GetReason(), "persysctl node fence "+m.id) {
 				m.w.obey(m)
 			}
 			m.failed(false)
 			return
 		}
-		l := res.(sched.Lease)
-		if !m.hear(l.Epoch) {
+		if !m.hear(resp.GetEpoch()) {
 			m.failed(false)
 			return
 		}
-		m.extend(l, s.Accepted(answerOf(sent, l)))
-		m.w.tracef("", m.id, "agent: registered in epoch %s", l.Epoch)
+		m.extend(resp.GetLeaseSeconds() > 0, s.Accepted(agentmessage.RegistrationAnswer(sent, resp)))
+		m.w.tracef("", m.id, "agent: registered in epoch %s", m.session.Epoch)
 		m.beat()
 	})
 }
@@ -129,22 +135,24 @@ func (m *machine) beat() {
 	var b heartbeat.Beat
 	s.State, b = s.Beat()
 	sent := m.clock()
-	reports, version := m.changes(b.Full, s.Acked)
-	hb := sched.Heartbeat{Node: m.id, Full: b.Full, Protocol: 1, Sequence: b.Sequence, Reports: reports}
+	statuses, version := agentmessage.Reports(m.core, b.Full, !b.Legacy, s.Acked, m.now())
+	req := &controlv1.HeartbeatRequest{
+		NodeId: m.id, ClusterId: m.core.Meta.Epoch.ClusterID, WorkloadStatuses: statuses, Sequence: b.Sequence, Full: b.Full,
+	}
 	m.call(func(l *leadership, reply func(any, error)) {
-		l.heartbeat(hb, reply)
+		l.heartbeat(req, reply)
 	}, func(res any, err error) {
 		if err != nil {
 			m.failed(errors.Is(err, errNoNode))
 			return
 		}
-		l := res.(sched.Lease)
-		if !m.hear(l.Epoch) {
+		resp := res.(*controlv1.HeartbeatResponse)
+		if !m.hear(resp.GetEpoch()) {
 			m.failed(false)
 			return
 		}
-		m.extend(l, s.Acknowledged(b, version, answerOf(sent, l)))
-		m.drain(l.Drain)
+		m.extend(resp.GetLeaseSeconds() > 0, s.Acknowledged(b, version, agentmessage.HeartbeatAnswer(sent, resp)))
+		m.drain(resp.GetDrainNode())
 		m.later()
 	})
 }
@@ -152,41 +160,29 @@ func (m *machine) beat() {
 // clock returns the time on the machine's clock.
 func (m *machine) clock() time.Time { return time.Unix(0, m.local(m.w.now)) }
 
-// answerOf returns the answer of a leader to a call that was sent at the time sent.
-func answerOf(sent time.Time, l sched.Lease) heartbeat.Answer {
-	return heartbeat.Answer{
-		Sent: sent, Epoch: core.Epoch{ClusterID: clusterID, Incarnation: l.Epoch.Incarnation, Term: l.Epoch.Term},
-		Lease: time.Duration(l.Duration), Interval: time.Duration(l.Interval), SendFull: l.SendFull,
-	}
-}
-
-// extend makes next, the state after the answer l, the state of the session. If the answer has a lease, extend notes since
-// when the agent has held its lease, and tells the agent's core.
-func (m *machine) extend(l sched.Lease, next heartbeat.State) {
+// extend makes next the state of the session. If the answer granted a lease, extend notes since when the agent has
+// held its lease, and tells the agent's core.
+func (m *machine) extend(granted bool, next heartbeat.State) {
 	s := &m.session
-	if now := m.local(m.w.now); l.Duration > 0 && (s.heldSince == 0 || now >= s.until()) {
+	if now := m.local(m.w.now); granted && (s.heldSince == 0 || now >= s.until()) {
 		s.heldSince = m.w.now
 	}
 	s.State = next
-	if l.Duration > 0 {
+	if granted {
 		m.leased()
 	}
 }
 
-// facts returns the facts with which the node registers.
-func (m *machine) facts() *commandv1.RegisterNode {
-	facts := &commandv1.RegisterNode{
-		Id: m.id, Endpoint: "10.0.0." + m.id[1:] + ":50051", CpuMillicores: m.cpu, MemoryMib: m.mem, Protocol: 1,
-		InstanceId: m.disk.instance, EngineId: fmt.Sprintf("%s/%d", m.id, m.made), Types: []string{"container", "compose"},
-		Labels: []*commandv1.Label{{Key: "zone", Value: m.zone}},
+// registration returns the message with which the node registers.
+func (m *machine) registration() *controlv1.RegisterNodeRequest {
+	out := agentmessage.Registration(m.core)
+	out.GrpcEndpoint, out.Labels = "10.0.0."+m.id[1:]+":50051", map[string]string{"zone": m.zone}
+	caps := out.Capabilities
+	caps.CpuTotalMillicores, caps.MemoryTotalMb = m.cpu, m.mem
+	if m.w.cfg.Sabotage == ShortBound {
+		caps.FenceBoundSeconds = 1
 	}
-	if m.w.has(Placement) {
-		facts.Devices = []*commandv1.DeviceCount{{Name: device, Count: m.cpu / 1000}}
-	}
-	if m.w.has(Fencers) {
-		facts.SelfFencing, facts.FenceBoundSeconds = true, m.bound()
-	}
-	return facts
+	return out
 }
 
 // call sends a call of the agent to the replica that it is connected to. That replica may forward the call
@@ -286,7 +282,7 @@ func (w *world) order(r *replica, by fsm.Epoch, o sched.Order, back func(sched.A
 		return
 	}
 	epoch := &agentv1.Epoch{ClusterId: clusterID, Incarnation: by.Incarnation, Term: by.Term}
-	var deliver func() sched.Ack
+	var deliver func() (sched.Ack, error)
 	switch o.Op {
 	case sched.OpApply:
 		wl, ok := r.state.Workload(o.Workload)
@@ -301,18 +297,30 @@ func (w *world) order(r *replica, by fsm.Epoch, o sched.Order, back func(sched.A
 		}
 		req := speclib.ToAgent(wl, plain)
 		req.Epoch, req.NodeId, req.InstanceId = epoch, node.ID, node.Facts.InstanceID
-		deliver = func() sched.Ack { return m.apply(req) }
+		deliver = func() (sched.Ack, error) {
+			resp, err := m.apply(req)
+			if err != nil {
+				return sched.Ack{}, err
+			}
+			return message.Applied(resp)
+		}
 	default:
 		req := &agentv1.DeleteWorkloadRequest{
 			Id: o.Workload, Epoch: epoch, NodeId: node.ID, InstanceId: node.Facts.InstanceID,
 			Generation: wire.Agent(o.Generation),
 		}
-		deliver = func() sched.Ack { return m.remove(req) }
+		deliver = func() (sched.Ack, error) {
+			resp, err := m.remove(req)
+			if err != nil {
+				return sched.Ack{}, err
+			}
+			return message.Deleted(resp), nil
+		}
 	}
 	w.tracef(o.Workload, o.Node, "replica %d orders %d at %s in epoch %s", r.idx, o.Op, o.Generation, by)
 	w.send(&m.proc, func() bool { return !m.down[r.idx] }, func() {
-		ack := deliver()
-		w.send(&r.proc, func() bool { return !m.up[r.idx] }, func() { back(ack, nil) })
+		ack, err := deliver()
+		w.send(&r.proc, func() bool { return !m.up[r.idx] }, func() { back(ack, err) })
 	}, func() {
 		if m.power.alive {
 			back(sched.Ack{}, errRefused)
