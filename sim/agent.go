@@ -273,7 +273,7 @@ func (m *machine) act(a *core.Act) {
 		}
 		done := core.Done{Act: a}
 		if err != nil {
-			done.Failed = &core.Failed{Class: driver.ClassOf(err), Message: err.Error()}
+			done.Failed = &core.Failed{Class: driver.ClassOf(err), Message: err.Error(), Started: driver.StartedOf(err)}
 		}
 		delete(m.cancelled, a)
 		m.do(done)

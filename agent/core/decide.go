@@ -71,6 +71,9 @@ type desired struct {
 	// does not happen before healAt.
 	unhealthy bool
 	healAt    time.Time
+	// healing: the restart of an unhealthy workload has begun and not ended. It is continued, whatever the
+	// restart policy says, because the agent itself stopped the workload.
+	healing bool
 }
 
 // observation holds the fields of an engine's answer about one instance that decide needs.
@@ -89,6 +92,7 @@ type observation struct {
 //	restart     ensure*  restart* restart* ensure*  ensure*  –
 //	refresh     ensure*  refresh* refresh* ensure*  ensure*  –
 //	unhealthy   as running        restart^ as running
+//	healing     as running        restart^ ensure*  ensure*  –
 //	stopped     –        halt     halt     –        –        halt
 //
 //	waits       –        –        as running  –  –       –
@@ -158,7 +162,7 @@ func decide(d desired, o observation, f Failure, now time.Time) decision {
 	case workload.Stopped, workload.Failed:
 		// The restart policy applies to a workload that has ended, not to one whose start failed. A failed
 		// start is retried.
-		if d.keepEnded && f.Ended != "" && f.Attempts == 0 && !d.asked && !d.restart {
+		if d.keepEnded && f.Ended != "" && f.Attempts == 0 && !d.asked && !d.restart && !d.healing {
 			return decision{}
 		}
 		return held(decision{do: Ensure}, d, f, now)
@@ -293,8 +297,10 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 		if mark == f.Ended {
 			return f
 		}
-		if d.asked {
-			f.Ended = mark // the instance ended before the present order arrived, which starts it again: so this end is no failure
+		if d.asked || d.healing {
+			// The instance ended before the present order arrived, which starts it again, or the agent stopped
+			// it for a restart. So this end is no failure.
+			f.Ended = mark
 			return f
 		}
 		ran := o.FinishedAt.Sub(o.StartedAt)

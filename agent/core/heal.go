@@ -42,6 +42,12 @@ func (w *Workload) unhealthy() bool {
 	return w.watched == in.checkOf(o) && w.health == string(workload.Unhealthy) || o.Health == workload.Unhealthy
 }
 
+// healing reports whether the restart of an unhealthy instance has begun and the instance was not started since. A
+// failed action or a restart of the agent may have interrupted it.
+func (in *Intent) healing(o *workload.Observed) bool {
+	return in.Running() && o != nil && !o.StartedAt.IsZero() && o.StartedAt.Before(in.HealedAt)
+}
+
 // heals reports whether an unhealthy workload is being restarted now.
 func (s State) heals(id string) bool {
 	j, _ := s.jobs.Get(id)
@@ -69,6 +75,10 @@ func (x *step) heal(w *Workload) {
 	}
 	h.Restarts, h.Row, h.At = h.Restarts+1, h.Row+1, x.now
 	w.Healing = h
+	next := *w.Intent
+	next.HealedAt = x.now
+	w.Intent = &next
+	x.write(true).Intents = append(x.store.Intents, &next)
 	w.healed = cmp.Or(w.detail, o.Message, "its health check fails")
 	x.notice(true, "restarting an unhealthy workload", "workload", w.ID, "cause", w.healed, "restarts", h.Restarts)
 }

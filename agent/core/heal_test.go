@@ -143,3 +143,55 @@ func TestRestartsForHealthSurviveTheAgent(t *testing.T) {
 		t.Fatalf("%+v, restored %+v", w.Healing, again.Healing)
 	}
 }
+
+// The restart of an unhealthy workload stops its instance, and is interrupted before the start. The restart policy does
+// not start an instance again that ended, but the agent stopped this one, so the restart is continued.
+func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
+	kept := func(o *Order) { o.Traits.RestartPolicy = "on-failure" }
+	stopped := func(h *history, started time.Time) *workload.Observed {
+		return &workload.Observed{ID: "db", State: workload.Stopped, Content: "c1:a", RuntimeID: h.s.Get("db").Observed.RuntimeID,
+			StartedAt: started, FinishedAt: h.now}
+	}
+	t.Run("by a restart of the agent", func(t *testing.T) {
+		h := checked(t, kept)
+		h.now = h.now.Add(time.Minute)
+		o := stopped(h, h.s.Get("db").Observed.StartedAt)
+		if a := h.unhealthy(); a == nil || a.Verb != Restart || !a.Repeats {
+			t.Fatalf("the act on an unhealthy workload is %+v, want a Restart that no order asks for", a)
+		}
+		h.s = Restore(h.s.Settings, Saved{Intents: []*Intent{h.s.Intent("db")}, Meta: h.s.Meta}, h.now)
+		h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{workload.Container}})
+		e, _ := h.s.Engine(workload.Container)
+		h.step(Listed{Kind: workload.Container, Bound: e.Bound, Began: h.now, Seen: []workload.Observed{*o}})
+		if h.act() == nil {
+			t.Fatal("after the restart of the agent the core does not inspect the instance")
+		}
+		h.step(Done{Act: h.act(), Observed: o, Began: h.now})
+		if a := h.act(); a == nil || a.Verb != Ensure || !a.Repeats {
+			t.Fatalf("after the restart of the agent the act is %+v, want an Ensure that no order asks for", a)
+		}
+	})
+	t.Run("by a failed action", func(t *testing.T) {
+		h := checked(t, kept)
+		h.now = h.now.Add(time.Minute)
+		o := stopped(h, h.s.Get("db").Observed.StartedAt)
+		h.step(Done{Act: h.unhealthy(), Failed: &Failed{Class: workload.RuntimeError, Message: "no device"}})
+		h.now = h.now.Add(time.Minute)
+		h.step(Tick{})
+		h.step(Done{Act: h.act(), Observed: o, Began: h.now})
+		if a := h.act(); a == nil || a.Verb != Ensure {
+			t.Fatalf("after the failed action the act is %+v, want an Ensure", a)
+		}
+	})
+	t.Run("not after the instance was started again", func(t *testing.T) {
+		h := checked(t, kept)
+		h.now = h.now.Add(time.Minute)
+		h.step(Done{Act: h.unhealthy()})
+		o := stopped(h, h.now.Add(time.Second))
+		o.FinishedAt = h.now.Add(time.Minute)
+		h.step(Done{Act: h.act(), Observed: o, Began: h.now})
+		if a := h.act(); a != nil {
+			t.Fatalf("the instance ended after the restart, and the act is %+v, want none", a)
+		}
+	})
+}

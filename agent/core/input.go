@@ -227,4 +227,7 @@ type Room struct {
 type Failed struct {
 	Class   workload.Class
 	Message string
+	// Started: the action has started the instance as the order asks, and then a part of it failed. The next
+	// start is not asked for by the order (Act.Repeats).
+	Started bool
 }

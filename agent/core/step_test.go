@@ -472,7 +472,7 @@ func TestStepRunsLeasedWorkloadsUnderTheLease(t *testing.T) {
 	if told := h.effects[0].(Renew).Renewal.Lapses; told != 0 {
 		t.Error("the agent confirmed the end of the lease while a start was in progress")
 	}
-	h.step(Done{Act: start, Failed: &Failed{workload.RuntimeError, "cancelled"}})
+	h.step(Done{Act: start, Failed: &Failed{Class: workload.RuntimeError, Message: "cancelled"}})
 	h.step(FencerDue{})
 	if told := h.effects[len(h.effects)-1].(Renew).Renewal.Lapses; told != 1 {
 		t.Errorf("the agent confirmed %d lapses to the fencer, want 1", told)
@@ -619,7 +619,7 @@ func TestReportAfterAFailureSaysWhatTheAgentDoes(t *testing.T) {
 	h := newHistory(t, nil)
 	h.step(order(5, 7))
 	h.look(workload.Absent)
-	h.step(Done{Act: h.act(), Failed: &Failed{workload.NetworkUnreachable, "no route"}})
+	h.step(Done{Act: h.act(), Failed: &Failed{Class: workload.NetworkUnreachable, Message: "no route"}})
 	h.step(Progress{ID: "db", Text: "pulling app: 1 of 9 GB"})
 	st := h.s.Get("db").Status
 	if st.Reason != "" || st.Class != workload.NetworkUnreachable || st.Message != "no route; now: pulling app: 1 of 9 GB" {

@@ -98,6 +98,10 @@ func TestStepTellsARepeatedStartFromAnOrder(t *testing.T) {
 	if a = again(); a == nil || a.Verb != Ensure || a.Repeats {
 		t.Fatalf("after a failed start for the newer order the core's action is %+v, want an Ensure that does not repeat", a)
 	}
+	h.step(Done{Act: a, Began: h.now, Failed: &Failed{Class: workload.RuntimeError, Message: "a dependency ended with exit code 3", Started: true}})
+	if a = again(); a == nil || a.Verb != Ensure || !a.Repeats {
+		t.Fatalf("after the stack was started and a dependency failed, the core's action is %+v, want an Ensure that repeats", a)
+	}
 }
 
 // An agent runs a job and gets a newer order with the same specification. The running instance satisfies the

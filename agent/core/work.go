@@ -207,6 +207,11 @@ func (x *step) done(d Done) {
 	default:
 		switch {
 		case d.Failed != nil:
+			if d.Failed.Started && w.follows(in) {
+				w = x.edit(w)
+				x.carriedOut(w, d.Act.Verb)
+				in = w.Intent
+			}
 			x.failed(id, in, d.Failed.Class, d.Failed.Message)
 			return
 		case w.follows(in):
@@ -259,6 +264,7 @@ func (x *step) lookDone(d Done, w *Workload) {
 	w.memory.asked = false
 	if next.heals {
 		x.heal(w)
+		in = w.Intent
 	}
 	x.publish(w)
 	if x.Meta.Engine != x.Bound { // store the label, because from now on there may be instances with it
@@ -269,7 +275,7 @@ func (x *step) lookDone(d Done, w *Workload) {
 	a := &Act{
 		Verb: next.do, ID: id, Intent: in, Kinds: []workload.Kind{in.Type}, Retention: retentionOf(in), Cluster: x.Bound,
 		Grace: x.grace(id), Absent: w.Observed == nil, bound: d.Act.bound, Heals: next.heals,
-		Repeats: next.do == Ensure && !w.memory.fresh && !in.Restart && !in.Recreate,
+		Repeats: next.heals || next.do == Ensure && !w.memory.fresh && !in.Restart && !in.Recreate,
 		Leased:  in.Leased() && in.Running() && next.do.starts(),
 	}
 	if a.Leased {
@@ -463,7 +469,8 @@ func (x *step) evaluate(w *Workload) decision {
 	}
 	over := w.memory.over
 	d.over = over.message != "" && d.running
-	d.unhealthy, d.healAt = w.unhealthy(), x.Policy.healAt(w)
+	d.healing = in.healing(o)
+	d.unhealthy, d.healAt = w.unhealthy() || d.healing, x.Policy.healAt(w)
 	if d.over && !d.deleting {
 		w.Failure = Failure{Class: workload.ResourceQuotaExceeded, Message: over.message, At: over.at, Attempts: 1, Final: true}
 	} else if !x.InWork(w.ID) { // an instance that is being made has not failed yet

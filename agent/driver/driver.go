@@ -56,8 +56,9 @@ type Driver interface {
 // checks, such as the services of a stack.
 type UnhealthyHalter interface {
 	// HaltUnhealthy stops the parts of a workload that the engine reports as unhealthy, with the time limit of
-	// Halt. It returns false if there are none.
-	HaltUnhealthy(ctx context.Context, id ID, most time.Duration) (some bool, err error)
+	// Halt. If there are none, it stops all parts. The next Ensure starts the stopped parts, whatever their restart
+	// policies say.
+	HaltUnhealthy(ctx context.Context, id ID, most time.Duration) error
 }
 
 // Signaler is implemented by drivers that can send a signal to the processes of a workload.

@@ -14,6 +14,9 @@ type Error struct {
 	Class Class
 	Op    string
 	Err   error
+	// Started: the call has started the instance as its Spec asks, and then a part of the instance failed. So the
+	// next start is a repetition (Spec.Repeats).
+	Started bool
 }
 
 // Error formats e as "<op>: <cause> (<class>)".
@@ -43,6 +46,12 @@ func ClassOf(err error) Class {
 		return class
 	}
 	return UnknownError
+}
+
+// StartedOf returns Error.Started of the Error that err wraps; false if err wraps none.
+func StartedOf(err error) bool {
+	var typed *Error
+	return errors.As(err, &typed) && typed.Started
 }
 
 // Generic returns the class of an error of the standard library or the kernel, and "" for other errors. A

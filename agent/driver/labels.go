@@ -30,6 +30,9 @@ const (
 	// LabelAwaited marks the containers of services that another service waits for (service_completed_successfully),
 	// because some versions of Compose write no labels about dependencies.
 	LabelAwaited = LabelPrefix + "awaited"
+	// LabelOptional lists the services, separated by commas, on which the service of a container depends with
+	// required: false, because Compose does not write this into its label about dependencies.
+	LabelOptional = LabelPrefix + "optional"
 	// LabelFiles has the digests of the files of a service's secrets and configs. Compose compares the labels of a
 	// service, so a changed file replaces its containers. Agents do not read this label.
 	LabelFiles = LabelPrefix + "files"
@@ -163,7 +166,7 @@ func Labels(kind Kind, spec Spec, user map[string]string) map[string]string {
 // image could say in which namespace the container is, or that it is done.
 func ContainerLabels(kind Kind, spec Spec, user map[string]string) map[string]string {
 	out := Labels(kind, spec, user)
-	for k, v := range map[string]string{LabelNamespace: DefaultNamespace, LabelJob: "", LabelDevices: "", LabelRestart: "", LabelAwaited: ""} {
+	for k, v := range map[string]string{LabelNamespace: DefaultNamespace, LabelJob: "", LabelDevices: "", LabelRestart: "", LabelAwaited: "", LabelOptional: ""} {
 		if _, set := out[k]; !set {
 			out[k] = v
 		}

@@ -149,7 +149,7 @@ func failure(err error) *core.Failed {
 	if err == nil {
 		return nil
 	}
-	return &core.Failed{Class: driver.ClassOf(err), Message: err.Error()}
+	return &core.Failed{Class: driver.ClassOf(err), Message: err.Error(), Started: driver.StartedOf(err)}
 }
 
 // carryOut carries out an action on its engines. A panic of a driver is reported as a failure of the workload.
@@ -204,14 +204,12 @@ func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.
 	return r.ensure(ctx, run, e, a)
 }
 
-// halt stops a workload. If the workload is restarted because of a failed health check, and the driver knows
-// which parts (services) are unhealthy, halt stops only these parts.
+// halt stops a workload. If the workload is restarted because of a failed health check, the driver may stop only its
+// unhealthy parts (services).
 func halt(ctx context.Context, d driver.Driver, a *core.Act) error {
 	id := driver.ID(a.ID)
 	if h, ok := d.(driver.UnhealthyHalter); ok && a.Heals {
-		if some, err := h.HaltUnhealthy(ctx, id, a.Grace); some || err != nil {
-			return err
-		}
+		return h.HaltUnhealthy(ctx, id, a.Grace)
 	}
 	return d.Halt(ctx, id, a.Grace)
 }

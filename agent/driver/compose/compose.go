@@ -302,9 +302,9 @@ func (l *library) start(ctx context.Context, project string, members []member, d
 		s, ok := p.Services[m.service]
 		if !ok {
 			s = types.ServiceConfig{Name: m.service, Image: m.Image, Labels: m.Labels, Scale: new(int), DependsOn: types.DependsOnConfig{}}
-			for name, condition := range m.dependencies() {
+			for name, on := range m.dependencies() {
 				if there[name] {
-					s.DependsOn[name] = types.ServiceDependency{Condition: condition, Required: true}
+					s.DependsOn[name] = on
 				}
 			}
 		}

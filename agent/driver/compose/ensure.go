@@ -1,6 +1,7 @@
 package compose
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,18 +27,20 @@ type member struct {
 	project, service string
 }
 
-// dependencies returns the services that the member's service depends on, with their conditions.
-func (m member) dependencies() map[string]string {
-	out := map[string]string{}
+// dependencies returns the services that the member's service depends on. Compose does not write into its label
+// which of them are optional (required: false), so the driver has a label of its own for them.
+func (m member) dependencies() types.DependsOnConfig {
+	out := types.DependsOnConfig{}
+	optional := strings.Split(m.Labels[driver.LabelOptional], ",")
 	for dep := range strings.SplitSeq(m.Labels[api.DependenciesLabel], ",") {
-		words := strings.Split(dep, ":")
-		switch {
-		case words[0] == "":
-		case len(words) == 1: // old versions of Compose write only the service names into the label
-			out[words[0]] = types.ServiceConditionStarted
-		default:
-			out[words[0]] = words[1]
+		name, rest, _ := strings.Cut(dep, ":")
+		if name == "" {
+			continue
 		}
+		condition, _, _ := strings.Cut(rest, ":")
+		// Old versions of Compose write only the service names into the label.
+		condition = cmp.Or(condition, types.ServiceConditionStarted)
+		out[name] = types.ServiceDependency{Condition: condition, Required: !slices.Contains(optional, name)}
 	}
 	return out
 }
@@ -247,7 +250,8 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 		return err
 	}
 	failed := d.narrate(ctx, spec.ID, project, needsOf(s.project), func() error { return d.up(ctx, s, spec.Running) })
-	if failed != nil && !dependencyEnded(failed) {
+	failed = dependencyFailed(failed)
+	if failed != nil && !driver.StartedOf(failed) {
 		return failed
 	}
 	if !spec.Running {
@@ -262,11 +266,16 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 	return errors.Join(failed, d.note(project, next))
 }
 
-// dependencyEnded reports whether up failed because a service whose success others await has failed. Compose starts
-// containers after it has created all of them, so the stack is complete. If it were not recorded as complete, the next
-// Ensure would run up again, and the failed service with it, whatever its restart policy says.
-func dependencyEnded(err error) bool {
-	return strings.Contains(err.Error(), "didn't complete successfully")
+// dependencyFailed sets Error.Started if Compose failed because a service on which others depend has failed or is
+// unhealthy. Compose starts containers after it has created all of them, so the stack is then complete. If it were not
+// recorded as complete, the next Ensure would run up again, and the failed service with it, whatever its restart policy
+// says.
+func dependencyFailed(err error) error {
+	var typed *driver.Error
+	if errors.As(err, &typed) && (strings.Contains(typed.Err.Error(), "didn't complete successfully") || strings.Contains(typed.Err.Error(), "dependency failed to start")) {
+		return &driver.Error{Class: typed.Class, Op: typed.Op, Err: typed.Err, Started: true}
+	}
+	return err
 }
 
 // up runs Compose's up. It does not abort at once when ctx ends, because the engine would still carry out
@@ -372,9 +381,17 @@ func (d *Driver) settle(ctx context.Context, spec driver.Spec, project string, m
 		}
 	}
 	if !idle {
-		return nil
+		return d.restarting(project, nil)
 	}
-	done, err := d.completed(ctx, members, spec.Repeats)
+	rec, err := d.recordOf(project)
+	if err != nil {
+		return &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
+	}
+	var halted []string
+	if rec != nil {
+		halted = rec.Halted
+	}
+	done, err := d.completed(ctx, members, halted, spec.Repeats)
 	if err != nil {
 		return err
 	}
@@ -392,9 +409,22 @@ func (d *Driver) settle(ctx context.Context, spec driver.Spec, project string, m
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		return classify(err)
+		return dependencyFailed(classify(err))
 	}
-	return nil
+	return d.restarting(project, nil)
+}
+
+// restarting notes which services of a stack were stopped for a restart of its unhealthy services, so that the next
+// start includes them, also after a failed start or a restart of the agent. nil means none. Stacks of legacy v1 agents
+// have no record, and their containers no label with a restart policy that would keep them ended.
+func (d *Driver) restarting(project string, services []string) error {
+	rec, err := d.recordOf(project)
+	if err != nil || rec == nil || slices.Equal(rec.Halted, services) {
+		return err
+	}
+	next := *rec
+	next.Halted = services
+	return d.note(project, next)
 }
 
 // completed returns the services of which no container may be started now. The value is true for those.
@@ -402,12 +432,14 @@ func (d *Driver) settle(ctx context.Context, spec driver.Spec, project string, m
 //   - A service that other services await with the condition service_completed_successfully runs once: it is not
 //     started again after it has ended with success.
 //   - If no order asks for the start (repeats), a service stays ended if its restart policy says so, and services that
-//     await the success of a service that failed for good do not start.
-func (d *Driver) completed(ctx context.Context, members []member, repeats bool) (map[string]bool, error) {
+//     depend on one that failed for good do not start. halted are services that were stopped for a restart of unhealthy
+//     services; their restart policies do not matter.
+func (d *Driver) completed(ctx context.Context, members []member, halted []string, repeats bool) (map[string]bool, error) {
 	out := map[string]bool{}
 	var parts []*part
 	for _, m := range members {
-		if m.Labels[driver.LabelAwaited] == "" && (!repeats || m.Labels[driver.LabelRestart] == "") {
+		stopped := slices.Contains(halted, m.service)
+		if stopped || m.Labels[driver.LabelAwaited] == "" && (!repeats || m.Labels[driver.LabelRestart] == "") {
 			parts = append(parts, &part{service: m.service, needs: m.dependencies()})
 			out[m.service] = false
 			continue
@@ -503,41 +535,73 @@ func (d *Driver) Signal(ctx context.Context, id driver.ID, service, signal strin
 	return nil
 }
 
-// HaltUnhealthy implements driver.UnhealthyHalter. It stops the unhealthy containers of a stack.
-func (d *Driver) HaltUnhealthy(ctx context.Context, id driver.ID, most time.Duration) (some bool, err error) {
+// HaltUnhealthy implements driver.UnhealthyHalter.
+func (d *Driver) HaltUnhealthy(ctx context.Context, id driver.ID, most time.Duration) error {
 	have, err := d.find(ctx, id)
 	if err != nil {
-		return false, err
+		return err
 	}
-	for project := range have {
-		all, err := d.containers(ctx, api.ProjectLabel+"="+project)
-		if err != nil {
-			return some, err
-		}
-		for _, m := range all {
-			if m.State != container.StateRunning {
-				continue
-			}
-			in, err := d.eng.Inspect(ctx, m.ID)
-			switch {
-			case cerrdefs.IsNotFound(err):
-				continue
-			case err != nil:
-				return some, moby.Classify("stop", err)
-			case in.State == nil || in.State.Health == nil || in.State.Health.Status != container.Unhealthy:
-				continue
-			}
-			seconds := int(math.Ceil(moby.StopGrace(in, max(most, 0), engineGrace).Seconds()))
-			limited, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+d.eng.CallTimeout())
-			_, err = d.eng.Client.ContainerStop(limited, m.ID, client.ContainerStopOptions{Timeout: &seconds})
-			cancel()
-			if err != nil && !cerrdefs.IsNotFound(err) {
-				return some, moby.Classify("stop", err)
-			}
-			some = true
+	for project, members := range have {
+		if err := d.haltUnhealthy(ctx, project, members, max(most, 0)); err != nil {
+			return err
 		}
 	}
-	return some, nil
+	return nil
+}
+
+func (d *Driver) haltUnhealthy(ctx context.Context, project string, members []member, most time.Duration) error {
+	rec, err := d.recordOf(project)
+	if err != nil {
+		return &driver.Error{Class: driver.ClassOf(err), Op: "stop", Err: err}
+	}
+	var halted, running []string
+	if rec != nil {
+		halted = slices.Clone(rec.Halted)
+	}
+	unhealthy := map[string]container.InspectResponse{}
+	for _, m := range members {
+		if m.State != container.StateRunning {
+			continue
+		}
+		in, err := d.eng.Inspect(ctx, m.ID)
+		switch {
+		case cerrdefs.IsNotFound(err):
+			continue
+		case err != nil:
+			return moby.Classify("stop", err)
+		}
+		running = append(running, m.service)
+		if in.State != nil && in.State.Health != nil && in.State.Health.Status == container.Unhealthy {
+			unhealthy[m.ID] = in
+			halted = append(halted, m.service)
+		}
+	}
+	if len(halted) == 0 {
+		// The engine finds no service unhealthy, only the health check of the order fails. That check does not say
+		// which service is the cause.
+		if err := d.restarting(project, unique(running)); err != nil {
+			return err
+		}
+		return d.halt(ctx, project, most)
+	}
+	if err := d.restarting(project, unique(halted)); err != nil {
+		return err
+	}
+	for _, id := range slices.Sorted(maps.Keys(unhealthy)) {
+		seconds := int(math.Ceil(moby.StopGrace(unhealthy[id], most, engineGrace).Seconds()))
+		limited, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+d.eng.CallTimeout())
+		_, err := d.eng.Client.ContainerStop(limited, id, client.ContainerStopOptions{Timeout: &seconds})
+		cancel()
+		if err != nil && !cerrdefs.IsNotFound(err) {
+			return moby.Classify("stop", err)
+		}
+	}
+	return nil
+}
+
+func unique(names []string) []string {
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // engineGrace is the engine's default grace period.

@@ -91,7 +91,13 @@ func TestAFailedServiceThatIsNotStartedAgain(t *testing.T) {
 	}
 	created := func(service, on string) *part {
 		return &part{service: service, status: container.StateCreated, Observed: driver.Observed{RuntimeID: service, State: driver.Stopped},
-			needs: map[string]string{on: types.ServiceConditionCompletedSuccessfully}}
+			needs: types.DependsOnConfig{on: {Condition: types.ServiceConditionCompletedSuccessfully, Required: true}}}
+	}
+	needs := func(p *part, condition string, required bool) *part {
+		for on := range p.needs {
+			p.needs[on] = types.ServiceDependency{Condition: condition, Required: required}
+		}
+		return p
 	}
 	web := &part{service: "web", status: container.StateRunning, Observed: driver.Observed{RuntimeID: "web", State: driver.Running}}
 	const no, onFailure = container.RestartPolicyDisabled, container.RestartPolicyOnFailure
@@ -107,6 +113,10 @@ func TestAFailedServiceThatIsNotStartedAgain(t *testing.T) {
 		{"no policy", []*part{ended("a", "", no, 3)}, false, false},
 		{"no, beside a failed service without a policy", []*part{ended("a", "no", no, 3), ended("b", "", no, 3)}, false, false},
 		{"no, and a service that awaits its success", []*part{ended("a", "no", no, 3), created("b", "a"), created("c", "b"), web}, true, true},
+		{"no, and a service that awaits its health", []*part{ended("a", "no", no, 3), needs(created("b", "a"), types.ServiceConditionHealthy, true), web}, true, true},
+		{"no, and a service that awaits its start", []*part{ended("a", "no", no, 3), needs(created("b", "a"), types.ServiceConditionStarted, true), web}, false, true},
+		{"no, and a service that awaits its success, but does not require it",
+			[]*part{ended("a", "no", no, 3), needs(created("b", "a"), types.ServiceConditionCompletedSuccessfully, false), web}, false, true},
 		{"no, and a service that awaits another one", []*part{ended("a", "no", no, 3), ended("d", "no", no, 0), created("b", "d"), web}, false, true},
 	} {
 		if o := combine("shop", "shop", c.parts, nil); o.State != driver.Failed || o.KeepEnded != c.kept || o.PartlyRunning != c.rests {

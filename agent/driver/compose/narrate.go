@@ -20,16 +20,13 @@ import (
 // schedulers write each report to their Raft log.
 const narrateEvery = 5 * time.Second
 
-// needs holds the depends_on conditions of a stack: service → service that it depends on → condition.
-type needs map[string]map[string]string
+// needs holds the dependencies of a stack by service.
+type needs map[string]types.DependsOnConfig
 
 func needsOf(p *types.Project) needs {
 	out := needs{}
 	for name, s := range p.Services {
-		out[name] = map[string]string{}
-		for dep, on := range s.DependsOn {
-			out[name][dep] = on.Condition
-		}
+		out[name] = s.DependsOn
 	}
 	return out
 }
@@ -84,8 +81,8 @@ func (d *Driver) awaited(ctx context.Context, project string, of needs, since ma
 		if slices.ContainsFunc(by[service], func(m member) bool { return m.State == container.StateRunning }) {
 			continue
 		}
-		for dep, condition := range conditions {
-			if goal := d.pending(ctx, condition, by[dep]); goal != "" {
+		for dep, on := range conditions {
+			if goal := d.pending(ctx, on.Condition, by[dep]); goal != "" {
 				waits[dep] = goal
 			}
 		}

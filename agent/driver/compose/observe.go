@@ -29,7 +29,7 @@ type part struct {
 	// final means that the restart policy in the Compose file does not start the container again, whatever its exit
 	// code was.
 	final  bool
-	needs  map[string]string // services that this one depends on, with the conditions
+	needs  types.DependsOnConfig // services that this one depends on
 	status container.ContainerState
 }
 
@@ -272,20 +272,30 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 	return o
 }
 
-// neverStarted returns the services that do not start, because a service whose success they await
-// (service_completed_successfully) has failed and is not started again. Services that depend on these are among them.
+// neverStarted returns the services that do not start, because a service that they require has ended for good without
+// meeting their condition. Services that require these are among them.
 func neverStarted(parts []*part) map[string]bool {
-	failed, out := map[string]bool{}, map[string]bool{}
+	ended, failed, out := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, p := range parts {
-		if p.final && p.status == container.StateExited && p.ExitCode != 0 {
-			failed[p.service] = true
+		if p.final && p.status == container.StateExited {
+			ended[p.service] = true
+			failed[p.service] = failed[p.service] || p.ExitCode != 0
 		}
+	}
+	unmet := func(name, condition string) bool {
+		switch condition {
+		case types.ServiceConditionCompletedSuccessfully:
+			return failed[name]
+		case types.ServiceConditionHealthy:
+			return ended[name]
+		}
+		return false
 	}
 	for n := -1; n != len(out); {
 		n = len(out)
 		for _, p := range parts {
-			for name, condition := range p.needs {
-				if out[name] || failed[name] && condition == types.ServiceConditionCompletedSuccessfully {
+			for name, on := range p.needs {
+				if on.Required && (out[name] || unmet(name, on.Condition)) {
 					out[p.service] = true
 				}
 			}

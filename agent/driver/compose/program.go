@@ -41,7 +41,7 @@ func (c *program) find() error {
 }
 
 func (c *program) up(ctx context.Context, s *stack, running bool) error {
-	text, err := render(s.project)
+	text, err := render(s.project, hasOptional(s.project) && c.legacy(ctx))
 	if err != nil {
 		return invalid("compose: %w", err)
 	}
@@ -50,6 +50,24 @@ func (c *program) up(ctx context.Context, s *stack, running bool) error {
 		args = []string{"up", "--no-start", "--remove-orphans"}
 	}
 	return c.exec(ctx, s.project.Name, s.project.WorkingDir, text, args...)
+}
+
+// hasOptional reports whether a service has an optional dependency (required: false).
+func hasOptional(p *types.Project) bool {
+	for _, s := range p.Services {
+		for _, on := range s.DependsOn {
+			if !on.Required {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// legacy reports whether the command is docker-compose v1, which refuses the key required of a dependency.
+func (c *program) legacy(ctx context.Context) bool {
+	out, err := exec.CommandContext(ctx, c.words[0], append(slices.Clone(c.words[1:]), "version", "--short")...).Output()
+	return err == nil && strings.HasPrefix(string(out), "1.")
 }
 
 func (c *program) start(ctx context.Context, project string, _ []member, done map[string]bool) error {
@@ -161,8 +179,9 @@ func lasting(all types.Labels) types.Labels {
 	return out
 }
 
-// render writes a stack as YAML that old and new Compose commands can read.
-func render(p *types.Project) ([]byte, error) {
+// render writes a stack as YAML that old and new Compose commands can read. If legacy is set, a service only waits for
+// the start of its optional dependencies, because docker-compose v1 would fail with them.
+func render(p *types.Project, legacy bool) ([]byte, error) {
 	mark := func(labels, ours types.Labels) types.Labels {
 		out := types.Labels{}
 		maps.Copy(out, labels)
@@ -202,8 +221,14 @@ func render(p *types.Project) ([]byte, error) {
 		deps, _ := service["depends_on"].(map[string]any)
 		for _, d := range deps {
 			if dep, ok := d.(map[string]any); ok {
-				delete(dep, "required")
 				delete(dep, "restart")
+				switch {
+				case dep["required"] != false:
+					delete(dep, "required")
+				case legacy:
+					delete(dep, "required")
+					dep["condition"] = types.ServiceConditionStarted
+				}
 			}
 		}
 	}

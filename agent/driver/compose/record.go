@@ -29,6 +29,8 @@ type record struct {
 	// Services is the expected number of containers of each service.
 	Services map[string]int `json:"services"`
 	Complete bool           `json:"complete"`
+	// Halted are the services that were stopped for a restart of unhealthy services, and not started since.
+	Halted []string `json:"halted,omitempty"`
 	// LeftOut describes the options of the stack that the driver left out, because the engine did not support
 	// them when the stack was created.
 	LeftOut []string `json:"left_out,omitempty"`

@@ -2,6 +2,7 @@ package compose_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -45,5 +46,136 @@ services:
 		if started("once") == once {
 			t.Error("a start for an order did not start the ended service once")
 		}
+	})
+}
+
+// restarts says which services of a stack an action started.
+type restarts struct {
+	*bench
+	id     driver.ID
+	before map[string]string
+}
+
+func (b *bench) restarts(id driver.ID, services ...string) restarts {
+	b.Helper()
+	r := restarts{b, id, map[string]string{}}
+	for _, service := range services {
+		r.before[service] = b.startedAt(id, service)
+	}
+	return r
+}
+
+// want fails the test unless exactly the services in started were started since the call of restarts.
+func (r restarts) want(what string, started ...string) {
+	r.Helper()
+	for service, before := range r.before {
+		if now := r.startedAt(r.id, service); (now != before) != slices.Contains(started, service) {
+			r.Errorf("%s: service %s was started at %s, before at %s; want new starts of %v only", what, service, now, before, started)
+		}
+	}
+}
+
+// A restart for health restarts the unhealthy services, or all that run if the engine finds none unhealthy. Services
+// that their restart policies keep ended stay so. If the agent is restarted in between, its next process starts the
+// stopped services, although their policy on-failure would keep them ended.
+func TestARestartForHealthRestartsWhatShouldRun(t *testing.T) {
+	eachWay(t, func(t *testing.T, way string, b *bench) {
+		for _, c := range []struct{ name, check, other string }{
+			{"one", "healthcheck: {test: [CMD, /probe, exists, /nothing], interval: 200ms, retries: 1}", ""},
+			{"all", "healthcheck: {disable: true}", "other"},
+		} {
+			spec := b.spec("heal-"+c.name+"-"+way, b.yaml(`
+services:
+  once: {image: IMAGE, command: [exit, "0"], restart: "no"}
+  other: {image: IMAGE, command: [serve], restart: on-failure}
+  web: {image: IMAGE, command: [serve], restart: on-failure, `+c.check+`}
+`))
+			b.ensure(spec)
+			testbed.Within(t, time.Minute, "the health", func() error {
+				if o := b.observed(spec.ID); o.State != driver.Running || o.Metadata["compose.service.once"] != "exited with code 0" || (o.Health == driver.Unhealthy) != (c.other == "") {
+					return fmt.Errorf("%s, %s (%s)", o.State, o.Health, o.Message)
+				}
+				return nil
+			})
+			r := b.restarts(spec.ID, "once", "other", "web")
+			if err := b.d.HaltUnhealthy(b.ctx, spec.ID, driver.OwnGrace); err != nil {
+				t.Fatal(err)
+			}
+			again := b.driver(t, "node-a", b.dir)
+			spec.Repeats = true
+			if err := again.Ensure(b.ctx, spec); err != nil {
+				t.Fatal(err)
+			}
+			r.want("restart for health of "+c.name, "web", c.other)
+			// web now ends by itself, and stays so.
+			if _, err := b.cli.ContainerStop(b.ctx, b.containerOf(spec.ID, "web"), client.ContainerStopOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			r = b.restarts(spec.ID, "once", "other", "web")
+			b.ensure(spec)
+			r.want("repeated start of " + c.name)
+		}
+	})
+}
+
+// The engine gives up a service with on-failure:1 of which another service awaits the health. Neither is started by the
+// agent, which reports the stack as one that stays so.
+func TestAServiceThatTheEngineGaveUpIsNotRunAgain(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec("gaveup", b.yaml(`
+services:
+  db: {image: IMAGE, command: [exit, "3"], restart: "on-failure:1", healthcheck: {test: [CMD, /probe, exists, /probe], interval: 1s}}
+  web: {image: IMAGE, command: [serve], depends_on: {db: {condition: service_healthy}}}
+  other: {image: IMAGE, command: [serve]}
+`))
+	err := b.d.Ensure(b.ctx, spec)
+	if !driver.StartedOf(err) {
+		t.Fatalf("Ensure returned %v, want an error with Started", err)
+	}
+	testbed.Within(t, time.Minute, "the end of db", func() error {
+		if o := b.observed(spec.ID); o.State != driver.Failed || !o.KeepEnded || !o.PartlyRunning || o.Content != spec.Content {
+			return fmt.Errorf("the stack is %+v, want Failed, KeepEnded, PartlyRunning and complete", o)
+		}
+		return nil
+	})
+	r := b.restarts(spec.ID, "db", "web", "other")
+	spec.Repeats = true
+	b.ensure(spec)
+	r.want("repeated start")
+}
+
+// An optional dependency (required: false) that fails, or that the stack does not have, delays no service for good.
+func TestAnOptionalDependencyMayFail(t *testing.T) {
+	eachWay(t, func(t *testing.T, way string, b *bench) {
+		spec := b.spec("optional-"+way, b.yaml(`
+services:
+  bad: {image: IMAGE, command: [exit, "3"], restart: "no"}
+  off: {image: IMAGE, command: [serve], profiles: [never]}
+  web:
+    image: IMAGE
+    command: [serve]
+    depends_on:
+      bad: {condition: service_completed_successfully, required: false}
+      off: {condition: service_healthy, required: false}
+`))
+		b.ensure(spec)
+		running := func() {
+			t.Helper()
+			testbed.Within(t, time.Minute, "web", func() error {
+				if o := b.observed(spec.ID); o.Metadata["compose.service.web"] != "running" || o.Metadata["compose.service.bad"] != "exited with code 3" {
+					return fmt.Errorf("%s", o.Message)
+				}
+				return nil
+			})
+		}
+		running()
+		if _, err := b.cli.ContainerKill(b.ctx, b.containerOf(spec.ID, "web"), client.ContainerKillOptions{Signal: "KILL"}); err != nil {
+			t.Fatal(err)
+		}
+		r := b.restarts(spec.ID, "bad", "web")
+		spec.Repeats = true
+		b.ensure(spec)
+		running()
+		r.want("repeated start", "web")
 	})
 }

@@ -138,6 +138,7 @@ func (d *Driver) load(ctx context.Context, spec driver.Spec, project, commit str
 	case err != nil:
 		return nil, &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
 	}
+	p = p.WithoutUnresolvedOptionalDependencies()
 	out.project = p
 	p.DisabledServices = nil // The services of profiles that are switched off are dropped. Otherwise Compose would keep their containers.
 	if err := contained(p, source.Root); err != nil {
@@ -229,7 +230,7 @@ func masked(err error, env map[string]string) error {
 	if hidden == text {
 		return err
 	}
-	return &driver.Error{Class: typed.Class, Op: typed.Op, Err: errors.New(hidden)}
+	return &driver.Error{Class: typed.Class, Op: typed.Op, Err: errors.New(hidden), Started: typed.Started}
 }
 
 // prepare adds our labels and defaults to all resources of a stack, and returns an error if the stack uses a
@@ -316,6 +317,16 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 		}
 		if awaited[name] {
 			service.CustomLabels[driver.LabelAwaited] = "true"
+		}
+		var optional []string
+		for dep, on := range service.DependsOn {
+			if !on.Required {
+				optional = append(optional, dep)
+			}
+		}
+		if len(optional) > 0 {
+			slices.Sort(optional)
+			service.CustomLabels[driver.LabelOptional] = strings.Join(optional, ",")
 		}
 		p.Services[name] = service
 	}
