@@ -31,6 +31,7 @@ const (
 	RuleDisk         = "disks"
 	RuleLacks        = "requires" // value: the entries of Policy.Requires that the container does not have, separated by commas
 	RulePids         = "max_pids"
+	RuleLimits       = "limits" // the limits of a service of a stack, see LimitsValue; the fields max_cpu_millicores and max_memory_mib decide
 	RuleKind         = "kinds"
 	RuleProtected    = "protected_paths" // used only in violations that package agent/driver reports: the ask reaches files of the agent or of a scheduler
 	RuleUnreadStack  = "unread_stack"    // a stack that schedulers cannot read, because it is in a Git repository; the field privileged decides
@@ -119,6 +120,11 @@ func Judge(p *Policy, w Workload) []Violation {
 		}
 		j.ask(a)
 	}
+	for _, l := range j.limited() {
+		if l.most > 0 && *l.sum > l.most && len(j.out) < MaxViolations && !slices.ContainsFunc(j.out, func(v Violation) bool { return v.Rule == l.rule }) {
+			j.add(l.rule, "services", strconv.FormatInt(*l.sum, 10), "all containers of the stack together may have at most "+strconv.FormatInt(l.most, 10))
+		}
+	}
 	for _, l := range [...]struct {
 		rule, field string
 		most, asked int64
@@ -139,8 +145,51 @@ func Judge(p *Policy, w Workload) []Violation {
 }
 
 type judge struct {
-	p   *Policy
-	out []Violation
+	p           *Policy
+	out         []Violation
+	cpu, memory int64 // sums of the limits of a stack's containers, in millicores and MiB
+}
+
+// limited returns the maxima of a policy that apply to the limits of a stack's services, with the sums of these limits.
+func (j *judge) limited() [2]struct {
+	rule, keys string
+	most       int64
+	sum        *int64
+} {
+	return [...]struct {
+		rule, keys string
+		most       int64
+		sum        *int64
+	}{
+		{"max_cpu_millicores", "a CPU limit (cpus)", j.p.MaxCPU, &j.cpu},
+		{"max_memory_mib", "a memory limit (mem_limit)", j.p.MaxMemory, &j.memory},
+	}
+}
+
+// LimitsValue returns the value of an Ask for the limits of a service: the limits of one container in millicores and
+// MiB, 0 for none, and the number of its containers.
+func LimitsValue(cpu, memory int64, containers int) string {
+	return fmt.Sprintf("%d|%d|%d", cpu, memory, containers)
+}
+
+// limits judges the limits of a service. Its reservation says nothing: the node gives the containers these limits.
+func (j *judge) limits(a Ask) {
+	var n [3]int64
+	for i, text := range strings.SplitN(a.Value, "|", len(n)) {
+		n[i], _ = strconv.ParseInt(text, 10, 64) // an invalid number is 0, which is no limit
+	}
+	containers := n[2]
+	for i, l := range j.limited() {
+		switch all := n[i] * containers; {
+		case l.most == 0:
+		case n[i] <= 0:
+			j.add(l.rule, a.Field, "", "it must have "+l.keys+", and all containers of the stack together at most "+strconv.FormatInt(l.most, 10))
+		case all > l.most:
+			j.add(l.rule, a.Field, strconv.FormatInt(all, 10), "all containers of the stack together may have at most "+strconv.FormatInt(l.most, 10))
+		default:
+			*l.sum += all
+		}
+	}
 }
 
 func (j *judge) add(rule, field, value, allows string) {
@@ -208,6 +257,8 @@ func (j *judge) ask(a Ask) {
 		if p.MaxPids > 0 && (err != nil || n <= 0 || n > p.MaxPids) {
 			j.add(a.Rule, a.Field, a.Value, "at most "+strconv.FormatInt(p.MaxPids, 10)+" processes")
 		}
+	case RuleLimits:
+		j.limits(a)
 	case RuleUnreadStack:
 		if !p.Privileged {
 			j.add(a.Rule, a.Field, a.Value, "schedulers cannot read this stack before it runs; send the Compose file inline")

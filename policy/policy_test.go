@@ -74,6 +74,10 @@ func TestJudgeChecksEachRule(t *testing.T) {
 		{RulePids, "50", ""},
 		{RulePids, "51", "max_pids"},
 		{RulePids, Unlimited, "max_pids"},
+		{RuleLimits, LimitsValue(0, 50, 2), ""},
+		{RuleLimits, LimitsValue(0, 51, 2), "max_memory_mib"},
+		{RuleLimits, LimitsValue(100, 0, 1), "max_memory_mib"},
+		{RuleLimits, "x", "max_memory_mib"},
 		{"of_a_later_version", "x", "of_a_later_version"},
 	} {
 		t.Run(tt.rule+" "+tt.value, func(t *testing.T) {
@@ -92,7 +96,7 @@ func TestJudgeChecksEachRule(t *testing.T) {
 				t.Errorf("the built-in policy privileged must allow every ask, but refuses: %s", Text(all))
 			}
 			if none := Judge(&Policy{Name: "none", Kinds: []string{"*"}}, Workload{Kind: "container", Asks: []Ask{{Rule: tt.rule, Value: tt.value}}}); len(none) == 0 &&
-				tt.rule != RuleLacks && tt.rule != RulePids {
+				tt.rule != RuleLacks && tt.rule != RulePids && tt.rule != RuleLimits {
 				t.Error("a policy without entries must refuse the ask, but allows it")
 			}
 		})
@@ -111,6 +115,13 @@ func TestJudgeChecksEachRule(t *testing.T) {
 				t.Errorf("Judge returns %+v, want one violation of %s", got, tt.rule)
 			}
 		})
+	}
+	stack := Workload{Kind: "container", Memory: 1, Asks: []Ask{
+		{RuleLimits, LimitsValue(0, 60, 1), "services.a"}, {RuleLimits, LimitsValue(0, 60, 1), "services.b"},
+	}}
+	want := `services: "120" is not allowed by policy "some" (rule max_memory_mib): all containers of the stack together may have at most 100`
+	if got := Text(Judge(some, stack)); got != want {
+		t.Errorf("services that are too large together return %q, want %q", got, want)
 	}
 	many := Workload{Kind: "container", Memory: 1}
 	for range 100 {

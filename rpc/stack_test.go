@@ -238,6 +238,28 @@ services:
 	}
 }
 
+// TestMaximaOfAPolicyLimitStacks: a small reservation does not hide a service whose limit is above the maximum of the
+// policy. The refusal names the service.
+func TestMaximaOfAPolicyLimitStacks(t *testing.T) {
+	g := newGroup(t, 1, withStacks(stack.Options{}))
+	g.elect(0)
+	small := &commandv1.Policy{Name: "small", Kinds: []string{"*"}, Images: []string{"*"}, Users: []string{"*"}, MaxMemoryMib: 100, DefaultMemoryMib: 50}
+	g.do(&commandv1.Command{Body: &commandv1.Command_PutPolicy{PutPolicy: &commandv1.PutPolicy{Policy: small}}})
+	g.do(&commandv1.Command{Body: &commandv1.Command_BindPolicy{BindPolicy: &commandv1.BindPolicy{Policy: "small", Namespace: "default"}}})
+	for _, c := range []struct{ service, want string }{
+		{"image: a, mem_limit: 1g", `services.web: "1024" is not allowed by policy "small" (rule max_memory_mib): all containers of the stack together may have at most 100`},
+		{"image: a", `services.web: is not allowed by policy "small" (rule max_memory_mib): it must have a memory limit (mem_limit)`},
+		{"image: a, mem_limit: 100m", ""},
+	} {
+		request := composeRequest("web", "services: {web: {"+c.service+"}}")
+		request.Spec.Resources = &controlv1.ResourceRequirements{MemoryMb: 10}
+		resp, err := g.control(0).ApplyWorkload(t.Context(), request)
+		if err != nil || resp.GetSuccess() != (c.want == "") || !strings.Contains(resp.GetErrorMessage(), c.want) {
+			t.Errorf("a service with %s is answered with %v (error %v), want %q", c.service, resp, err, c.want)
+		}
+	}
+}
+
 // TestDevicesOfTheLoadedStack: a stack reserves the GPUs that its services ask for, unless resources.devices reserves GPUs.
 // Kinds of devices that the services name must be there.
 func TestDevicesOfTheLoadedStack(t *testing.T) {

@@ -89,7 +89,7 @@ func (d *Document) authored(field, rule string) string {
 
 func (d *Document) locate(field, rule string) (FieldError, bool) {
 	e := FieldError{File: d.file, Field: field, Rule: rule}
-	if strings.HasPrefix(field, "services.") || strings.HasPrefix(field, "networks.") || strings.HasPrefix(field, "volumes.") {
+	if field == "services" || strings.HasPrefix(field, "services.") || strings.HasPrefix(field, "networks.") || strings.HasPrefix(field, "volumes.") {
 		return d.inStack(e, lineIn(d.stack.text, field))
 	}
 	wire := "spec." + strings.TrimPrefix(field, "spec.")

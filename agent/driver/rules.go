@@ -37,6 +37,20 @@ type Rule struct {
 	Next string // the next step for the user, at the end of an error
 }
 
+// Pids returns the process limit of a container whose specification has none: DefaultPids, or the lowest max_pids of the
+// workload's policies if that is lower.
+func (s Spec) Pids() int64 {
+	pids := int64(DefaultPids)
+	if s.Rules != nil {
+		for _, p := range s.Rules.Policies {
+			if p.MaxPids > 0 {
+				pids = min(pids, p.MaxPids)
+			}
+		}
+	}
+	return pids
+}
+
 // maxNamed is the maximum number of violated policy rules that an error names.
 const maxNamed = 3
 

@@ -114,3 +114,23 @@ func TestRulesJudgeAmounts(t *testing.T) {
 		t.Errorf("Judge returned %v for five violations, want an error that names three", err)
 	}
 }
+
+// TestDefaultProcessLimitOfAPolicy: a container that names no process limit gets no more processes than its policies
+// allow.
+func TestDefaultProcessLimitOfAPolicy(t *testing.T) {
+	limited := func(pids ...int64) Spec {
+		r := &Rules{}
+		for _, n := range pids {
+			r.Policies = append(r.Policies, Rule{Policy: &policy.Policy{MaxPids: n}})
+		}
+		return Spec{Rules: r}
+	}
+	for _, c := range []struct {
+		spec Spec
+		want int64
+	}{{Spec{}, DefaultPids}, {limited(0, 32768), DefaultPids}, {limited(0, 200, 100), 100}} {
+		if got := c.spec.Pids(); got != c.want {
+			t.Errorf("the default limit is %d processes, want %d", got, c.want)
+		}
+	}
+}

@@ -166,6 +166,10 @@ func TestAsksOfAComposeProject(t *testing.T) {
 		{"a config from a file", one("    configs: [s]\nconfigs: {s: {file: /etc/shadow}}\n"), nil, "services.a.configs[0] host_paths"},
 
 		{"a MAC address in a network", one("    networks: {n: {mac_address: '02:42:ac:11:00:07'}}\nnetworks: {n: {}}\n"), nil, "services.a.networks.n.mac_address security_options"},
+		{"options of a connection to a network", one("    networks: {n: {driver_opts: {com.docker.network.endpoint.ifname: eth9, com.docker.network.endpoint.sysctls: 'net.core.somaxconn=1,net.ipv4.conf.IFNAME.forwarding=1', other: x}}}\nnetworks: {n: {}}\n"), nil,
+			"services.a.networks.n.driver_opts.com.docker.network.endpoint.sysctls security_options, services.a.networks.n.driver_opts.other networks"},
+		{"mounts that appear on the host", one("    volumes: [{type: bind, source: ./x, target: /x, bind: {propagation: rshared}}]\n"), nil, "services.a.volumes[0].bind.propagation security_options"},
+		{"a container before the start, which has no limits", one("    pre_start: [{command: id, image: y}]\n"), nil, "services.a.pre_start[0] max_pids"},
 		{"a quota of the engine", one("    storage_opt: {size: 90G}\n"), nil, "services.a.storage_opt.size security_options"},
 		{"privileged", one("    privileged: true\n"), nil, "services.a.privileged privileged"},
 		{"privileged through a variable", one("    privileged: ${P}\n"), map[string]string{"P": "true"}, "services.a.privileged privileged"},
@@ -225,6 +229,35 @@ func TestAsksOfAComposeProject(t *testing.T) {
 			}
 			if got := judged(t, policy.Privileged, "compose", asks); got != "" {
 				t.Errorf("policy privileged must refuse nothing, but refuses %q", got)
+			}
+		})
+	}
+}
+
+// TestLimitsOfServices: a policy with maxima judges the limits of each service and of all containers of a stack together.
+// A service without a limit is refused, as a container without one is.
+func TestLimitsOfServices(t *testing.T) {
+	p := policy.Policy{Name: "small", Kinds: []string{"*"}, Images: []string{"*"}, Users: []string{"*"}, MaxCPU: 1000, MaxMemory: 100}
+	for _, tt := range []struct{ name, services, want string }{
+		{"limits within the maxima", "a: {image: x, cpus: 0.5, mem_limit: 50m}\n  b: {image: x, deploy: {resources: {limits: {cpus: 0.5, memory: 50m}}}}", ""},
+		{"a limit above", "a: {image: x, cpus: 2, mem_limit: 50m}", "services.a max_cpu_millicores 2000"},
+		{"copies", "a: {image: x, cpu_quota: 50000, mem_limit: 50m, scale: 3}", "services.a max_cpu_millicores 1500, services.a max_memory_mib 150"},
+		{"too much together", "a: {image: x, cpus: 0.1, mem_limit: 60m}\n  b: {image: x, cpus: 0.1, mem_limit: 60m}", "services max_memory_mib 120"},
+		{"no limits", "a: {image: x}", "services.a max_cpu_millicores , services.a max_memory_mib "},
+		{"a service without containers", "a: {image: x, cpus: 1, mem_limit: 100m}\n  b: {image: x, scale: 0}", ""},
+		{"a container before the start", "a: {image: x, cpus: 1, mem_limit: 100m, pre_start: [{command: id}]}", "services.a.pre_start[0] max_cpu_millicores , services.a.pre_start[0] max_memory_mib "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			asks, err := Project(load(t, t.TempDir(), nil, map[string]string{"compose.yaml": "services:\n  " + tt.services + "\n"}), nil, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, v := range policy.Judge(&p, policy.Workload{Kind: "compose", CPU: 1, Memory: 1, Asks: asks}) {
+				got = append(got, v.Field+" "+v.Rule+" "+v.Value)
+			}
+			if text := strings.Join(got, ", "); text != tt.want {
+				t.Errorf("the policy refuses %q, want %q", text, tt.want)
 			}
 		})
 	}

@@ -2,6 +2,7 @@ package asks
 
 import (
 	"maps"
+	"math"
 	"path"
 	"slices"
 	"strconv"
@@ -86,6 +87,10 @@ func (d *project) service(at string, s types.ServiceConfig) {
 		u.Ports = append(u.Ports, port{Address: p.HostIP, Published: p.Published, Protocol: p.Protocol})
 	}
 	d.out.unit(u)
+	if n := s.GetScale(); n > 0 {
+		memory := math.Ceil(float64(service.MemoryLimit(s)) / (1 << 20))
+		d.out.add(policy.RuleLimits, at, policy.LimitsValue(service.CPULimit(s), int64(memory), n))
+	}
 	for i, g := range s.GroupAdd {
 		d.out.group(index(at+".group_add", i), g)
 	}
@@ -115,6 +120,13 @@ func (d *project) service(at string, s types.ServiceConfig) {
 			}
 		}
 	}
+	for i, hook := range s.PreStart {
+		// Compose runs it in a container of its own, without the limits and the capabilities of the service.
+		field := index(at+".pre_start", i)
+		d.out.add(policy.RulePids, field, policy.Unlimited)
+		d.out.add(policy.RuleLimits, field, policy.LimitsValue(0, 0, 1))
+		d.out.add(policy.RuleLacks, field, (&unit{User: hook.User}).lacks())
+	}
 }
 
 // mount adds to the list what a mount of a service requests from the host. It adds nothing for a named
@@ -132,7 +144,14 @@ func (d *project) mount(field string, v types.ServiceVolumeConfig) {
 	case types.VolumeTypeImage:
 		d.out.add(policy.RuleImage, field, Image(v.Source))
 	default: // mounts of type bind, npipe or cluster
-		d.hostPath(field, v.Source, v.ReadOnly)
+		readOnly := v.ReadOnly
+		if b := v.Bind; b != nil {
+			readOnly = readOnly && b.SELinux == ""                         // the engine writes SELinux labels to the files
+			if strings.HasSuffix(b.Propagation, types.PropagationShared) { // mounts in the container appear on the host
+				d.out.add(policy.RuleSecurity, field+".bind.propagation", "propagation="+b.Propagation)
+			}
+		}
+		d.hostPath(field, v.Source, readOnly)
 	}
 }
 
@@ -268,8 +287,34 @@ func (d *project) options(at string, s types.ServiceConfig) {
 		add("mac_address", "mac-address", s.MacAddress)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Networks)) {
-		if n := s.Networks[name]; n != nil && n.MacAddress != "" {
-			d.out.add(policy.RuleSecurity, at+".networks."+name+".mac_address", "mac-address="+n.MacAddress)
+		if n := s.Networks[name]; n != nil {
+			d.endpoint(at+".networks."+name, n)
+		}
+	}
+}
+
+// Options of a connection to a network: sysctls of the interface, such as net.ipv4.conf.IFNAME.forwarding=1, separated
+// by commas, and its name in the container.
+const (
+	endpointSysctls = "com.docker.network.endpoint.sysctls"
+	endpointName    = "com.docker.network.endpoint.ifname"
+)
+
+// endpoint adds to the list the options with which a service is connected to a network.
+func (d *project) endpoint(at string, n *types.ServiceNetworkConfig) {
+	if n.MacAddress != "" {
+		d.out.add(policy.RuleSecurity, at+".mac_address", "mac-address="+n.MacAddress)
+	}
+	for _, k := range slices.Sorted(maps.Keys(n.DriverOpts)) {
+		switch field := at + ".driver_opts." + k; k {
+		case endpointName:
+		case endpointSysctls:
+			for setting := range strings.SplitSeq(n.DriverOpts[k], ",") {
+				name, _, _ := strings.Cut(setting, "=")
+				d.out.add(policy.RuleSecurity, field, "sysctl="+strings.TrimSpace(name))
+			}
+		default:
+			d.out.add(policy.RuleNetwork, field, k+"="+n.DriverOpts[k])
 		}
 	}
 }

@@ -292,7 +292,7 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 		}
 		service.SecurityOpt = driver.HardenedOptions(service.SecurityOpt, service.Privileged)
 		if service.PidsLimit == 0 && (service.Deploy == nil || service.Deploy.Resources.Limits == nil || service.Deploy.Resources.Limits.Pids == 0) {
-			service.PidsLimit = driver.DefaultPids
+			service.PidsLimit = spec.Pids()
 		}
 		if service.Logging == nil && service.LogDriver == "" && len(service.LogOpt) == 0 && rotation.Type != "" {
 			service.Logging = &types.LoggingConfig{Driver: rotation.Type, Options: rotation.Config}

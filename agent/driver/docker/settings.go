@@ -93,7 +93,7 @@ func translate(spec driver.Spec, version string) (settings, error) {
 	if out.host.Resources, err = resources(body); err != nil {
 		return settings{}, err
 	}
-	pids := cmp.Or(body.GetPidsLimit(), driver.DefaultPids)
+	pids := cmp.Or(body.GetPidsLimit(), spec.Pids())
 	out.host.PidsLimit = &pids
 	if n := body.GetStopGracePeriodSeconds(); n < 0 {
 		return refuse("container.stop_grace_period_seconds: must not be negative (got %d)", n)

@@ -8,6 +8,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/policy"
 )
 
 // TestExclusiveHasNoRestartPolicy: an engine must not start an exclusive workload when the engine restarts,
@@ -71,5 +72,18 @@ func TestAMACAddressNeedsANewEngine(t *testing.T) {
 		if mac != want || (len(got.leftOut) > 0) != (want == "") {
 			t.Errorf("API %s: the MAC address is %q and left out are %q; want %q", version, mac, got.leftOut, want)
 		}
+	}
+}
+
+// TestProcessLimitOfAPolicy: a container that names no process limit gets at most the max_pids of its policy.
+func TestProcessLimitOfAPolicy(t *testing.T) {
+	spec := driver.Spec{ID: "a", Body: &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{Image: "persys/any:1"}}}}
+	spec.Rules = &driver.Rules{Policies: []driver.Rule{{Policy: &policy.Policy{MaxPids: 100}}}}
+	got, err := translate(spec, "1.44")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := *got.host.PidsLimit; n != 100 {
+		t.Errorf("the container may have %d processes, and its policy allows 100", n)
 	}
 }
