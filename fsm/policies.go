@@ -177,6 +177,10 @@ func (t *Tx) judgedIn(in string, p *commandv1.WorkloadPut) (Result, bool) {
 	return judgedBy(by, p, in)
 }
 
+// judgedAgain checks the stored specification of w against the policy of today, because a person starts, restarts or
+// runs it. What the cluster does by itself, such as a move or a run of a cron, is not judged again.
+func (t *Tx) judgedAgain(w *Workload) (Result, bool) { return t.judgedIn(w.In(), w.AsPut()) }
+
 // judgedBy checks the specification p, of a workload in the namespace with the name in, against the
 // policy by, which may be nil.
 func judgedBy(by *policy.Policy, p *commandv1.WorkloadPut, in string) (Result, bool) {

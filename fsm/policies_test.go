@@ -180,6 +180,36 @@ func TestPoliciesJudgeEveryStoredSpecification(t *testing.T) {
 	})
 }
 
+// TestPeopleWhoStartAWorkloadAreHeldToThePolicyOfToday: a policy that was made stricter stops no workload. A person
+// cannot start, restart, scale up from zero or run one that it does not allow. A run that the schedule of a cron makes
+// is not judged again.
+func TestPeopleWhoStartAWorkloadAreHeldToThePolicyOfToday(t *testing.T) {
+	w := formed(t, "n")
+	w.ok(put("runs", privileged))
+	w.ok(put("gone", privileged))
+	w.ok(setDesired("gone", "Stopped"))
+	w.ok(put("nightly", privileged, cron()))
+	w.ok(createRuns(w.cronStep("nightly", "", minute)))
+	w.ok(put("report", privileged, parameterized))
+	members := group(1, 1, 0, false)
+	p := members.GetPutWorkloads().Workloads[0]
+	privileged(p)
+	p.Desired = string(DesiredStopped)
+	w.ok(members)
+	up := scaling(1, 1)
+	w.ok(bind("baseline", DefaultNamespace))
+	for name, c := range map[string]Command{
+		"start": setDesired("gone", "Running"), "restart": userRetry("runs"), "scale up": up,
+		"trigger": startRun("nightly", "nightly-x", "k"), "dispatch": startRun("report", "report-x", "k"),
+	} {
+		t.Run(name, func(t *testing.T) { refused(t, w.do(c), NotAllowed, "privileged", "persysctl policy bind") })
+	}
+	is(t, "the workload keeps running", w.workload("runs").Desired, DesiredRunning)
+	w.ok(createRuns(w.cronStep("nightly", "nightly-1", 2*minute)))
+	w.workload("nightly-1")
+	w.ok(setDesired("runs", "Stopped"))
+}
+
 // TestPolicyRecords: commands create, change, bind and delete policies. After each, the records and
 // the refusals must be right.
 func TestPolicyRecords(t *testing.T) {

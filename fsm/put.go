@@ -408,6 +408,11 @@ func (t *Tx) setDesired(b *commandv1.SetDesired) Result {
 		item.Unchanged = true
 		return Result{Kind: AlreadyDone, Items: []Item{item}}
 	}
+	if desired == DesiredRunning {
+		if res, ok := t.judgedAgain(old); !ok {
+			return res
+		}
+	}
 	w := *old
 	w.Desired = desired
 	w.Retry = Retry{MaxAttempts: old.Retry.MaxAttempts}
@@ -539,6 +544,9 @@ func (t *Tx) retryWorkload(b *commandv1.RetryWorkload) Result {
 		return Result{Kind: AlreadyDone, Reason: why, Items: []Item{item}}
 	}
 	if res, ok := t.readmits(old); !ok {
+		return res
+	}
+	if res, ok := t.judgedAgain(old); !ok {
 		return res
 	}
 	w := *old

@@ -92,6 +92,9 @@ func (t *Tx) scaleGroup(b *commandv1.ScaleGroup) Result {
 		if i := slices.IndexFunc(have, func(w *Workload) bool { return w.ID == id }); i >= 0 {
 			p := have[i].AsPut()
 			if now == 0 {
+				if res, ok := t.judgedAgain(have[i]); !ok {
+					return res
+				}
 				p.Desired = string(desired)
 			}
 			put.Workloads = append(put.Workloads, p)

@@ -415,6 +415,9 @@ func (t *Tx) startRun(b *commandv1.StartRun) Result {
 	sealedFor, under := of.ID, of.Policy
 	if put == nil {
 		put = runPut(of, b.GetRun())
+		if res, ok := t.judgedAgain(of); !ok {
+			return res
+		}
 	} else {
 		one, none := []*commandv1.WorkloadPut{put}, []*Workload{nil}
 		if res, ok := t.judged(one, none); !ok {
