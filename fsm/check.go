@@ -131,6 +131,7 @@ func (c *checker) nodes() {
 	c.s.r.nodes.Scan(func(id string, n *Node) bool {
 		c.must(n.ID == id && bounds.ValidID(id), "node %q is stored under %q", n.ID, id)
 		c.must(!n.Fenced || !n.Up, "node %s is fenced and up", id)
+		c.must(n.JobsUntil == 0 || n.Draining, "node %s is not draining, but lets jobs end until %d", id, n.JobsUntil)
 		c.must(slices.IsSorted(n.Lacks), "node %s lacks types %v, which are not sorted", id, n.Lacks)
 		return true
 	})

@@ -379,6 +379,10 @@ func (e *encoder) node(n *Node) {
 	e.u64(n.ModifyIndex)
 	e.strs(n.Lacks)
 	e.nodeKeys(&n.Set)
+	if n.JobsUntil != 0 {
+		e.str("jobs until")
+		e.i64(n.JobsUntil)
+	}
 	if w := &f.Networking; *w != (Networking{}) {
 		e.str("networking")
 		e.str(w.Address)

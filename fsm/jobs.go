@@ -54,6 +54,19 @@ type JobResult struct {
 // Finished reports whether w is a job with a result.
 func (w *Workload) Finished() bool { return w.Result != nil }
 
+// FinishesOn reports whether w is a job with an unfinished attempt on the draining node n that may end there, because
+// the deadline of the drain is later than now, Unix nanoseconds. An attempt that has failed must first be counted, and
+// then the job may move.
+func (w *Workload) FinishesOn(n *Node, now int64) bool {
+	return w.Demand.Job != nil && w.Active() && w.Node == n.ID && n.Up && n.Draining && now < n.JobsUntil &&
+		w.Acknowledged && !w.Retry.Terminal && w.Retry.NextAt == 0
+}
+
+// EndsText says that a job may end on the draining node n, and until when.
+func (n *Node) EndsText() string {
+	return "node " + n.ID + " is draining; the job may end there until " + clockText(n.JobsUntil)
+}
+
 // AwaitsExit reports whether w is a finished job whose record does not say how its last instance ended, and which
 // node was told to remove at generation said. The planner ends a job at its deadline while the instance still runs, so
 // the node reports the exit code, the times and the output later, when it has stopped the instance.

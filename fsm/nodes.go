@@ -211,15 +211,28 @@ func (t *Tx) cordonNode(b *commandv1.CordonNode) Result {
 }
 
 // drainNode marks a node as draining, so that the planner moves its workloads. Only a command with on=false
-// ends the drain; a heartbeat or a registration does not.
+// ends the drain; a heartbeat or a registration does not. A command for a node that is draining already may change
+// the deadline of its jobs.
 func (t *Tx) drainNode(b *commandv1.DrainNode) Result {
-	e := Event{Type: EventNodeDrainEnded}
+	if b.GetDeadlineSeconds() > bounds.MaxDrainDeadline {
+		return refuse(Invalid, "deadline_seconds %d must be at most %d", b.GetDeadlineSeconds(), bounds.MaxDrainDeadline)
+	}
+	jobsUntil, e := int64(0), Event{Type: EventNodeDrainEnded}
 	if b.GetOn() {
 		e.Type = EventNodeDraining
+		switch old, known := t.r.nodes.Get(b.GetId()); {
+		case b.GetDeadlineSeconds() > 0:
+			jobsUntil = t.r.info.Clock + int64(b.GetDeadlineSeconds())*1e9
+		case known && b.DeadlineSeconds == nil:
+			jobsUntil = old.JobsUntil
+		}
+		if jobsUntil > 0 {
+			e.Message = "running jobs may end there until " + clockText(jobsUntil)
+		}
 	}
 	res := t.setNodeFlag(b.GetId(),
-		func(n *Node) bool { return n.Draining == b.GetOn() },
-		func(n *Node) { n.Draining = b.GetOn() }, e)
+		func(n *Node) bool { return n.Draining == b.GetOn() && n.JobsUntil == jobsUntil },
+		func(n *Node) { n.Draining, n.JobsUntil = b.GetOn(), jobsUntil }, e)
 	n, ok := t.r.nodes.Get(b.GetId())
 	switch {
 	case !ok:

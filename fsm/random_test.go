@@ -441,6 +441,9 @@ func (g *stream) command(s State) Command {
 	case 16:
 		c = drain(g.node(), g.bool("on"))
 		c.GetDrainNode().DiscardData = g.bool("discards")
+		if g.bool("with deadline") {
+			c.GetDrainNode().DeadlineSeconds = new(uint32(g.n("seconds", 0, 20)))
+		}
 	case 17:
 		c = fence(g.node())
 		c.GetFenceNode().DiscardData = g.bool("discards")

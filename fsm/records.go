@@ -199,7 +199,7 @@ func portsInRange(d *commandv1.Demand) error {
 
 func nodePB(n *Node) *commandv1.NodeRecord {
 	return &commandv1.NodeRecord{
-		Facts: factsPB(n.ID, &n.Facts), Up: n.Up, Draining: n.Draining, Cordoned: n.Cordoned, Fenced: n.Fenced,
+		Facts: factsPB(n.ID, &n.Facts), Up: n.Up, Draining: n.Draining, JobsUntil: n.JobsUntil, Cordoned: n.Cordoned, Fenced: n.Fenced,
 		Reason: n.Reason, UpdatedBy: n.UpdatedBy, UpdatedAt: n.UpdatedAt, LastHeartbeat: n.LastHeartbeat,
 		RegisteredAt: n.RegisteredAt, CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex, Lacks: n.Lacks,
 		Labels: convert(n.Set.Labels, nodeLabelPB), Taints: convert(n.Set.Taints, nodeTaintPB),
@@ -208,7 +208,7 @@ func nodePB(n *Node) *commandv1.NodeRecord {
 
 func nodeRecordOf(m *commandv1.NodeRecord) *Node {
 	n := &Node{
-		ID: m.GetFacts().GetId(), Facts: factsOf(m.GetFacts()), Up: m.GetUp(), Draining: m.GetDraining(),
+		ID: m.GetFacts().GetId(), Facts: factsOf(m.GetFacts()), Up: m.GetUp(), Draining: m.GetDraining(), JobsUntil: m.GetJobsUntil(),
 		Cordoned: m.GetCordoned(), Fenced: m.GetFenced(), Reason: m.GetReason(), UpdatedBy: m.GetUpdatedBy(),
 		UpdatedAt: m.GetUpdatedAt(), LastHeartbeat: m.GetLastHeartbeat(), RegisteredAt: m.GetRegisteredAt(),
 		CreateIndex: m.GetCreateIndex(), ModifyIndex: m.GetModifyIndex(),

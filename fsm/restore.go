@@ -147,6 +147,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 			if was, ok := t.r.nodes.Get(n.ID); ok && (was.Cordoned || was.Draining || len(was.Set.Labels)+len(was.Set.Taints) > 0) {
 				held := *n
 				held.Cordoned, held.Draining = n.Cordoned || was.Cordoned, n.Draining || was.Draining
+				held.JobsUntil = max(n.JobsUntil, was.JobsUntil)
 				held.Set = n.Set.rejoin(was.Set)
 				held.merge()
 				n = &held

@@ -264,6 +264,7 @@ const (
 	CodeCronSkipped       = "CronSkipped"       // a time of a schedule got no run, because an earlier run had not ended
 	CodeFailedOnNode      = "FailedOnNode"      // the node could not run the workload for a cause of its own, so the workload left it
 	CodeRebalanced        = "Rebalanced"        // the workload was evicted to even out the load of the nodes
+	CodeAwaitEnd          = "AwaitEnd"          // the node is draining, and the running job may end there until the deadline of the drain
 	CodeAwaitTurn         = "AwaitTurn"         // the job waits: as many members of its group run as its parallelism allows
 )
 
@@ -516,6 +517,7 @@ type Node struct {
 	Facts         NodeFacts
 	Up            bool
 	Draining      bool
+	JobsUntil     int64 // until when running jobs may stay on the draining node to end there, Unix nanoseconds; 0 = they move at once
 	Cordoned      bool
 	Fenced        bool     // a person stated that the workloads of the lost node no longer run
 	Set           NodeKeys // labels and taints that people set or removed; see Labels and Taints

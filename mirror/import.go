@@ -97,7 +97,7 @@ func nodeOf(n *Node) *commandv1.NodeRecord {
 		for _, p := range o.Pools {
 			f.Pools = append(f.Pools, &commandv1.Pool{Name: p.Name, Type: p.Type, TotalGb: p.TotalGB})
 		}
-		m.Cordoned, m.Draining, m.Fenced = o.Cordoned, o.Draining, o.Fenced
+		m.Cordoned, m.Draining, m.JobsUntil, m.Fenced = o.Cordoned, o.Draining, o.JobsUntil, o.Fenced
 		for _, l := range o.SetLabels {
 			m.Labels = append(m.Labels, &commandv1.NodeLabel{Key: l.Key, Value: l.Value, Removed: l.Removed})
 		}

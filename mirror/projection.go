@@ -295,7 +295,7 @@ func (p *Projection) nodeRecord(n *fsm.Node, a fsm.Alloc, shard string) KV {
 		Extension: &NodeExtension{
 			EngineID: f.EngineID, AgentVersion: f.AgentVersion, InstanceID: f.InstanceID, Protocol: f.Protocol,
 			SelfFencing: f.SelfFencing, LeaseSeconds: f.LeaseSeconds, Taints: taintRecords(f.Taints),
-			Cordoned: n.Cordoned, Draining: n.Draining, Fenced: n.Fenced,
+			Cordoned: n.Cordoned, Draining: n.Draining, JobsUntil: n.JobsUntil, Fenced: n.Fenced,
 		},
 	}
 	for _, pool := range f.Pools {

@@ -121,6 +121,7 @@ type NodeExtension struct {
 	LeaseSeconds int64   `json:"leaseSeconds,omitempty"`
 	Cordoned     bool    `json:"cordoned,omitempty"`
 	Draining     bool    `json:"draining,omitempty"`
+	JobsUntil    int64   `json:"jobsUntil,omitempty"` // Unix nanoseconds
 	Fenced       bool    `json:"fenced,omitempty"`
 
 	SetLabels []NodeKey `json:"setLabels,omitempty"`

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"google.golang.org/grpc/codes"
@@ -411,6 +412,26 @@ func TestNodeActionsChangeTheNode(t *testing.T) {
 	d, err := g.cluster(0).DrainNode(ctxFor(t), &clusterv1.DrainNodeRequest{NodeId: "a", On: true})
 	ok(t, err)
 	is(t, "status", d.GetNode().GetStatus(), "Draining")
+	jobsMayStay := func(want time.Duration, deadline *uint32) {
+		t.Helper()
+		n, err := g.cluster(0).DrainNode(ctxFor(t), &clusterv1.DrainNodeRequest{NodeId: "a", On: true, DeadlineSeconds: deadline})
+		ok(t, err)
+		left := time.Duration(0)
+		if until := n.GetNode().GetJobsUntil(); until != nil {
+			left = until.AsTime().Sub(time.Unix(0, g.view().Info().Clock))
+		}
+		if left > want || want-left > time.Minute {
+			t.Errorf("jobs may stay for %s, want %s", left, want)
+		}
+	}
+	jobsMayStay(time.Hour, nil)
+	jobsMayStay(3*time.Hour, new(uint32(3*3600)))
+	jobsMayStay(3*time.Hour, nil)
+	jobsMayStay(0, new(uint32(0)))
+	_, err = g.cluster(0).DrainNode(ctxFor(t), &clusterv1.DrainNodeRequest{NodeId: "a", DeadlineSeconds: new(uint32(60))})
+	code(t, err, codes.InvalidArgument)
+	_, err = g.cluster(0).DrainNode(ctxFor(t), &clusterv1.DrainNodeRequest{NodeId: "a", On: true, DeadlineSeconds: new(uint32(30*86400 + 1))})
+	code(t, err, codes.InvalidArgument)
 
 	_, err = g.cluster(0).RemoveNode(ctxFor(t), &clusterv1.RemoveNodeRequest{NodeId: "a"})
 	code(t, err, codes.FailedPrecondition)

@@ -3,6 +3,7 @@ package rpc
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -183,6 +184,20 @@ func (s *Server) TaintNode(ctx context.Context, req *clusterv1.TaintNodeRequest)
 	return s.nodeAction(ctx, req.GetNodeId(), req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_TaintNode{TaintNode: c}})
 }
 
+// defaultDrainDeadline is how long running jobs may stay on a draining node if the request does not say, in seconds.
+const defaultDrainDeadline = 3600
+
+// drainFault returns why the deadline in a request is not valid; "" if it is.
+func drainFault(req *clusterv1.DrainNodeRequest) string {
+	switch {
+	case req.DeadlineSeconds != nil && !req.GetOn():
+		return "deadline_seconds must not be set if the drain ends (on: false)"
+	case req.GetDeadlineSeconds() > bounds.MaxDrainDeadline:
+		return fmt.Sprintf("deadline_seconds %d must be at most %d, 30 days", req.GetDeadlineSeconds(), bounds.MaxDrainDeadline)
+	}
+	return ""
+}
+
 // DrainNode implements the call of cluster.v1. If the request is a preview, it only returns the moves that a drain
 // would make.
 func (s *Server) DrainNode(ctx context.Context, req *clusterv1.DrainNodeRequest) (*clusterv1.NodeActionResponse, error) {
@@ -194,10 +209,25 @@ func (s *Server) DrainNode(ctx context.Context, req *clusterv1.DrainNodeRequest)
 	if !ok {
 		return nil, errorf(KindNotFound, "node %q not found; `persysctl nodes` lists them", req.GetNodeId())
 	}
+	if fault := drainFault(req); fault != "" {
+		return nil, errorf(KindInvalid, "%s", fault)
+	}
+	deadline, jobsUntil := req.DeadlineSeconds, n.JobsUntil
+	if deadline == nil && req.GetOn() && !n.Draining {
+		deadline = new(uint32(defaultDrainDeadline))
+	}
+	if deadline != nil && *deadline > 0 {
+		jobsUntil = max(s.now().UnixNano(), view.Info().Clock) + int64(*deadline)*1e9
+	} else if deadline != nil {
+		jobsUntil = 0
+	}
 	var moves []*clusterv1.PlannedMove
 	if req.GetOn() {
-		for _, m := range sched.PlanDrain(view, n.ID, req.GetDiscardData(), s.cfg.Tuning) {
+		for _, m := range sched.PlanDrain(view, n.ID, req.GetDiscardData(), jobsUntil, s.cfg.Tuning) {
 			move := &clusterv1.PlannedMove{WorkloadId: m.Workload, Reason: m.Message, LocalData: m.Data, Preempts: m.Preempts}
+			if m.StaysUntil > 0 {
+				move.StaysUntil = timestamppb.New(time.Unix(0, m.StaysUntil))
+			}
 			if m.To != n.ID {
 				move.ToNodeId = m.To
 			}
@@ -208,7 +238,7 @@ func (s *Server) DrainNode(ctx context.Context, req *clusterv1.DrainNodeRequest)
 		return &clusterv1.NodeActionResponse{Node: s.nodeView(view, n), Index: view.Info().Index, Moves: moves}, nil
 	}
 	out, err := s.nodeAction(ctx, req.GetNodeId(), req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_DrainNode{
-		DrainNode: &commandv1.DrainNode{Id: req.GetNodeId(), On: req.GetOn(), DiscardData: req.GetDiscardData()},
+		DrainNode: &commandv1.DrainNode{Id: req.GetNodeId(), On: req.GetOn(), DiscardData: req.GetDiscardData(), DeadlineSeconds: deadline},
 	}})
 	if err != nil {
 		return nil, err

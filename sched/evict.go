@@ -77,7 +77,8 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 	if w.EndedForGood() {
 		return false, 0 // it stays: on another node it would run a second time
 	}
-	if leavesLast(w, n) {
+	finishes := w.FinishesOn(n, p.Now)
+	if leavesLast(w, n, p.Now) {
 		return p.hold(w, fsm.CodeCannotMove, "node "+n.ID+" is draining, and a member of a system workload leaves it last", false), 0
 	}
 	code, message, gone := p.mustLeave(w, n)
@@ -101,11 +102,18 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 		return true, 0
 	case !n.Up:
 		return false, 0
-	case holds(w.Reason.Code):
+	case finishes && w.Actual.State == fsm.ActualRunning:
+		if p.hold(w, fsm.CodeAwaitEnd, n.EndsText(), false) {
+			return true, 0
+		}
+	case holds(w.Reason.Code), w.Reason.Code == fsm.CodeAwaitEnd:
 		return p.say(w, "", ""), 0
 	}
 	if acted, due = p.moveOn(w, n); acted {
 		return true, 0
+	}
+	if finishes {
+		due = earlier(due, n.JobsUntil)
 	}
 	again := due
 	acted, due = p.retry(w)
@@ -148,7 +156,7 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 		return fsm.CodeAwaitStop, awaitReturn(n.ID), false
 	case !n.Up:
 		return fsm.CodeNodeLost, "the lease of node " + n.ID + " ended", n.Fenced
-	case n.Draining:
+	case n.Draining && !w.FinishesOn(n, p.Now):
 		return fsm.CodeDraining, "node " + n.ID + " is draining", false
 	}
 	if t, at := evicts(w.Demand, n); at > 0 && at <= p.Now {

@@ -168,14 +168,22 @@ type Move struct {
 	Message  string   // why the workload would stay, or why no node has room
 	Data     []string // local data on the present node that keeps the workload there or would be left behind
 	Preempts []string // workloads of lower priority that would be evicted to make room
+
+	StaysUntil int64 // until when a running job may stay on its draining node to end there, Unix nanoseconds; 0 = it is no such job
 }
 
 // PlanDrain returns the moves that draining a node would cause, highest priority first. Each move takes the
-// earlier moves into account. With discard, local data binds no workload to the node. No command is proposed.
-func PlanDrain(v fsm.View, node NodeID, discard bool, t Tuning) []Move {
+// earlier moves into account. With discard, local data binds no workload to the node. Running jobs may stay until
+// jobsUntil, Unix nanoseconds, to end there; 0 = they move at once. No command is proposed.
+func PlanDrain(v fsm.View, node NodeID, discard bool, jobsUntil int64, t Tuning) []Move {
 	p := planning(v, t)
 	x := p.c.nodes
 	n, known := v.Node(node)
+	var drained fsm.Node
+	if known {
+		drained = *n
+		drained.Draining, drained.JobsUntil = true, jobsUntil
+	}
 	if s, ok := x.slotOf[node]; ok {
 		x.unlist(s)
 		x.unlisted = draining
@@ -201,6 +209,11 @@ func PlanDrain(v fsm.View, node NodeID, discard bool, t Tuning) []Move {
 		m := Move{Workload: w.ID, To: node}
 		if known {
 			m.Data = w.DataOn(n)
+		}
+		if known && w.FinishesOn(&drained, p.Now) {
+			m.Message, m.StaysUntil = drained.EndsText(), jobsUntil
+			moves = append(moves, m)
+			continue
 		}
 		if known && !discard && w.BoundByData(n) {
 			m.Message = "stays, because only this node has " + fsm.DataText(m.Data)
@@ -265,10 +278,13 @@ func (p *planner) next(w *fsm.Workload, m *Move, held bool, stays string) {
 func (p *planner) move(w *fsm.Workload) Move {
 	m := Move{Workload: w.ID, To: w.Node}
 	misfit, stays := p.stays(w)
+	n, placed := p.State.Node(w.Node)
 	if stays {
+		if placed && w.FinishesOn(n, p.Now) {
+			m.Message, m.StaysUntil = n.EndsText(), n.JobsUntil
+		}
 		return m
 	}
-	n, placed := p.State.Node(w.Node)
 	if placed {
 		m.Data = w.DataOn(n)
 		if w.BoundByData(n) {

@@ -298,7 +298,7 @@ func TestPlanDrainMovesFittingWorkloads(t *testing.T) {
 		false: {Workload: "db", To: "a", Message: "stays, because only this node has volume data", Data: data},
 		true:  {Workload: "db", To: "b", Data: data},
 	} {
-		moves := PlanDrain(w.state, "a", discard, w.tuning)
+		moves := PlanDrain(w.state, "a", discard, 0, w.tuning)
 		if want := []Move{{Workload: "hot", To: "b"}, db, {Workload: "x", To: "b"}, last}; !reflect.DeepEqual(moves, want) {
 			t.Errorf("PlanDrain with discard %t returns %+v, want %+v", discard, moves, want)
 		}

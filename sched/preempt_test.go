@@ -209,7 +209,7 @@ func TestPlansNameVictims(t *testing.T) {
 	w.apply("high", of("", 5, 4000))
 	w.settle()
 	w.on(t, "high", "b")
-	moves = PlanDrain(w.state, "b", false, w.tuning)
+	moves = PlanDrain(w.state, "b", false, 0, w.tuning)
 	if m := moves[0]; m.To != "a" || !slices.Equal(m.Preempts, []string{"low", "mid"}) {
 		t.Errorf("PlanDrain returned %+v, want node a and the preemption of low and mid", m)
 	}

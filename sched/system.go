@@ -151,7 +151,7 @@ func (p *planner) memberLeaves(of, m *fsm.Workload, n *fsm.Node) (why string, at
 	if m.Finished() {
 		return "", 0 // its result stays, and says that the job has run on this node
 	}
-	if n.Draining {
+	if n.Draining && !m.FinishesOn(n, p.Now) {
 		if other := p.stillOn(n.ID); other != "" {
 			return "", 0
 		}
@@ -224,8 +224,10 @@ func (p *planner) stillOn(node string) (other string) {
 }
 
 // leavesLast reports whether w stays on its draining node until all ordinary workloads have left,
-// because w is a member of a system workload.
-func leavesLast(w *fsm.Workload, n *fsm.Node) bool { return w.IsMember() && n.Up && n.Draining }
+// because w is a member of a system workload. The run of a job may then still end before the deadline of the drain.
+func leavesLast(w *fsm.Workload, n *fsm.Node, now int64) bool {
+	return w.IsMember() && n.Up && n.Draining && !w.FinishesOn(n, now)
+}
 
 // MembersText returns a text such as "one member on each of 3 of 5 nodes": how many nodes have a member of the given
 // system workload, or would get one.

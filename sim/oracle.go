@@ -17,17 +17,18 @@ import (
 
 // oracle is a simple model of the promises to users. It reads the log independently of the state machine.
 type oracle struct {
-	first    map[[16]byte]fsm.Result // the first answer to each request, by request id
-	wanted   map[string]want         // for each workload: the specification that users want; absent if the workload was never created or was deleted
-	puts     map[string]*commandv1.WorkloadPut
-	highest  map[string]fsm.Generation
-	upSince  map[string]int64   // for each node: virtual time since which the node is up
-	forced   map[string]int64   // for each workload: virtual time of its last deletion with --force
-	fired    map[string]int64   // for each cron: time of the schedule of its newest run
-	missing  map[string]bool    // members of group g that were available until an update changed them
-	found    map[string]int64   // for each node/workload: virtual time at which a report revealed an instance that should not be there
-	balanced map[string]moved   // for each workload: its last move that evened out the load
-	moved    map[string][]int64 // for each workload: when it left nodes that could not run it, by the clock of the state
+	first     map[[16]byte]fsm.Result // the first answer to each request, by request id
+	wanted    map[string]want         // for each workload: the specification that users want; absent if the workload was never created or was deleted
+	puts      map[string]*commandv1.WorkloadPut
+	highest   map[string]fsm.Generation
+	upSince   map[string]int64   // for each node: virtual time since which the node is up
+	forced    map[string]int64   // for each workload: virtual time of its last deletion with --force
+	fired     map[string]int64   // for each cron: time of the schedule of its newest run
+	missing   map[string]bool    // members of group g that were available until an update changed them
+	found     map[string]int64   // for each node/workload: virtual time at which a report revealed an instance that should not be there
+	jobsUntil map[string]int64   // for each draining node: until when running jobs may end there, by the clock of the state
+	balanced  map[string]moved   // for each workload: its last move that evened out the load
+	moved     map[string][]int64 // for each workload: when it left nodes that could not run it, by the clock of the state
 }
 
 type want struct {
@@ -40,7 +41,7 @@ func newOracle() oracle {
 		first: map[[16]byte]fsm.Result{}, wanted: map[string]want{}, puts: map[string]*commandv1.WorkloadPut{},
 		highest: map[string]fsm.Generation{}, upSince: map[string]int64{}, found: map[string]int64{},
 		missing: map[string]bool{}, forced: map[string]int64{}, fired: map[string]int64{},
-		moved: map[string][]int64{}, balanced: map[string]moved{},
+		moved: map[string][]int64{}, balanced: map[string]moved{}, jobsUntil: map[string]int64{},
 	}
 }
 
@@ -63,6 +64,7 @@ func (w *world) judge(before, after fsm.State, c fsm.Command, res fsm.Result, ch
 		}
 	}
 	w.rolled(before, after, c)
+	w.drained(before, c, res)
 	w.learn(c, res, after)
 	if b := c.GetMoveWorkloads(); b != nil {
 		w.rebalanced(before, after, b, res)

@@ -3,6 +3,7 @@ package sim
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -168,7 +169,7 @@ func (w *world) operate() {
 	case 0, 1:
 		w.ask(fmt.Sprintf("cordon %s %t", m.id, on), cordon(m.id, on), nil)
 	case 2:
-		w.ask(fmt.Sprintf("drain %s %t", m.id, on), drain(m.id, on), nil)
+		w.ask(fmt.Sprintf("drain %s %t", m.id, on), w.drainWithDeadline(m.id, on), nil)
 	default:
 		if !m.power.alive {
 			w.condemn(m)
@@ -243,6 +244,45 @@ func cordon(node string, on bool) func(*commandv1.Command) {
 func drain(node string, on bool) func(*commandv1.Command) {
 	return func(c *commandv1.Command) {
 		c.Body = &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: node, On: on}}
+	}
+}
+
+// drainWithDeadline returns a drain that lets running jobs end on the node for up to 100 s, or moves them at once. It
+// takes the time from the clock and not from the random numbers, so that the recorded seeds still give the same runs.
+func (w *world) drainWithDeadline(node string, on bool) func(*commandv1.Command) {
+	seconds := uint32(w.now/ms) % 101
+	return func(c *commandv1.Command) {
+		drain(node, on)(c)
+		if on && seconds%4 != 0 {
+			c.GetDrainNode().DeadlineSeconds = &seconds
+		}
+	}
+}
+
+// drained checks the promise of a drain: before its deadline it takes no running job off the node, unless the attempt
+// was counted as failed or the job has a new order.
+func (w *world) drained(before fsm.State, c fsm.Command, res fsm.Result) {
+	if b := c.GetDrainNode(); b != nil && res.Err() == nil {
+		n, _ := before.Node(b.GetId())
+		switch at := max(before.Info().Clock, c.GetHead().GetAt()); {
+		case b.DeadlineSeconds != nil:
+			w.oracle.jobsUntil[b.GetId()] = at + int64(b.GetDeadlineSeconds())*sec
+		case !b.GetOn() || !n.Draining:
+			delete(w.oracle.jobsUntil, b.GetId())
+		}
+	}
+	for _, e := range c.GetEvict().GetEvictions() {
+		x, ok := before.Workload(e.GetWorkload())
+		if !ok || e.GetCode() != fsm.CodeDraining || !slices.ContainsFunc(res.Items, func(i fsm.Item) bool { return i.ID == x.ID }) {
+			continue
+		}
+		until := w.oracle.jobsUntil[x.Node]
+		if x.Demand.Job != nil && x.Acknowledged && x.Actual.State == fsm.ActualRunning && max(before.Info().Clock, c.GetHead().GetAt()) < until {
+			w.violate("drain", x.ID, x.Node, "a drain moves the running job %d ms before its deadline", (until-before.Info().Clock)/ms)
+		}
+		if x.Demand.Job != nil && x.Actual.State == fsm.ActualFailed && x.Actual.Generation == x.Generation && x.Retry.NextAt == 0 && !x.Retry.Terminal && before.Info().Clock < until {
+			w.violate("drain", x.ID, x.Node, "a drain moves the job before its failed attempt is counted")
+		}
 	}
 }
 

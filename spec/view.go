@@ -172,6 +172,7 @@ func NodeView(n *fsm.Node, a fsm.Alloc) *controlv1.NodeView {
 		EngineId:               f.EngineID,
 		SelfFencing:            f.SelfFencing,
 		FenceBoundSeconds:      f.FenceBound,
+		JobsUntil:              stamp(n.JobsUntil),
 	}
 	for _, t := range n.Taints() {
 		v.Taints = append(v.Taints, &controlv1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect, Seconds: t.Seconds, Since: stamp(t.Since)})

@@ -29,6 +29,9 @@ const (
 // IDRule is the pattern that ValidID checks (docs/RULES.md, "Ids").
 const IDRule = "[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"
 
+// MaxDrainDeadline is the longest time for which running jobs may stay on a draining node, in seconds.
+const MaxDrainDeadline = 30 * 86400
+
 // MaxPriority is the highest priority of a workload; the lowest is -MaxPriority.
 const MaxPriority = 1000
 

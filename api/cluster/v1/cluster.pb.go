@@ -4286,9 +4286,12 @@ type DrainNodeRequest struct {
 	Preview bool `protobuf:"varint,4,opt,name=preview,proto3" json:"preview,omitempty"`
 	// If set, workloads with local data leave the node too, without their data. Volumes stay on the node; the
 	// disks of virtual machines are deleted.
-	DiscardData   bool `protobuf:"varint,200,opt,name=discard_data,json=discardData,proto3" json:"discard_data,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	DiscardData bool `protobuf:"varint,200,opt,name=discard_data,json=discardData,proto3" json:"discard_data,omitempty"`
+	// Seconds from now for which running jobs may stay on the node to end there, at most 30 days; 0 moves them at once.
+	// If it is absent, they may stay for an hour, and a node that is draining already keeps its present deadline.
+	DeadlineSeconds *uint32 `protobuf:"varint,201,opt,name=deadline_seconds,json=deadlineSeconds,proto3,oneof" json:"deadline_seconds,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *DrainNodeRequest) Reset() {
@@ -4354,6 +4357,13 @@ func (x *DrainNodeRequest) GetDiscardData() bool {
 		return x.DiscardData
 	}
 	return false
+}
+
+func (x *DrainNodeRequest) GetDeadlineSeconds() uint32 {
+	if x != nil && x.DeadlineSeconds != nil {
+		return *x.DeadlineSeconds
+	}
+	return 0
 }
 
 type RemoveNodeRequest struct {
@@ -4636,7 +4646,9 @@ type PlannedMove struct {
 	// Data that only this node has. A workload that moves leaves it behind.
 	LocalData []string `protobuf:"bytes,200,rep,name=local_data,json=localData,proto3" json:"local_data,omitempty"`
 	// Ids of workloads of lower priority that would be evicted to free resources on to_node_id.
-	Preempts      []string `protobuf:"bytes,202,rep,name=preempts,proto3" json:"preempts,omitempty"`
+	Preempts []string `protobuf:"bytes,202,rep,name=preempts,proto3" json:"preempts,omitempty"`
+	// Set if the workload is a running job that may stay until this time to end on its node. to_node_id is then empty.
+	StaysUntil    *timestamppb.Timestamp `protobuf:"bytes,203,opt,name=stays_until,json=staysUntil,proto3" json:"stays_until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4702,6 +4714,13 @@ func (x *PlannedMove) GetLocalData() []string {
 func (x *PlannedMove) GetPreempts() []string {
 	if x != nil {
 		return x.Preempts
+	}
+	return nil
+}
+
+func (x *PlannedMove) GetStaysUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StaysUntil
 	}
 	return nil
 }
@@ -16273,14 +16292,16 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x0e\n" +
 	"\x02on\x18\x02 \x01(\bR\x02on\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x03 \x01(\tR\trequestId\"\x98\x01\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\"\xde\x01\n" +
 	"\x10DrainNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x0e\n" +
 	"\x02on\x18\x02 \x01(\bR\x02on\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\x12\x18\n" +
 	"\apreview\x18\x04 \x01(\bR\apreview\x12\"\n" +
-	"\fdiscard_data\x18\xc8\x01 \x01(\bR\vdiscardData\"\x85\x01\n" +
+	"\fdiscard_data\x18\xc8\x01 \x01(\bR\vdiscardData\x12/\n" +
+	"\x10deadline_seconds\x18\xc9\x01 \x01(\rH\x00R\x0fdeadlineSeconds\x88\x01\x01B\x13\n" +
+	"\x11_deadline_seconds\"\x85\x01\n" +
 	"\x11RemoveNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\x12\x1d\n" +
@@ -16306,7 +16327,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x06taints\x18\x02 \x03(\v2\x18.persys.control.v1.TaintR\x06taints\x12\x16\n" +
 	"\x06remove\x18\x03 \x03(\tR\x06remove\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x04 \x01(\tR\trequestId\"\xa1\x01\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\"\xdf\x01\n" +
 	"\vPlannedMove\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x1c\n" +
@@ -16315,7 +16336,9 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1e\n" +
 	"\n" +
 	"local_data\x18\xc8\x01 \x03(\tR\tlocalData\x12\x1b\n" +
-	"\bpreempts\x18\xca\x01 \x03(\tR\bpreempts\"\x91\x01\n" +
+	"\bpreempts\x18\xca\x01 \x03(\tR\bpreempts\x12<\n" +
+	"\vstays_until\x18\xcb\x01 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"staysUntil\"\x91\x01\n" +
 	"\x12NodeActionResponse\x12/\n" +
 	"\x04node\x18\x01 \x01(\v2\x1b.persys.control.v1.NodeViewR\x04node\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x124\n" +
@@ -17681,309 +17704,310 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	239, // 37: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
 	225, // 38: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
 	241, // 39: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
-	242, // 40: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
-	63,  // 41: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
-	68,  // 42: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
-	69,  // 43: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
-	69,  // 44: persys.cluster.v1.ExecOpen.size:type_name -> persys.cluster.v1.TerminalSize
-	71,  // 45: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
-	66,  // 46: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
-	72,  // 47: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
-	226, // 48: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	233, // 49: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	233, // 50: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	233, // 51: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
-	76,  // 52: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	233, // 53: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
-	52,  // 54: persys.cluster.v1.WorkloadRevision.changes:type_name -> persys.cluster.v1.FieldChange
-	243, // 55: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
-	79,  // 56: persys.cluster.v1.ListRevisionsResponse.revisions:type_name -> persys.cluster.v1.WorkloadRevision
-	52,  // 57: persys.cluster.v1.ListRevisionsResponse.changes:type_name -> persys.cluster.v1.FieldChange
-	233, // 58: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
-	89,  // 59: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
-	89,  // 60: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
-	89,  // 61: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
-	94,  // 62: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
-	233, // 63: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
-	93,  // 64: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
-	89,  // 65: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
-	99,  // 66: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
-	109, // 67: persys.cluster.v1.AttachMirrorResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
-	109, // 68: persys.cluster.v1.MirrorStatusResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
-	93,  // 69: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
-	92,  // 70: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
-	233, // 71: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
-	113, // 72: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
-	238, // 73: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
-	120, // 74: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
-	123, // 75: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
-	126, // 76: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
-	233, // 77: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
-	233, // 78: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
-	233, // 79: persys.cluster.v1.Volume.unused_since:type_name -> google.protobuf.Timestamp
-	123, // 80: persys.cluster.v1.CreateVolumeResponse.volume:type_name -> persys.cluster.v1.Volume
-	129, // 81: persys.cluster.v1.Namespace.quota:type_name -> persys.cluster.v1.NamespaceAmounts
-	129, // 82: persys.cluster.v1.Namespace.used:type_name -> persys.cluster.v1.NamespaceAmounts
-	233, // 83: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
-	233, // 84: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
-	227, // 85: persys.cluster.v1.Namespace.node_labels:type_name -> persys.cluster.v1.Namespace.NodeLabelsEntry
-	130, // 86: persys.cluster.v1.ListNamespacesResponse.namespaces:type_name -> persys.cluster.v1.Namespace
-	129, // 87: persys.cluster.v1.PutNamespaceRequest.quota:type_name -> persys.cluster.v1.NamespaceAmounts
-	228, // 88: persys.cluster.v1.PutNamespaceRequest.node_labels:type_name -> persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
-	130, // 89: persys.cluster.v1.NamespaceResponse.namespace:type_name -> persys.cluster.v1.Namespace
-	233, // 90: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
-	136, // 91: persys.cluster.v1.ListPoliciesResponse.policies:type_name -> persys.cluster.v1.Policy
-	233, // 92: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
-	143, // 93: persys.cluster.v1.ListRolesResponse.roles:type_name -> persys.cluster.v1.Role
-	233, // 94: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
-	149, // 95: persys.cluster.v1.ListBindingsResponse.bindings:type_name -> persys.cluster.v1.Binding
-	233, // 96: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
-	229, // 97: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
-	233, // 98: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
-	153, // 99: persys.cluster.v1.ListAccountsResponse.accounts:type_name -> persys.cluster.v1.Account
-	230, // 100: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
-	153, // 101: persys.cluster.v1.AccountTokenResponse.account:type_name -> persys.cluster.v1.Account
-	164, // 102: persys.cluster.v1.LinkConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
-	164, // 103: persys.cluster.v1.OpenConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
-	233, // 104: persys.cluster.v1.ConsoleSession.created_at:type_name -> google.protobuf.Timestamp
-	233, // 105: persys.cluster.v1.ConsoleSession.code_expires_at:type_name -> google.protobuf.Timestamp
-	233, // 106: persys.cluster.v1.ConsoleSession.opened_at:type_name -> google.protobuf.Timestamp
-	233, // 107: persys.cluster.v1.ConsoleSession.expires_at:type_name -> google.protobuf.Timestamp
-	164, // 108: persys.cluster.v1.ListConsolesResponse.sessions:type_name -> persys.cluster.v1.ConsoleSession
-	233, // 109: persys.cluster.v1.Object.created_at:type_name -> google.protobuf.Timestamp
-	170, // 110: persys.cluster.v1.Object.versions:type_name -> persys.cluster.v1.ObjectVersion
-	171, // 111: persys.cluster.v1.Object.users:type_name -> persys.cluster.v1.ObjectUser
-	233, // 112: persys.cluster.v1.ObjectVersion.at:type_name -> google.protobuf.Timestamp
-	169, // 113: persys.cluster.v1.ListObjectsResponse.objects:type_name -> persys.cluster.v1.Object
-	182, // 114: persys.cluster.v1.GetAccessResponse.grants:type_name -> persys.cluster.v1.Grant
-	233, // 115: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
-	233, // 116: persys.cluster.v1.GetAccessResponse.session_expires_at:type_name -> google.protobuf.Timestamp
-	244, // 117: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
-	245, // 118: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
-	188, // 119: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
-	233, // 120: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
-	233, // 121: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
-	231, // 122: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
-	199, // 123: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
-	200, // 124: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
-	200, // 125: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
-	201, // 126: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
-	199, // 127: persys.cluster.v1.ApplyRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
-	199, // 128: persys.cluster.v1.ApplyRebalanceResponse.dropped:type_name -> persys.cluster.v1.RebalanceMove
-	233, // 129: persys.cluster.v1.Network.created_at:type_name -> google.protobuf.Timestamp
-	203, // 130: persys.cluster.v1.Network.slices:type_name -> persys.cluster.v1.NetworkSlice
-	246, // 131: persys.cluster.v1.Network.members:type_name -> persys.agent.v1.NetworkMember
-	247, // 132: persys.cluster.v1.Network.services:type_name -> persys.agent.v1.NetworkService
-	248, // 133: persys.cluster.v1.Network.ingress:type_name -> persys.agent.v1.NetworkIngress
-	233, // 134: persys.cluster.v1.NetworkSlice.empty_since:type_name -> google.protobuf.Timestamp
-	206, // 135: persys.cluster.v1.CheckNetworkResponse.paths:type_name -> persys.cluster.v1.NetworkPath
-	209, // 136: persys.cluster.v1.TraceResponse.hops:type_name -> persys.cluster.v1.TraceHop
-	212, // 137: persys.cluster.v1.ListUsageResponse.samples:type_name -> persys.cluster.v1.UsageSample
-	233, // 138: persys.cluster.v1.UsageSample.start:type_name -> google.protobuf.Timestamp
-	215, // 139: persys.cluster.v1.ListScrapeTargetsResponse.groups:type_name -> persys.cluster.v1.ScrapeGroup
-	232, // 140: persys.cluster.v1.ScrapeGroup.labels:type_name -> persys.cluster.v1.ScrapeGroup.LabelsEntry
-	202, // 141: persys.cluster.v1.ListNetworksResponse.networks:type_name -> persys.cluster.v1.Network
-	202, // 142: persys.cluster.v1.GetNetworkResponse.network:type_name -> persys.cluster.v1.Network
-	202, // 143: persys.cluster.v1.CreateNetworkResponse.network:type_name -> persys.cluster.v1.Network
-	35,  // 144: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	39,  // 145: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	40,  // 146: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
-	43,  // 147: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	45,  // 148: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	49,  // 149: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	51,  // 150: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	55,  // 151: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	57,  // 152: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	58,  // 153: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	59,  // 154: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	60,  // 155: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	61,  // 156: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
-	62,  // 157: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
-	195, // 158: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
-	197, // 159: persys.cluster.v1.Cluster.ApplyRebalance:input_type -> persys.cluster.v1.ApplyRebalanceRequest
-	65,  // 160: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	67,  // 161: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
-	73,  // 162: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
-	75,  // 163: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	78,  // 164: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
-	81,  // 165: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
-	82,  // 166: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	84,  // 167: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	86,  // 168: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	88,  // 169: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	91,  // 170: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	33,  // 171: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	95,  // 172: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
-	97,  // 173: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
-	110, // 174: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
-	100, // 175: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
-	102, // 176: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
-	104, // 177: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
-	108, // 178: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
-	106, // 179: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
-	112, // 180: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
-	115, // 181: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
-	116, // 182: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
-	118, // 183: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
-	121, // 184: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
-	124, // 185: persys.cluster.v1.Cluster.CreateVolume:input_type -> persys.cluster.v1.CreateVolumeRequest
-	127, // 186: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
-	131, // 187: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
-	133, // 188: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
-	135, // 189: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
-	137, // 190: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
-	139, // 191: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
-	140, // 192: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
-	141, // 193: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
-	144, // 194: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
-	146, // 195: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
-	147, // 196: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
-	150, // 197: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
-	152, // 198: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
-	154, // 199: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
-	156, // 200: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
-	157, // 201: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
-	159, // 202: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
-	160, // 203: persys.cluster.v1.Cluster.LinkConsole:input_type -> persys.cluster.v1.LinkConsoleRequest
-	162, // 204: persys.cluster.v1.Cluster.OpenConsole:input_type -> persys.cluster.v1.OpenConsoleRequest
-	165, // 205: persys.cluster.v1.Cluster.ListConsoles:input_type -> persys.cluster.v1.ListConsolesRequest
-	167, // 206: persys.cluster.v1.Cluster.EndConsole:input_type -> persys.cluster.v1.EndConsoleRequest
-	172, // 207: persys.cluster.v1.Cluster.ListObjects:input_type -> persys.cluster.v1.ListObjectsRequest
-	174, // 208: persys.cluster.v1.Cluster.PutObject:input_type -> persys.cluster.v1.PutObjectRequest
-	175, // 209: persys.cluster.v1.Cluster.RollBackObject:input_type -> persys.cluster.v1.RollBackObjectRequest
-	176, // 210: persys.cluster.v1.Cluster.DeleteObject:input_type -> persys.cluster.v1.DeleteObjectRequest
-	178, // 211: persys.cluster.v1.Cluster.ShowSecret:input_type -> persys.cluster.v1.GetObjectValueRequest
-	178, // 212: persys.cluster.v1.Cluster.GetConfig:input_type -> persys.cluster.v1.GetObjectValueRequest
-	180, // 213: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
-	183, // 214: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
-	186, // 215: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
-	189, // 216: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
-	191, // 217: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
-	193, // 218: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
-	216, // 219: persys.cluster.v1.Cluster.ListNetworks:input_type -> persys.cluster.v1.ListNetworksRequest
-	218, // 220: persys.cluster.v1.Cluster.GetNetwork:input_type -> persys.cluster.v1.GetNetworkRequest
-	204, // 221: persys.cluster.v1.Cluster.CheckNetwork:input_type -> persys.cluster.v1.CheckNetworkRequest
-	207, // 222: persys.cluster.v1.Cluster.Trace:input_type -> persys.cluster.v1.TraceRequest
-	220, // 223: persys.cluster.v1.Cluster.CreateNetwork:input_type -> persys.cluster.v1.CreateNetworkRequest
-	222, // 224: persys.cluster.v1.Cluster.DeleteNetwork:input_type -> persys.cluster.v1.DeleteNetworkRequest
-	210, // 225: persys.cluster.v1.Cluster.ListUsage:input_type -> persys.cluster.v1.ListUsageRequest
-	213, // 226: persys.cluster.v1.Cluster.ListScrapeTargets:input_type -> persys.cluster.v1.ListScrapeTargetsRequest
-	7,   // 227: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
-	9,   // 228: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
-	11,  // 229: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
-	14,  // 230: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
-	17,  // 231: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
-	19,  // 232: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
-	21,  // 233: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
-	24,  // 234: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
-	26,  // 235: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
-	29,  // 236: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
-	31,  // 237: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
-	5,   // 238: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
-	0,   // 239: persys.cluster.v1.Trust.RotateClusterKey:input_type -> persys.cluster.v1.RotateClusterKeyRequest
-	2,   // 240: persys.cluster.v1.Trust.ClusterKeyStatus:input_type -> persys.cluster.v1.ClusterKeyStatusRequest
-	37,  // 241: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	38,  // 242: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	41,  // 243: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
-	44,  // 244: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	48,  // 245: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	50,  // 246: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	54,  // 247: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	56,  // 248: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	64,  // 249: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 250: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 251: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 252: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 253: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 254: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
-	196, // 255: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
-	198, // 256: persys.cluster.v1.Cluster.ApplyRebalance:output_type -> persys.cluster.v1.ApplyRebalanceResponse
-	66,  // 257: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	70,  // 258: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
-	74,  // 259: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
-	77,  // 260: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	80,  // 261: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
-	239, // 262: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
-	83,  // 263: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	85,  // 264: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	87,  // 265: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	90,  // 266: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	92,  // 267: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	34,  // 268: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	96,  // 269: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
-	98,  // 270: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
-	111, // 271: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
-	101, // 272: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
-	103, // 273: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
-	105, // 274: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
-	109, // 275: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
-	107, // 276: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
-	114, // 277: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
-	117, // 278: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	117, // 279: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	119, // 280: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
-	122, // 281: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
-	125, // 282: persys.cluster.v1.Cluster.CreateVolume:output_type -> persys.cluster.v1.CreateVolumeResponse
-	128, // 283: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
-	132, // 284: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
-	134, // 285: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
-	185, // 286: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
-	138, // 287: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
-	142, // 288: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	142, // 289: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
-	142, // 290: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	145, // 291: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
-	148, // 292: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
-	148, // 293: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
-	151, // 294: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
-	148, // 295: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
-	155, // 296: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
-	158, // 297: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	158, // 298: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	148, // 299: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
-	161, // 300: persys.cluster.v1.Cluster.LinkConsole:output_type -> persys.cluster.v1.LinkConsoleResponse
-	163, // 301: persys.cluster.v1.Cluster.OpenConsole:output_type -> persys.cluster.v1.OpenConsoleResponse
-	166, // 302: persys.cluster.v1.Cluster.ListConsoles:output_type -> persys.cluster.v1.ListConsolesResponse
-	168, // 303: persys.cluster.v1.Cluster.EndConsole:output_type -> persys.cluster.v1.EndConsoleResponse
-	173, // 304: persys.cluster.v1.Cluster.ListObjects:output_type -> persys.cluster.v1.ListObjectsResponse
-	177, // 305: persys.cluster.v1.Cluster.PutObject:output_type -> persys.cluster.v1.ObjectResponse
-	177, // 306: persys.cluster.v1.Cluster.RollBackObject:output_type -> persys.cluster.v1.ObjectResponse
-	177, // 307: persys.cluster.v1.Cluster.DeleteObject:output_type -> persys.cluster.v1.ObjectResponse
-	179, // 308: persys.cluster.v1.Cluster.ShowSecret:output_type -> persys.cluster.v1.GetObjectValueResponse
-	179, // 309: persys.cluster.v1.Cluster.GetConfig:output_type -> persys.cluster.v1.GetObjectValueResponse
-	181, // 310: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
-	184, // 311: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
-	187, // 312: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
-	190, // 313: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
-	192, // 314: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
-	194, // 315: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
-	217, // 316: persys.cluster.v1.Cluster.ListNetworks:output_type -> persys.cluster.v1.ListNetworksResponse
-	219, // 317: persys.cluster.v1.Cluster.GetNetwork:output_type -> persys.cluster.v1.GetNetworkResponse
-	205, // 318: persys.cluster.v1.Cluster.CheckNetwork:output_type -> persys.cluster.v1.CheckNetworkResponse
-	208, // 319: persys.cluster.v1.Cluster.Trace:output_type -> persys.cluster.v1.TraceResponse
-	221, // 320: persys.cluster.v1.Cluster.CreateNetwork:output_type -> persys.cluster.v1.CreateNetworkResponse
-	223, // 321: persys.cluster.v1.Cluster.DeleteNetwork:output_type -> persys.cluster.v1.DeleteNetworkResponse
-	211, // 322: persys.cluster.v1.Cluster.ListUsage:output_type -> persys.cluster.v1.ListUsageResponse
-	214, // 323: persys.cluster.v1.Cluster.ListScrapeTargets:output_type -> persys.cluster.v1.ListScrapeTargetsResponse
-	8,   // 324: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
-	10,  // 325: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
-	12,  // 326: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
-	15,  // 327: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
-	18,  // 328: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
-	20,  // 329: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
-	23,  // 330: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
-	25,  // 331: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
-	28,  // 332: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
-	30,  // 333: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
-	32,  // 334: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
-	6,   // 335: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
-	1,   // 336: persys.cluster.v1.Trust.RotateClusterKey:output_type -> persys.cluster.v1.RotateClusterKeyResponse
-	3,   // 337: persys.cluster.v1.Trust.ClusterKeyStatus:output_type -> persys.cluster.v1.ClusterKeyStatusResponse
-	241, // [241:338] is the sub-list for method output_type
-	144, // [144:241] is the sub-list for method input_type
-	144, // [144:144] is the sub-list for extension type_name
-	144, // [144:144] is the sub-list for extension extendee
-	0,   // [0:144] is the sub-list for field type_name
+	233, // 40: persys.cluster.v1.PlannedMove.stays_until:type_name -> google.protobuf.Timestamp
+	242, // 41: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	63,  // 42: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
+	68,  // 43: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
+	69,  // 44: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
+	69,  // 45: persys.cluster.v1.ExecOpen.size:type_name -> persys.cluster.v1.TerminalSize
+	71,  // 46: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
+	66,  // 47: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
+	72,  // 48: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
+	226, // 49: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	233, // 50: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	233, // 51: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	233, // 52: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	76,  // 53: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
+	233, // 54: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
+	52,  // 55: persys.cluster.v1.WorkloadRevision.changes:type_name -> persys.cluster.v1.FieldChange
+	243, // 56: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
+	79,  // 57: persys.cluster.v1.ListRevisionsResponse.revisions:type_name -> persys.cluster.v1.WorkloadRevision
+	52,  // 58: persys.cluster.v1.ListRevisionsResponse.changes:type_name -> persys.cluster.v1.FieldChange
+	233, // 59: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	89,  // 60: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
+	89,  // 61: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
+	89,  // 62: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	94,  // 63: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
+	233, // 64: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	93,  // 65: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
+	89,  // 66: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	99,  // 67: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
+	109, // 68: persys.cluster.v1.AttachMirrorResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
+	109, // 69: persys.cluster.v1.MirrorStatusResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
+	93,  // 70: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
+	92,  // 71: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
+	233, // 72: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
+	113, // 73: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
+	238, // 74: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
+	120, // 75: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
+	123, // 76: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
+	126, // 77: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
+	233, // 78: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	233, // 79: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
+	233, // 80: persys.cluster.v1.Volume.unused_since:type_name -> google.protobuf.Timestamp
+	123, // 81: persys.cluster.v1.CreateVolumeResponse.volume:type_name -> persys.cluster.v1.Volume
+	129, // 82: persys.cluster.v1.Namespace.quota:type_name -> persys.cluster.v1.NamespaceAmounts
+	129, // 83: persys.cluster.v1.Namespace.used:type_name -> persys.cluster.v1.NamespaceAmounts
+	233, // 84: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
+	233, // 85: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
+	227, // 86: persys.cluster.v1.Namespace.node_labels:type_name -> persys.cluster.v1.Namespace.NodeLabelsEntry
+	130, // 87: persys.cluster.v1.ListNamespacesResponse.namespaces:type_name -> persys.cluster.v1.Namespace
+	129, // 88: persys.cluster.v1.PutNamespaceRequest.quota:type_name -> persys.cluster.v1.NamespaceAmounts
+	228, // 89: persys.cluster.v1.PutNamespaceRequest.node_labels:type_name -> persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
+	130, // 90: persys.cluster.v1.NamespaceResponse.namespace:type_name -> persys.cluster.v1.Namespace
+	233, // 91: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
+	136, // 92: persys.cluster.v1.ListPoliciesResponse.policies:type_name -> persys.cluster.v1.Policy
+	233, // 93: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
+	143, // 94: persys.cluster.v1.ListRolesResponse.roles:type_name -> persys.cluster.v1.Role
+	233, // 95: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
+	149, // 96: persys.cluster.v1.ListBindingsResponse.bindings:type_name -> persys.cluster.v1.Binding
+	233, // 97: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
+	229, // 98: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
+	233, // 99: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
+	153, // 100: persys.cluster.v1.ListAccountsResponse.accounts:type_name -> persys.cluster.v1.Account
+	230, // 101: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	153, // 102: persys.cluster.v1.AccountTokenResponse.account:type_name -> persys.cluster.v1.Account
+	164, // 103: persys.cluster.v1.LinkConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
+	164, // 104: persys.cluster.v1.OpenConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
+	233, // 105: persys.cluster.v1.ConsoleSession.created_at:type_name -> google.protobuf.Timestamp
+	233, // 106: persys.cluster.v1.ConsoleSession.code_expires_at:type_name -> google.protobuf.Timestamp
+	233, // 107: persys.cluster.v1.ConsoleSession.opened_at:type_name -> google.protobuf.Timestamp
+	233, // 108: persys.cluster.v1.ConsoleSession.expires_at:type_name -> google.protobuf.Timestamp
+	164, // 109: persys.cluster.v1.ListConsolesResponse.sessions:type_name -> persys.cluster.v1.ConsoleSession
+	233, // 110: persys.cluster.v1.Object.created_at:type_name -> google.protobuf.Timestamp
+	170, // 111: persys.cluster.v1.Object.versions:type_name -> persys.cluster.v1.ObjectVersion
+	171, // 112: persys.cluster.v1.Object.users:type_name -> persys.cluster.v1.ObjectUser
+	233, // 113: persys.cluster.v1.ObjectVersion.at:type_name -> google.protobuf.Timestamp
+	169, // 114: persys.cluster.v1.ListObjectsResponse.objects:type_name -> persys.cluster.v1.Object
+	182, // 115: persys.cluster.v1.GetAccessResponse.grants:type_name -> persys.cluster.v1.Grant
+	233, // 116: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
+	233, // 117: persys.cluster.v1.GetAccessResponse.session_expires_at:type_name -> google.protobuf.Timestamp
+	244, // 118: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
+	245, // 119: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
+	188, // 120: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
+	233, // 121: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
+	233, // 122: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
+	231, // 123: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
+	199, // 124: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
+	200, // 125: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
+	200, // 126: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
+	201, // 127: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
+	199, // 128: persys.cluster.v1.ApplyRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
+	199, // 129: persys.cluster.v1.ApplyRebalanceResponse.dropped:type_name -> persys.cluster.v1.RebalanceMove
+	233, // 130: persys.cluster.v1.Network.created_at:type_name -> google.protobuf.Timestamp
+	203, // 131: persys.cluster.v1.Network.slices:type_name -> persys.cluster.v1.NetworkSlice
+	246, // 132: persys.cluster.v1.Network.members:type_name -> persys.agent.v1.NetworkMember
+	247, // 133: persys.cluster.v1.Network.services:type_name -> persys.agent.v1.NetworkService
+	248, // 134: persys.cluster.v1.Network.ingress:type_name -> persys.agent.v1.NetworkIngress
+	233, // 135: persys.cluster.v1.NetworkSlice.empty_since:type_name -> google.protobuf.Timestamp
+	206, // 136: persys.cluster.v1.CheckNetworkResponse.paths:type_name -> persys.cluster.v1.NetworkPath
+	209, // 137: persys.cluster.v1.TraceResponse.hops:type_name -> persys.cluster.v1.TraceHop
+	212, // 138: persys.cluster.v1.ListUsageResponse.samples:type_name -> persys.cluster.v1.UsageSample
+	233, // 139: persys.cluster.v1.UsageSample.start:type_name -> google.protobuf.Timestamp
+	215, // 140: persys.cluster.v1.ListScrapeTargetsResponse.groups:type_name -> persys.cluster.v1.ScrapeGroup
+	232, // 141: persys.cluster.v1.ScrapeGroup.labels:type_name -> persys.cluster.v1.ScrapeGroup.LabelsEntry
+	202, // 142: persys.cluster.v1.ListNetworksResponse.networks:type_name -> persys.cluster.v1.Network
+	202, // 143: persys.cluster.v1.GetNetworkResponse.network:type_name -> persys.cluster.v1.Network
+	202, // 144: persys.cluster.v1.CreateNetworkResponse.network:type_name -> persys.cluster.v1.Network
+	35,  // 145: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	39,  // 146: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	40,  // 147: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
+	43,  // 148: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	45,  // 149: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	49,  // 150: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	51,  // 151: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	55,  // 152: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	57,  // 153: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	58,  // 154: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	59,  // 155: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	60,  // 156: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	61,  // 157: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
+	62,  // 158: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
+	195, // 159: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
+	197, // 160: persys.cluster.v1.Cluster.ApplyRebalance:input_type -> persys.cluster.v1.ApplyRebalanceRequest
+	65,  // 161: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	67,  // 162: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
+	73,  // 163: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
+	75,  // 164: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	78,  // 165: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
+	81,  // 166: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
+	82,  // 167: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	84,  // 168: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	86,  // 169: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	88,  // 170: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	91,  // 171: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	33,  // 172: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	95,  // 173: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	97,  // 174: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	110, // 175: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	100, // 176: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
+	102, // 177: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
+	104, // 178: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
+	108, // 179: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
+	106, // 180: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
+	112, // 181: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
+	115, // 182: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
+	116, // 183: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
+	118, // 184: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
+	121, // 185: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
+	124, // 186: persys.cluster.v1.Cluster.CreateVolume:input_type -> persys.cluster.v1.CreateVolumeRequest
+	127, // 187: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
+	131, // 188: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
+	133, // 189: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
+	135, // 190: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
+	137, // 191: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
+	139, // 192: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
+	140, // 193: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
+	141, // 194: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
+	144, // 195: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
+	146, // 196: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
+	147, // 197: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
+	150, // 198: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
+	152, // 199: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
+	154, // 200: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
+	156, // 201: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
+	157, // 202: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
+	159, // 203: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
+	160, // 204: persys.cluster.v1.Cluster.LinkConsole:input_type -> persys.cluster.v1.LinkConsoleRequest
+	162, // 205: persys.cluster.v1.Cluster.OpenConsole:input_type -> persys.cluster.v1.OpenConsoleRequest
+	165, // 206: persys.cluster.v1.Cluster.ListConsoles:input_type -> persys.cluster.v1.ListConsolesRequest
+	167, // 207: persys.cluster.v1.Cluster.EndConsole:input_type -> persys.cluster.v1.EndConsoleRequest
+	172, // 208: persys.cluster.v1.Cluster.ListObjects:input_type -> persys.cluster.v1.ListObjectsRequest
+	174, // 209: persys.cluster.v1.Cluster.PutObject:input_type -> persys.cluster.v1.PutObjectRequest
+	175, // 210: persys.cluster.v1.Cluster.RollBackObject:input_type -> persys.cluster.v1.RollBackObjectRequest
+	176, // 211: persys.cluster.v1.Cluster.DeleteObject:input_type -> persys.cluster.v1.DeleteObjectRequest
+	178, // 212: persys.cluster.v1.Cluster.ShowSecret:input_type -> persys.cluster.v1.GetObjectValueRequest
+	178, // 213: persys.cluster.v1.Cluster.GetConfig:input_type -> persys.cluster.v1.GetObjectValueRequest
+	180, // 214: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
+	183, // 215: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
+	186, // 216: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
+	189, // 217: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
+	191, // 218: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
+	193, // 219: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
+	216, // 220: persys.cluster.v1.Cluster.ListNetworks:input_type -> persys.cluster.v1.ListNetworksRequest
+	218, // 221: persys.cluster.v1.Cluster.GetNetwork:input_type -> persys.cluster.v1.GetNetworkRequest
+	204, // 222: persys.cluster.v1.Cluster.CheckNetwork:input_type -> persys.cluster.v1.CheckNetworkRequest
+	207, // 223: persys.cluster.v1.Cluster.Trace:input_type -> persys.cluster.v1.TraceRequest
+	220, // 224: persys.cluster.v1.Cluster.CreateNetwork:input_type -> persys.cluster.v1.CreateNetworkRequest
+	222, // 225: persys.cluster.v1.Cluster.DeleteNetwork:input_type -> persys.cluster.v1.DeleteNetworkRequest
+	210, // 226: persys.cluster.v1.Cluster.ListUsage:input_type -> persys.cluster.v1.ListUsageRequest
+	213, // 227: persys.cluster.v1.Cluster.ListScrapeTargets:input_type -> persys.cluster.v1.ListScrapeTargetsRequest
+	7,   // 228: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
+	9,   // 229: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
+	11,  // 230: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
+	14,  // 231: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
+	17,  // 232: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
+	19,  // 233: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
+	21,  // 234: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
+	24,  // 235: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
+	26,  // 236: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
+	29,  // 237: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
+	31,  // 238: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
+	5,   // 239: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
+	0,   // 240: persys.cluster.v1.Trust.RotateClusterKey:input_type -> persys.cluster.v1.RotateClusterKeyRequest
+	2,   // 241: persys.cluster.v1.Trust.ClusterKeyStatus:input_type -> persys.cluster.v1.ClusterKeyStatusRequest
+	37,  // 242: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	38,  // 243: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	41,  // 244: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
+	44,  // 245: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	48,  // 246: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	50,  // 247: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	54,  // 248: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	56,  // 249: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	64,  // 250: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 251: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 252: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 253: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 254: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 255: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
+	196, // 256: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
+	198, // 257: persys.cluster.v1.Cluster.ApplyRebalance:output_type -> persys.cluster.v1.ApplyRebalanceResponse
+	66,  // 258: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	70,  // 259: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
+	74,  // 260: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
+	77,  // 261: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	80,  // 262: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
+	239, // 263: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
+	83,  // 264: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	85,  // 265: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	87,  // 266: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	90,  // 267: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	92,  // 268: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	34,  // 269: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	96,  // 270: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	98,  // 271: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	111, // 272: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	101, // 273: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
+	103, // 274: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
+	105, // 275: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
+	109, // 276: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
+	107, // 277: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
+	114, // 278: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
+	117, // 279: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	117, // 280: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	119, // 281: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
+	122, // 282: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
+	125, // 283: persys.cluster.v1.Cluster.CreateVolume:output_type -> persys.cluster.v1.CreateVolumeResponse
+	128, // 284: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
+	132, // 285: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
+	134, // 286: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
+	185, // 287: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
+	138, // 288: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
+	142, // 289: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	142, // 290: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
+	142, // 291: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	145, // 292: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
+	148, // 293: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
+	148, // 294: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
+	151, // 295: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
+	148, // 296: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
+	155, // 297: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
+	158, // 298: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	158, // 299: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	148, // 300: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
+	161, // 301: persys.cluster.v1.Cluster.LinkConsole:output_type -> persys.cluster.v1.LinkConsoleResponse
+	163, // 302: persys.cluster.v1.Cluster.OpenConsole:output_type -> persys.cluster.v1.OpenConsoleResponse
+	166, // 303: persys.cluster.v1.Cluster.ListConsoles:output_type -> persys.cluster.v1.ListConsolesResponse
+	168, // 304: persys.cluster.v1.Cluster.EndConsole:output_type -> persys.cluster.v1.EndConsoleResponse
+	173, // 305: persys.cluster.v1.Cluster.ListObjects:output_type -> persys.cluster.v1.ListObjectsResponse
+	177, // 306: persys.cluster.v1.Cluster.PutObject:output_type -> persys.cluster.v1.ObjectResponse
+	177, // 307: persys.cluster.v1.Cluster.RollBackObject:output_type -> persys.cluster.v1.ObjectResponse
+	177, // 308: persys.cluster.v1.Cluster.DeleteObject:output_type -> persys.cluster.v1.ObjectResponse
+	179, // 309: persys.cluster.v1.Cluster.ShowSecret:output_type -> persys.cluster.v1.GetObjectValueResponse
+	179, // 310: persys.cluster.v1.Cluster.GetConfig:output_type -> persys.cluster.v1.GetObjectValueResponse
+	181, // 311: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
+	184, // 312: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
+	187, // 313: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
+	190, // 314: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
+	192, // 315: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
+	194, // 316: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
+	217, // 317: persys.cluster.v1.Cluster.ListNetworks:output_type -> persys.cluster.v1.ListNetworksResponse
+	219, // 318: persys.cluster.v1.Cluster.GetNetwork:output_type -> persys.cluster.v1.GetNetworkResponse
+	205, // 319: persys.cluster.v1.Cluster.CheckNetwork:output_type -> persys.cluster.v1.CheckNetworkResponse
+	208, // 320: persys.cluster.v1.Cluster.Trace:output_type -> persys.cluster.v1.TraceResponse
+	221, // 321: persys.cluster.v1.Cluster.CreateNetwork:output_type -> persys.cluster.v1.CreateNetworkResponse
+	223, // 322: persys.cluster.v1.Cluster.DeleteNetwork:output_type -> persys.cluster.v1.DeleteNetworkResponse
+	211, // 323: persys.cluster.v1.Cluster.ListUsage:output_type -> persys.cluster.v1.ListUsageResponse
+	214, // 324: persys.cluster.v1.Cluster.ListScrapeTargets:output_type -> persys.cluster.v1.ListScrapeTargetsResponse
+	8,   // 325: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
+	10,  // 326: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
+	12,  // 327: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
+	15,  // 328: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
+	18,  // 329: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
+	20,  // 330: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
+	23,  // 331: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
+	25,  // 332: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
+	28,  // 333: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
+	30,  // 334: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
+	32,  // 335: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
+	6,   // 336: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
+	1,   // 337: persys.cluster.v1.Trust.RotateClusterKey:output_type -> persys.cluster.v1.RotateClusterKeyResponse
+	3,   // 338: persys.cluster.v1.Trust.ClusterKeyStatus:output_type -> persys.cluster.v1.ClusterKeyStatusResponse
+	242, // [242:339] is the sub-list for method output_type
+	145, // [145:242] is the sub-list for method input_type
+	145, // [145:145] is the sub-list for extension type_name
+	145, // [145:145] is the sub-list for extension extendee
+	0,   // [0:145] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }
@@ -17991,6 +18015,7 @@ func file_api_cluster_v1_cluster_proto_init() {
 	if File_api_cluster_v1_cluster_proto != nil {
 		return
 	}
+	file_api_cluster_v1_cluster_proto_msgTypes[58].OneofWrappers = []any{}
 	file_api_cluster_v1_cluster_proto_msgTypes[67].OneofWrappers = []any{
 		(*ExecRequest_Open)(nil),
 		(*ExecRequest_Input)(nil),

@@ -1466,6 +1466,10 @@ func (m *DrainNodeRequest) CloneVT() *DrainNodeRequest {
 	r.RequestId = m.RequestId
 	r.Preview = m.Preview
 	r.DiscardData = m.DiscardData
+	if rhs := m.DeadlineSeconds; rhs != nil {
+		tmpVal := *rhs
+		r.DeadlineSeconds = &tmpVal
+	}
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -1584,6 +1588,7 @@ func (m *PlannedMove) CloneVT() *PlannedMove {
 	r.WorkloadId = m.WorkloadId
 	r.ToNodeId = m.ToNodeId
 	r.Reason = m.Reason
+	r.StaysUntil = (*timestamppb.Timestamp)((*timestamppb1.Timestamp)(m.StaysUntil).CloneVT())
 	if rhs := m.LocalData; rhs != nil {
 		tmpContainer := make([]string, len(rhs))
 		copy(tmpContainer, rhs)
@@ -9221,6 +9226,13 @@ func (m *DrainNodeRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.DeadlineSeconds != nil {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(*m.DeadlineSeconds))
+		i--
+		dAtA[i] = 0xc
+		i--
+		dAtA[i] = 0xc8
+	}
 	if m.DiscardData {
 		i--
 		if m.DiscardData {
@@ -9570,6 +9582,18 @@ func (m *PlannedMove) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.StaysUntil != nil {
+		size, err := (*timestamppb1.Timestamp)(m.StaysUntil).MarshalToSizedBufferVT(dAtA[:i])
+		if err != nil {
+			return 0, err
+		}
+		i -= size
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+		i--
+		dAtA[i] = 0xc
+		i--
+		dAtA[i] = 0xda
 	}
 	if len(m.Preempts) > 0 {
 		for iNdEx := len(m.Preempts) - 1; iNdEx >= 0; iNdEx-- {
@@ -21470,6 +21494,9 @@ func (m *DrainNodeRequest) SizeVT() (n int) {
 	if m.DiscardData {
 		n += 3
 	}
+	if m.DeadlineSeconds != nil {
+		n += 2 + protohelpers.SizeOfVarint(uint64(*m.DeadlineSeconds))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -21610,6 +21637,10 @@ func (m *PlannedMove) SizeVT() (n int) {
 			l = len(s)
 			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
+	}
+	if m.StaysUntil != nil {
+		l = (*timestamppb1.Timestamp)(m.StaysUntil).SizeVT()
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -36546,6 +36577,26 @@ func (m *DrainNodeRequest) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.DiscardData = bool(v != 0)
+		case 201:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field DeadlineSeconds", wireType)
+			}
+			var v uint32
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.DeadlineSeconds = &v
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -37501,6 +37552,42 @@ func (m *PlannedMove) UnmarshalVT(dAtA []byte) error {
 				return io.ErrUnexpectedEOF
 			}
 			m.Preempts = append(m.Preempts, string(dAtA[iNdEx:postIndex]))
+			iNdEx = postIndex
+		case 203:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field StaysUntil", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.StaysUntil == nil {
+				m.StaysUntil = &timestamppb.Timestamp{}
+			}
+			if err := (*timestamppb1.Timestamp)(m.StaysUntil).UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex

@@ -7033,9 +7033,13 @@ type DrainNode struct {
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	On    bool                   `protobuf:"varint,2,opt,name=on,proto3" json:"on,omitempty"`
 	// Let workloads with local data leave the node too, without the data.
-	DiscardData   bool `protobuf:"varint,200,opt,name=discard_data,json=discardData,proto3" json:"discard_data,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	DiscardData bool `protobuf:"varint,200,opt,name=discard_data,json=discardData,proto3" json:"discard_data,omitempty"`
+	// Seconds from the time of this command for which running jobs may stay on the node to end there; 0 = they move
+	// at once. If it is absent, a node that is draining already keeps its present deadline, and any other node has
+	// none.
+	DeadlineSeconds *uint32 `protobuf:"varint,201,opt,name=deadline_seconds,json=deadlineSeconds,proto3,oneof" json:"deadline_seconds,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *DrainNode) Reset() {
@@ -7087,6 +7091,13 @@ func (x *DrainNode) GetDiscardData() bool {
 		return x.DiscardData
 	}
 	return false
+}
+
+func (x *DrainNode) GetDeadlineSeconds() uint32 {
+	if x != nil && x.DeadlineSeconds != nil {
+		return *x.DeadlineSeconds
+	}
+	return 0
 }
 
 type RemoveNode struct {
@@ -14609,6 +14620,8 @@ type NodeRecord struct {
 	ModifyIndex   uint64                 `protobuf:"varint,12,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	// Workload types that the node reported when it registered, but refused in an order since then; sorted.
 	Lacks []string `protobuf:"bytes,35,rep,name=lacks,proto3" json:"lacks,omitempty"`
+	// Until when running jobs may stay on the draining node to end there, Unix nanoseconds; 0 = they move at once.
+	JobsUntil int64 `protobuf:"varint,201,opt,name=jobs_until,json=jobsUntil,proto3" json:"jobs_until,omitempty"`
 	// Labels and taints that people set or removed on the node, sorted by key.
 	Labels        []*NodeLabel `protobuf:"bytes,290,rep,name=labels,proto3" json:"labels,omitempty"`
 	Taints        []*NodeTaint `protobuf:"bytes,291,rep,name=taints,proto3" json:"taints,omitempty"`
@@ -14735,6 +14748,13 @@ func (x *NodeRecord) GetLacks() []string {
 		return x.Lacks
 	}
 	return nil
+}
+
+func (x *NodeRecord) GetJobsUntil() int64 {
+	if x != nil {
+		return x.JobsUntil
+	}
+	return 0
 }
 
 func (x *NodeRecord) GetLabels() []*NodeLabel {
@@ -15920,11 +15940,13 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x06taints\x18\x02 \x03(\v2\x1c.persys.command.v1.NodeTaintR\x06taints\"U\n" +
 	"\tNodeTaint\x12.\n" +
 	"\x05taint\x18\x01 \x01(\v2\x18.persys.command.v1.TaintR\x05taint\x12\x18\n" +
-	"\aremoved\x18\x02 \x01(\bR\aremoved\"O\n" +
+	"\aremoved\x18\x02 \x01(\bR\aremoved\"\x95\x01\n" +
 	"\tDrainNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x0e\n" +
 	"\x02on\x18\x02 \x01(\bR\x02on\x12\"\n" +
-	"\fdiscard_data\x18\xc8\x01 \x01(\bR\vdiscardData\"V\n" +
+	"\fdiscard_data\x18\xc8\x01 \x01(\bR\vdiscardData\x12/\n" +
+	"\x10deadline_seconds\x18\xc9\x01 \x01(\rH\x00R\x0fdeadlineSeconds\x88\x01\x01B\x13\n" +
+	"\x11_deadline_seconds\"V\n" +
 	"\n" +
 	"RemoveNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
@@ -16587,7 +16609,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12\x0e\n" +
-	"\x02at\x18\x04 \x01(\x03R\x02at\"\x8f\x04\n" +
+	"\x02at\x18\x04 \x01(\x03R\x02at\"\xaf\x04\n" +
 	"\n" +
 	"NodeRecord\x125\n" +
 	"\x05facts\x18\x01 \x01(\v2\x1f.persys.command.v1.RegisterNodeR\x05facts\x12\x0e\n" +
@@ -16605,7 +16627,9 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	" \x01(\x03R\fregisteredAt\x12!\n" +
 	"\fcreate_index\x18\v \x01(\x04R\vcreateIndex\x12!\n" +
 	"\fmodify_index\x18\f \x01(\x04R\vmodifyIndex\x12\x14\n" +
-	"\x05lacks\x18# \x03(\tR\x05lacks\x125\n" +
+	"\x05lacks\x18# \x03(\tR\x05lacks\x12\x1e\n" +
+	"\n" +
+	"jobs_until\x18\xc9\x01 \x01(\x03R\tjobsUntil\x125\n" +
 	"\x06labels\x18\xa2\x02 \x03(\v2\x1c.persys.command.v1.NodeLabelR\x06labels\x125\n" +
 	"\x06taints\x18\xa3\x02 \x03(\v2\x1c.persys.command.v1.NodeTaintR\x06taints\"\xa1\x02\n" +
 	"\x0eResidualRecord\x12\x12\n" +
@@ -17173,6 +17197,7 @@ func file_api_command_v1_command_proto_init() {
 	}
 	file_api_command_v1_command_proto_msgTypes[49].OneofWrappers = []any{}
 	file_api_command_v1_command_proto_msgTypes[53].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[73].OneofWrappers = []any{}
 	file_api_command_v1_command_proto_msgTypes[113].OneofWrappers = []any{}
 	file_api_command_v1_command_proto_msgTypes[133].OneofWrappers = []any{}
 	file_api_command_v1_command_proto_msgTypes[137].OneofWrappers = []any{}

@@ -2485,6 +2485,10 @@ func (m *DrainNode) CloneVT() *DrainNode {
 	r.Id = m.Id
 	r.On = m.On
 	r.DiscardData = m.DiscardData
+	if rhs := m.DeadlineSeconds; rhs != nil {
+		tmpVal := *rhs
+		r.DeadlineSeconds = &tmpVal
+	}
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -4956,6 +4960,7 @@ func (m *NodeRecord) CloneVT() *NodeRecord {
 	r.RegisteredAt = m.RegisteredAt
 	r.CreateIndex = m.CreateIndex
 	r.ModifyIndex = m.ModifyIndex
+	r.JobsUntil = m.JobsUntil
 	if rhs := m.Lacks; rhs != nil {
 		tmpContainer := make([]string, len(rhs))
 		copy(tmpContainer, rhs)
@@ -12358,6 +12363,13 @@ func (m *DrainNode) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.DeadlineSeconds != nil {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(*m.DeadlineSeconds))
+		i--
+		dAtA[i] = 0xc
+		i--
+		dAtA[i] = 0xc8
+	}
 	if m.DiscardData {
 		i--
 		if m.DiscardData {
@@ -19549,6 +19561,13 @@ func (m *NodeRecord) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 			dAtA[i] = 0x92
 		}
 	}
+	if m.JobsUntil != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.JobsUntil))
+		i--
+		dAtA[i] = 0xc
+		i--
+		dAtA[i] = 0xc8
+	}
 	if len(m.Lacks) > 0 {
 		for iNdEx := len(m.Lacks) - 1; iNdEx >= 0; iNdEx-- {
 			i -= len(m.Lacks[iNdEx])
@@ -23324,6 +23343,9 @@ func (m *DrainNode) SizeVT() (n int) {
 	if m.DiscardData {
 		n += 3
 	}
+	if m.DeadlineSeconds != nil {
+		n += 2 + protohelpers.SizeOfVarint(uint64(*m.DeadlineSeconds))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -26380,6 +26402,9 @@ func (m *NodeRecord) SizeVT() (n int) {
 			l = len(s)
 			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
+	}
+	if m.JobsUntil != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.JobsUntil))
 	}
 	if len(m.Labels) > 0 {
 		for _, e := range m.Labels {
@@ -43384,6 +43409,26 @@ func (m *DrainNode) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.DiscardData = bool(v != 0)
+		case 201:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field DeadlineSeconds", wireType)
+			}
+			var v uint32
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.DeadlineSeconds = &v
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -61807,6 +61852,25 @@ func (m *NodeRecord) UnmarshalVT(dAtA []byte) error {
 			}
 			m.Lacks = append(m.Lacks, string(dAtA[iNdEx:postIndex]))
 			iNdEx = postIndex
+		case 201:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field JobsUntil", wireType)
+			}
+			m.JobsUntil = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.JobsUntil |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		case 290:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Labels", wireType)
@@ -80788,6 +80852,26 @@ func (m *DrainNode) UnmarshalVTUnsafe(dAtA []byte) error {
 				}
 			}
 			m.DiscardData = bool(v != 0)
+		case 201:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field DeadlineSeconds", wireType)
+			}
+			var v uint32
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.DeadlineSeconds = &v
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -99982,6 +100066,25 @@ func (m *NodeRecord) UnmarshalVTUnsafe(dAtA []byte) error {
 			}
 			m.Lacks = append(m.Lacks, stringValue)
 			iNdEx = postIndex
+		case 201:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field JobsUntil", wireType)
+			}
+			m.JobsUntil = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.JobsUntil |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		case 290:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Labels", wireType)

@@ -7094,6 +7094,8 @@ type NodeView struct {
 	// Number of seconds after the end of the lease within which the fencer has stopped the workloads with
 	// on_lost_lease: stop.
 	FenceBoundSeconds uint32 `protobuf:"varint,1022,opt,name=fence_bound_seconds,json=fenceBoundSeconds,proto3" json:"fence_bound_seconds,omitempty"`
+	// Set if the node is draining: until when running jobs may stay on it to end there. Absent if they move at once.
+	JobsUntil *timestamppb.Timestamp `protobuf:"bytes,1201,opt,name=jobs_until,json=jobsUntil,proto3" json:"jobs_until,omitempty"`
 	// Keys of those labels that people have set on the node; the field labels has their values.
 	SetLabels []string `protobuf:"bytes,1290,rep,name=set_labels,json=setLabels,proto3" json:"set_labels,omitempty"`
 	// Keys of those taints that people have set on the node; the field taints has their values and effects.
@@ -7311,6 +7313,13 @@ func (x *NodeView) GetFenceBoundSeconds() uint32 {
 		return x.FenceBoundSeconds
 	}
 	return 0
+}
+
+func (x *NodeView) GetJobsUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.JobsUntil
+	}
+	return nil
 }
 
 func (x *NodeView) GetSetLabels() []string {
@@ -10276,7 +10285,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\v2\x1b.persys.control.v1.NodeViewR\x04node\x12\x15\n" +
 	"\x05index\x18\xe8\a \x01(\x04R\x05index\x12\x15\n" +
 	"\x05stale\x18\xea\a \x01(\bR\x05stale\x12\x16\n" +
-	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xa2\v\n" +
+	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xde\v\n" +
 	"\bNodeView\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12#\n" +
@@ -10303,7 +10312,9 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\tengine_id\x18\xf0\a \x01(\tR\bengineId\x123\n" +
 	"\x05usage\x18\xfc\a \x01(\v2\x1c.persys.control.v1.NodeUsageR\x05usage\x12\"\n" +
 	"\fself_fencing\x18\xfd\a \x01(\bR\vselfFencing\x12/\n" +
-	"\x13fence_bound_seconds\x18\xfe\a \x01(\rR\x11fenceBoundSeconds\x12\x1e\n" +
+	"\x13fence_bound_seconds\x18\xfe\a \x01(\rR\x11fenceBoundSeconds\x12:\n" +
+	"\n" +
+	"jobs_until\x18\xb1\t \x01(\v2\x1a.google.protobuf.TimestampR\tjobsUntil\x12\x1e\n" +
 	"\n" +
 	"set_labels\x18\x8a\n" +
 	" \x03(\tR\tsetLabels\x12\x1e\n" +
@@ -10820,77 +10831,78 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	89,  // 122: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
 	90,  // 123: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
 	17,  // 124: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	72,  // 125: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
-	2,   // 126: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 127: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	77,  // 128: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	77,  // 129: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	19,  // 130: persys.control.v1.GetWorkloadResponse.applies:type_name -> persys.control.v1.ApplyWorkloadRequest
-	110, // 131: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	110, // 132: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	63,  // 133: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	62,  // 134: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	85,  // 135: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	110, // 136: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	109, // 137: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	52,  // 138: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	24,  // 139: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	81,  // 140: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	36,  // 141: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
-	34,  // 142: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
-	110, // 143: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
-	26,  // 144: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	79,  // 145: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
-	78,  // 146: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
-	110, // 147: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
-	80,  // 148: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
-	110, // 149: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	110, // 150: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	110, // 151: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 152: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	110, // 153: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 154: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	13,  // 155: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	19,  // 156: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	22,  // 157: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	10,  // 158: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	18,  // 159: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	20,  // 160: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	23,  // 161: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	91,  // 162: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	110, // 163: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
-	46,  // 164: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
-	6,   // 165: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	13,  // 166: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	11,  // 167: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
-	19,  // 168: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	22,  // 169: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	65,  // 170: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 171: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	67,  // 172: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	68,  // 173: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	73,  // 174: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	74,  // 175: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	82,  // 176: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	84,  // 177: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	10,  // 178: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	18,  // 179: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	12,  // 180: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
-	20,  // 181: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	23,  // 182: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	66,  // 183: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 184: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	69,  // 185: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	70,  // 186: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	75,  // 187: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	76,  // 188: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	83,  // 189: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	84,  // 190: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	178, // [178:191] is the sub-list for method output_type
-	165, // [165:178] is the sub-list for method input_type
-	165, // [165:165] is the sub-list for extension type_name
-	165, // [165:165] is the sub-list for extension extendee
-	0,   // [0:165] is the sub-list for field type_name
+	110, // 125: persys.control.v1.NodeView.jobs_until:type_name -> google.protobuf.Timestamp
+	72,  // 126: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
+	2,   // 127: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 128: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	77,  // 129: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	77,  // 130: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	19,  // 131: persys.control.v1.GetWorkloadResponse.applies:type_name -> persys.control.v1.ApplyWorkloadRequest
+	110, // 132: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	110, // 133: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	63,  // 134: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	62,  // 135: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	85,  // 136: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	110, // 137: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	109, // 138: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	52,  // 139: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	24,  // 140: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	81,  // 141: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	36,  // 142: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
+	34,  // 143: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
+	110, // 144: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	26,  // 145: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	79,  // 146: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
+	78,  // 147: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
+	110, // 148: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
+	80,  // 149: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
+	110, // 150: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	110, // 151: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	110, // 152: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 153: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	110, // 154: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 155: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	13,  // 156: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	19,  // 157: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	22,  // 158: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	10,  // 159: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	18,  // 160: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	20,  // 161: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	23,  // 162: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	91,  // 163: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	110, // 164: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	46,  // 165: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 166: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	13,  // 167: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	11,  // 168: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
+	19,  // 169: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	22,  // 170: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	65,  // 171: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 172: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	67,  // 173: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	68,  // 174: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	73,  // 175: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	74,  // 176: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	82,  // 177: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	84,  // 178: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	10,  // 179: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	18,  // 180: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	12,  // 181: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
+	20,  // 182: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	23,  // 183: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	66,  // 184: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 185: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	69,  // 186: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	70,  // 187: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	75,  // 188: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	76,  // 189: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	83,  // 190: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	84,  // 191: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	179, // [179:192] is the sub-list for method output_type
+	166, // [166:179] is the sub-list for method input_type
+	166, // [166:166] is the sub-list for extension type_name
+	166, // [166:166] is the sub-list for extension extendee
+	0,   // [0:166] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }

@@ -2087,6 +2087,7 @@ func (m *NodeView) CloneVT() *NodeView {
 	r.Usage = m.Usage.CloneVT()
 	r.SelfFencing = m.SelfFencing
 	r.FenceBoundSeconds = m.FenceBoundSeconds
+	r.JobsUntil = (*timestamppb.Timestamp)((*timestamppb1.Timestamp)(m.JobsUntil).CloneVT())
 	if rhs := m.SupportedWorkloadTypes; rhs != nil {
 		tmpContainer := make([]string, len(rhs))
 		copy(tmpContainer, rhs)
@@ -9398,6 +9399,18 @@ func (m *NodeView) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 			dAtA[i] = 0xd2
 		}
 	}
+	if m.JobsUntil != nil {
+		size, err := (*timestamppb1.Timestamp)(m.JobsUntil).MarshalToSizedBufferVT(dAtA[:i])
+		if err != nil {
+			return 0, err
+		}
+		i -= size
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+		i--
+		dAtA[i] = 0x4b
+		i--
+		dAtA[i] = 0x8a
+	}
 	if m.FenceBoundSeconds != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.FenceBoundSeconds))
 		i--
@@ -14442,6 +14455,10 @@ func (m *NodeView) SizeVT() (n int) {
 	}
 	if m.FenceBoundSeconds != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.FenceBoundSeconds))
+	}
+	if m.JobsUntil != nil {
+		l = (*timestamppb1.Timestamp)(m.JobsUntil).SizeVT()
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	if len(m.SetLabels) > 0 {
 		for _, s := range m.SetLabels {
@@ -34689,6 +34706,42 @@ func (m *NodeView) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 1201:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field JobsUntil", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.JobsUntil == nil {
+				m.JobsUntil = &timestamppb.Timestamp{}
+			}
+			if err := (*timestamppb1.Timestamp)(m.JobsUntil).UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
 		case 1290:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field SetLabels", wireType)

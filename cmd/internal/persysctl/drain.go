@@ -15,6 +15,7 @@ import (
 
 type drainOptions struct {
 	preview, undo, discard bool
+	deadline               *time.Duration // nil = not given
 	waiting
 }
 
@@ -26,20 +27,34 @@ func (c *cli) drainCommand() *cobra.Command {
 on its node, and moves as soon as another node has room. A workload with local data (disks
 of a virtual machine, volumes, folders beside a Compose file) stays, because a move would
 leave its data behind. With --discard-data it moves without its data: its volumes stay on
-the node, and the disks of a virtual machine are deleted.`,
-		Example: "  persysctl drain node-a --preview\n  persysctl drain node-a --wait\n  persysctl drain node-a --undo",
+the node, and the disks of a virtual machine are deleted.
+
+A running job may end on its node for an hour, and then it moves too. Another time is given
+with --deadline; with --deadline 0 jobs move at once. For a node that is draining already,
+drain without --deadline keeps the deadline, and with --deadline the time begins anew.`,
+		Example: "  persysctl drain node-a --preview\n  persysctl drain node-a --wait\n  persysctl drain node-a --deadline 4h\n  persysctl drain node-a --undo",
 		Args:    args(1, 1, "NODE"), ValidArgsFunction: c.completeNode,
-		RunE: c.online(func(ctx context.Context, args []string) error { return c.drain(ctx, args[0], o) }),
 	}
 	f := cmd.Flags()
+	deadline := f.Duration("deadline", time.Hour, "how long running jobs may stay on the node to end there, at most 720h; 0 moves them at once")
+	cmd.RunE = c.online(func(ctx context.Context, args []string) error {
+		if f.Changed("deadline") {
+			o.deadline = deadline
+		}
+		return c.drain(ctx, args[0], o)
+	})
 	f.BoolVar(&o.preview, "preview", false, "only show which workloads would move, and where")
 	f.BoolVar(&o.undo, "undo", false, "end the drain; workloads that have moved stay where they are")
 	discardFlag(f, &o.discard)
 	o.flags(f, "the node is empty and its workloads run on other nodes")
 	cmd.MarkFlagsMutuallyExclusive("preview", "undo")
 	cmd.MarkFlagsMutuallyExclusive("discard-data", "undo")
+	cmd.MarkFlagsMutuallyExclusive("deadline", "undo")
 	return cmd
 }
+
+// maxDrainDeadline is the longest deadline of a drain that the schedulers accept.
+const maxDrainDeadline = 30 * 24 * time.Hour
 
 // discardFlag defines the flag --discard-data.
 func discardFlag(f *pflag.FlagSet, discard *bool) {
@@ -49,6 +64,13 @@ func discardFlag(f *pflag.FlagSet, discard *bool) {
 func (c *cli) drain(ctx context.Context, id string, o drainOptions) error {
 	if err := o.check(); err != nil {
 		return err
+	}
+	request := &clusterv1.DrainNodeRequest{NodeId: id, On: !o.undo, Preview: o.preview, DiscardData: o.discard}
+	if d := o.deadline; d != nil {
+		if *d < 0 || *d > maxDrainDeadline || *d%time.Second != 0 {
+			return usagef("--deadline %s must be a whole number of seconds from 0 to 720h", *d)
+		}
+		request.DeadlineSeconds = new(uint32(*d / time.Second))
 	}
 	goals := map[string]goal{}
 	look := func() error {
@@ -66,7 +88,7 @@ func (c *cli) drain(ctx context.Context, id string, o drainOptions) error {
 			return err
 		}
 	}
-	r, err := change(ctx, c, c.cluster.DrainNode, &clusterv1.DrainNodeRequest{NodeId: id, On: !o.undo, Preview: o.preview, DiscardData: o.discard})
+	r, err := change(ctx, c, c.cluster.DrainNode, request)
 	if err != nil {
 		return c.nodeFailure(id, err)
 	}
@@ -122,6 +144,8 @@ func (c *cli) showDrain(id string, r *clusterv1.NodeActionResponse, o drainOptio
 		to := screen.Text(m.GetToNodeId())
 		why := m.GetReason()
 		switch {
+		case m.GetStaysUntil() != nil:
+			to = screen.Styled("ends here", screen.Warn)
 		case m.GetToNodeId() == "":
 			to = screen.Styled("nowhere", screen.Bad)
 		case len(m.GetLocalData()) > 0:

@@ -795,5 +795,6 @@ func (f *fake) fill() {
 	f.logs = []*clusterv1.LogChunk{{Data: []byte("listening on :80\n"), Stream: "stdout"}, {Data: []byte("warning: no cache\n"), Stream: "stderr"}}
 	f.moves = []*clusterv1.PlannedMove{{WorkloadId: "web-0", ToNodeId: "node-c"}, {WorkloadId: "batch", Reason: "runs on, because no other node takes it: 0/2 nodes fit: 2 memory"},
 		{WorkloadId: "db", Reason: "stays, because only this node has volume data", LocalData: []string{"volume data"}}, {WorkloadId: "vm", ToNodeId: "node-c", LocalData: []string{"disk vda"}},
-		{WorkloadId: "front", ToNodeId: "node-c", Preempts: []string{"batch-1", "batch-2"}}}
+		{WorkloadId: "front", ToNodeId: "node-c", Preempts: []string{"batch-1", "batch-2"}},
+		{WorkloadId: "report", StaysUntil: before(-time.Hour), Reason: "node node-a is draining; the job may end there until 2026-03-01T11:00:00Z"}}
 }

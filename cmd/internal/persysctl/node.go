@@ -65,6 +65,13 @@ func (c *cli) showNode(n *controlv1.NodeView) {
 	f.Add("Node", screen.Styled(screen.Clean(n.GetNodeId()), screen.Bold))
 	f.Add("Status", screen.State(nodeStatus(n)))
 	f.Add("Reason", screen.Text(n.GetStatusReason()))
+	if until := n.GetJobsUntil(); until != nil {
+		text := "running jobs may end here until " + c.moment(until)
+		if !until.AsTime().After(c.now()) {
+			text = "the time for running jobs to end here was over " + c.ago(until)
+		}
+		f.Add("Drain", screen.Text(text))
+	}
 	f.Add("Since", screen.Text(c.ago(n.GetStatusUpdatedAt())))
 	f.Add("Heartbeat", screen.Text(c.ago(n.GetLastHeartbeat())))
 	if end := n.GetLeaseExpiresAt(); end != nil {

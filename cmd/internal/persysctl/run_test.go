@@ -166,6 +166,8 @@ func outputCases() []outputCase {
 		{"drain-preview", []string{"drain", "node-a", "--preview"}},
 		{"drain-undo", []string{"drain", "node-a", "--undo"}},
 		{"drain", []string{"drain", "node-a"}},
+		{"drain-deadline", []string{"drain", "node-a", "--deadline", "90m"}}, {"drain-deadline-bad", []string{"drain", "node-a", "--deadline", "1500ms"}},
+		{"drain-deadline-undo", []string{"drain", "node-a", "--undo", "--deadline", "1h"}},
 		{"rebalance-preview", []string{"rebalance", "--preview"}},
 		{"rebalance-preview-json", []string{"rebalance", "--preview", "--max-moves", "1", "-o", "json"}},
 		{"rebalance-no-moves", []string{"rebalance", "--min-gain", "60%"}},

@@ -105,8 +105,10 @@ export async function node(main, signal, id) {
       toast(e.message, true);
       return;
     }
-    const moves = plan.moves || [], stuck = moves.filter((m) => !m.to_node_id).length;
-    const row = (m) => [m.workload_id, m.to_node_id || h("span", { class: "err" }, "nowhere: " + m.reason)];
+    const moves = plan.moves || [], stuck = moves.filter((m) => !m.to_node_id && !m.stays_until).length;
+    const goal = (m) => (m.stays_until ? "ends here by " + clock(m.stays_until) + ", or moves then"
+      : m.to_node_id || h("span", { class: "err" }, "nowhere: " + m.reason));
+    const row = (m) => [m.workload_id, goal(m)];
     const yes = await confirmed(`Drain ${id}?`, [
       h("p", {}, "It takes no new workload, and its workloads move:"),
       table(["Workload", "Goes to"], moves.map(row), "Nothing runs here."),
@@ -142,6 +144,7 @@ export async function node(main, signal, id) {
       h("div", { class: "grid" },
         card("State", facts([
           ["State", [state(n.status), n.cordoned && " cordoned"]], ["Why", n.status_reason],
+          ["Running jobs may end until", n.jobs_until && clock(n.jobs_until)],
           ["Heard", age(n.last_heartbeat) + " ago"], ["Lease ends", n.lease_expires_at && clock(n.lease_expires_at)],
           ["Endpoint", h("span", { class: "mono" }, n.grpc_endpoint)],
           ["Runs", (n.supported_workload_types || []).join(", ")], ["Agent", n.agent_version],

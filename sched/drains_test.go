@@ -1,0 +1,164 @@
+package sched
+
+import (
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// drainBy drains a node and lets running jobs end there for a number of seconds.
+func (w *world) drainBy(id string, seconds uint32) {
+	w.t.Helper()
+	w.do(&commandv1.Command{Body: &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: id, On: true, DeadlineSeconds: &seconds}}})
+}
+
+// TestADrainLetsJobsEnd: node a runs the job pack and the service web, and is drained with a deadline of 60 s for jobs.
+// Node b has room for both.
+func TestADrainLetsJobsEnd(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		run  func(t *testing.T, w *world)
+	}{
+		{"a service moves at once, and the job stays with the reason and the time", func(t *testing.T, w *world) {
+			w.on(t, "web", "b")
+			w.held(t, "pack", "a", fsm.CodeAwaitEnd, "node a is draining", "may end there until 2023-11-14T22:14:20Z")
+		}},
+		{"a job that ends before the deadline runs once", func(t *testing.T, w *world) {
+			was := w.get("pack").Generation
+			w.exits("pack", 0)
+			w.settle()
+			p := w.get("pack")
+			if !p.Finished() || !p.Result.Succeeded || p.Result.Node != "a" || p.Retry.Attempts != 0 {
+				t.Errorf("the result of generation %s is %+v, want success on node a", was, p.Result)
+			}
+		}},
+		{"the job moves when the deadline is over, and not before", func(t *testing.T, w *world) {
+			at := w.plan().WakeAt
+			for ; at < testStart+60*second; at = w.plan().WakeAt {
+				w.now = max(at, w.now+1)
+				w.step()
+				w.held(t, "pack", "a", fsm.CodeAwaitEnd)
+			}
+			w.now = testStart + 60*second
+			w.step()
+			if p := w.get("pack"); p.Node == "a" {
+				t.Fatalf("after the deadline the job is still on node a: %+v", p.Reason)
+			}
+			w.settle()
+			w.on(t, "pack", "b")
+		}},
+		{"a failed attempt is counted before the job moves", func(t *testing.T, w *world) {
+			w.exits("pack", 1)
+			w.settle()
+			w.on(t, "pack", "b")
+			if p := w.get("pack"); p.Retry.Attempts != 1 {
+				t.Errorf("the job has %d failed attempts, want 1", p.Retry.Attempts)
+			}
+		}},
+		{"deadline 0 moves the job at once", func(t *testing.T, w *world) {
+			w.drainBy("a", 0)
+			w.settle()
+			w.on(t, "pack", "b")
+		}},
+		{"a drain without a deadline keeps the present one", func(t *testing.T, w *world) {
+			w.drain("a", true)
+			w.settle()
+			w.held(t, "pack", "a", fsm.CodeAwaitEnd, "22:14:20Z")
+		}},
+		{"the end of the drain clears the reason and the deadline", func(t *testing.T, w *world) {
+			w.drain("a", false)
+			w.settle()
+			w.on(t, "pack", "a")
+			if p := w.get("pack"); p.Reason.Code != "" {
+				t.Errorf("the reason is %+v, want none", p.Reason)
+			}
+			w.drain("a", true)
+			w.settle()
+			w.on(t, "pack", "b")
+		}},
+		{"a NoExecute taint moves the job all the same", func(t *testing.T, w *world) {
+			w.taint("a", noExecute(0))
+			w.settle()
+			w.on(t, "pack", "b")
+		}},
+		{"a changed job starts on another node", func(t *testing.T, w *world) {
+			w.apply("pack", job(demand(func(d *commandv1.Demand) { d.CpuMillicores = 250 })))
+			w.settle()
+			w.on(t, "pack", "b")
+		}},
+		{"the plan of a drain and of an apply say until when the job may stay", func(t *testing.T, w *world) {
+			const until = testStart + 60*second
+			w.drain("a", false)
+			moves := PlanDrain(w.state, "a", false, until, w.tuning)
+			if len(moves) != 1 || moves[0].To != "a" || moves[0].StaysUntil != until || !strings.Contains(moves[0].Message, "22:14:20Z") {
+				t.Errorf("the plan of a drain is %+v, want that pack stays until the deadline", moves)
+			}
+			if moves = PlanDrain(w.state, "a", false, 0, w.tuning); len(moves) != 1 || moves[0].To != "b" {
+				t.Errorf("the plan of a drain without a deadline is %+v, want that pack moves to b", moves)
+			}
+			w.drainBy("a", 60)
+			if m := PlanPlace(w.state, []*fsm.Workload{w.get("pack")}, w.tuning)[0]; m.To != "a" || !strings.Contains(m.Message, "22:14:20Z") {
+				t.Errorf("the plan of an apply is %+v, want that pack stays until the deadline", m)
+			}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.node("a")
+			w.apply("pack", job())
+			w.apply("web")
+			w.settle()
+			w.node("b")
+			w.drainBy("a", 60)
+			w.settle()
+			c.run(t, w)
+			if err := w.state.Check(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TestADrainLetsTheJobOfASystemWorkloadEnd: the member of a job on every node leaves its draining node last, and not
+// before it ends or the deadline of the drain is over.
+func TestADrainLetsTheJobOfASystemWorkloadEnd(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	w.node("b")
+	w.apply("clean", job(), system)
+	w.has("clean", "clean-a@a clean-b@b")
+	w.drainBy("a", 60)
+	w.drainBy("b", 60)
+	w.has("clean", "clean-a@a clean-b@b")
+	w.held(t, "clean-a", "a", fsm.CodeAwaitEnd, "may end there until")
+	w.exits("clean-b", 0)
+	w.now = testStart + 45*second // settle advances the clock by less than the 10 s of a lease
+	w.has("clean", "clean-a@a clean-b@")
+	w.now = testStart + 60*second
+	w.has("clean", "clean-b@")
+	if m := w.get("clean-b"); !m.Finished() || !m.Result.Succeeded {
+		t.Errorf("the member that ended before the deadline has result %+v, want success", m.Result)
+	}
+}
+
+// TestADrainMovesAJobThatHasNotStarted: a draining node refuses new workloads, so a job whose order it has not accepted
+// moves at once.
+func TestADrainMovesAJobThatHasNotStarted(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	w.apply("pack", job())
+	w.step()
+	if p := w.get("pack"); p.Node != "a" || p.Acknowledged {
+		t.Fatalf("the job is on %q, acknowledged %t, want it ordered on a and not acknowledged", p.Node, p.Acknowledged)
+	}
+	w.node("b")
+	w.drainBy("a", 60)
+	w.step()
+	if p := w.get("pack"); p.Node == "a" {
+		t.Fatalf("the job waits on the draining node: %+v", p.Reason)
+	}
+	w.settle()
+	w.on(t, "pack", "b")
+}
