@@ -267,17 +267,31 @@ func (m *machine) act(a *core.Act) {
 	if a.Leased {
 		sp.may = func() bool { return !m.cancelled[a] }
 	}
-	m.engine.do(a.Verb.String(), sp, func(err error) {
-		if a.Verb == core.Remove && err == nil {
-			m.list() // a list of instances that was read before the act must not bring the instance back
-		}
-		done := core.Done{Act: a}
-		if err != nil {
-			done.Failed = &core.Failed{Class: driver.ClassOf(err), Message: err.Error(), Started: driver.StartedOf(err)}
-		}
-		delete(m.cancelled, a)
-		m.do(done)
-	})
+	if a.Ends {
+		m.engine.do("halt", sp, func(err error) {
+			if err != nil {
+				m.acted(a, nil, err)
+				return
+			}
+			last := m.engine.list()[a.ID]
+			m.engine.do("remove", sp, func(err error) { m.acted(a, last, err) })
+		})
+		return
+	}
+	m.engine.do(a.Verb.String(), sp, func(err error) { m.acted(a, nil, err) })
+}
+
+// acted passes the end of an action to the core. last is the instance that the action stopped before it removed it.
+func (m *machine) acted(a *core.Act, last *driver.Observed, err error) {
+	if a.Verb == core.Remove && err == nil {
+		m.list() // a list of instances that was read before the act must not bring the instance back
+	}
+	done := core.Done{Act: a, Observed: last}
+	if err != nil {
+		done.Failed = &core.Failed{Class: driver.ClassOf(err), Message: err.Error(), Started: driver.StartedOf(err)}
+	}
+	delete(m.cancelled, a)
+	m.do(done)
 }
 
 // probe passes the id and the devices of the engine to the core.

@@ -2,11 +2,9 @@ package sim
 
 import (
 	"fmt"
-	"strings"
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/persys/compute/agent/driver"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
@@ -81,31 +79,6 @@ func (w *world) jump() {
 	r.skew = w.between(-jumpMost, jumpMost) * sec
 	w.tracef("", "", "the clock of replica %d is set to %+ds", r.idx, r.skew/sec)
 }
-
-// endsJob makes the instance of a run end by itself after some time, in most cases with success.
-func (e *engine) endsJob(i *instance) {
-	w, run, began := e.m.w, i.runtimeID, i.started
-	code := 0
-	if w.chance(200) {
-		code = 1
-	}
-	took := w.between(500, 20_000) * ms
-	if w.chance(100) {
-		took = w.between(60, 150) * sec // longer than the time to the next run
-	}
-	w.after(took, &e.m.power, func() {
-		if e.has[i.id] != i || i.runtimeID != run || i.started != began || i.state != driver.Running {
-			return
-		}
-		if code == 0 {
-			e.end(i, driver.Stopped, 0, "is done")
-		} else {
-			e.end(i, driver.Failed, code, "fails")
-		}
-	})
-}
-
-func isJob(flavour string) bool { return strings.HasPrefix(flavour, "job") }
 
 // runChanged checks the promises of crons after the record of a run was created or changed:
 //

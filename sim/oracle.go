@@ -28,6 +28,8 @@ type oracle struct {
 	found     map[string]int64   // for each node/workload: virtual time at which a report revealed an instance that should not be there
 	jobsUntil map[string]int64   // for each draining node: until when running jobs may end there, by the clock of the state
 	balanced  map[string]moved   // for each workload: its last move that evened out the load
+	finished  map[string]int64   // for each job: virtual time at which its last end was committed
+	succeeded map[string]bool    // as workload and flavour, separated by a space: an instance ended by itself with success
 	moved     map[string][]int64 // for each workload: when it left nodes that could not run it, by the clock of the state
 }
 
@@ -41,7 +43,7 @@ func newOracle() oracle {
 		first: map[[16]byte]fsm.Result{}, wanted: map[string]want{}, puts: map[string]*commandv1.WorkloadPut{},
 		highest: map[string]fsm.Generation{}, upSince: map[string]int64{}, found: map[string]int64{},
 		missing: map[string]bool{}, forced: map[string]int64{}, fired: map[string]int64{},
-		moved: map[string][]int64{}, balanced: map[string]moved{}, jobsUntil: map[string]int64{},
+		finished: map[string]int64{}, succeeded: map[string]bool{}, moved: map[string][]int64{}, balanced: map[string]moved{}, jobsUntil: map[string]int64{},
 	}
 }
 
@@ -136,6 +138,9 @@ func (w *world) learn(c fsm.Command, res fsm.Result, after fsm.State) {
 			}
 		}
 	case *commandv1.Command_SetDesired:
+		if have, ok := after.Workload(b.SetDesired.GetId()); ok && have.Finished() {
+			break // a job that has ended stays as it is
+		}
 		if x, ok := o.wanted[b.SetDesired.GetId()]; ok {
 			x.desired = fsm.Desired(b.SetDesired.GetDesired())
 			o.wanted[b.SetDesired.GetId()] = x
@@ -201,6 +206,9 @@ func (w *world) workloadChanged(before, after fsm.State, c fsm.Command, ch *fsm.
 		x.Status, x.Desired, x.Generation, x.Acknowledged, x.Actual.State, x.Actual.Code, x.Reason.Code, x.Reason.Message)
 	if x.Owner != "" {
 		w.runChanged(after, c, old, x)
+	}
+	if old != nil && x.Demand.Job != nil && !x.IsTemplate() {
+		w.jobChanged(after, c, old, x)
 	}
 	if x.Generation.Less(w.oracle.highest[x.ID]) {
 		w.violate("generation", x.ID, "", "%s decreases the generation from %s to %s", fsm.ArmName(c), w.oracle.highest[x.ID], x.Generation)
@@ -357,6 +365,9 @@ const overlapAllowed = 120 * sec
 // begun checks, when instance i starts on machine m, that no other machine runs an instance of the
 // same workload.
 func (w *world) begun(m *machine, i *instance) {
+	if isJob(i.flavour) {
+		w.startedAgain(m, i)
+	}
 	for _, o := range w.machines {
 		other := o.engine.has[i.id]
 		if o == m || other == nil || other.state != driver.Running || !o.power.alive {

@@ -79,6 +79,10 @@ const Placement Fault = 1 << 23
 // does not change the random choices of committed seeds.
 const Rebalancing Fault = 1 << 24
 
+// Jobs makes users apply jobs, some of them exclusive, which end with exit codes. It is not in AllFaults, so that it does
+// not change the random choices of committed seeds.
+const Jobs Fault = 1 << 22
+
 var faultNames = []string{
 	"ReplicaCrash", "ReplicaPause", "ReplicaCut", "LeaderChange", "AgentCrash", "AgentPause", "PowerLoss", "Reinstall",
 	"StateLoss", "LinkCut", "MessageLoss", "MessageDelay", "MessageDup", "InstanceCrash", "BadSpec", "Operator",
@@ -89,6 +93,7 @@ var faultNames = []string{
 var extraFaults = map[Fault]string{
 	Drift: "Drift", StopTrouble: "StopTrouble", Fencers: "Fencers", Rollouts: "Rollouts", DiskStalls: "DiskStalls",
 	Crons: "Crons", NodeTrouble: "NodeTrouble", Placement: "Placement", Rebalancing: "Rebalancing",
+	Jobs: "Jobs",
 }
 
 // String returns the names of the kinds of faults in a set.
@@ -164,6 +169,7 @@ const (
 	NoMoves                    // no workload leaves a node that cannot run it
 	StaleMoves                 // moves that even out the load are found in an old state, and are made all the same
 	AnyNode                    // the planner assigns workloads to any nodes that are up
+	SuccessIgnored             // the planner orders jobs again that have reported success
 )
 
 // Config determines a run completely.
@@ -203,6 +209,7 @@ type Report struct {
 	Balanced  int // number of moves that evened out the load of the nodes
 	Drifts    int // number of drifts that were recorded and closed again
 	Runs      int // number of runs that crons created
+	Jobs      int // number of jobs that ended
 	Entries   int
 	Virtual   time.Duration
 	Hash      uint64 // hash of the whole trace

@@ -379,6 +379,32 @@ func TestEachTimeOfACronHasOneRun(t *testing.T) {
 	t.Logf("found a time without a run: seed %d: %s", late[0].Config.Seed, late[0].Violation.Detail)
 }
 
+// TestJobsThatSucceededStaySo: under any faults, a job that reported success is not run again, no exclusive job runs
+// twice at once, and retries keep their back-off and their number. The test also checks that the simulator would find a
+// planner that ignores the success of a job.
+func TestJobsThatSucceededStaySo(t *testing.T) {
+	from, count := seedsAsked(t, 60)
+	var ended atomic.Int64
+	for _, faults := range []Fault{AllFaults | Jobs, AllFaults | Jobs | Fencers} {
+		for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed, Faults: faults} },
+			func(r Report) { ended.Add(int64(r.Jobs)) }) {
+			t.Error(r)
+		}
+	}
+	t.Logf("%d jobs ended", ended.Load())
+	if n := ended.Load(); n < int64(count) {
+		t.Errorf("only %d jobs ended in %d runs, so the runs prove little", n, 2*count)
+	}
+	bad := each(t, 1, 60, 1, func(seed uint64) Config { return Config{Seed: seed, Faults: Jobs, Sabotage: SuccessIgnored} })
+	if len(bad) == 0 {
+		t.Fatal("jobs with success were ordered again, so the simulator must find a violation, but found none")
+	}
+	if v := bad[0].Violation; v.Rule != "job" {
+		t.Fatalf("the violation breaks rule %q, want job: %s", v.Rule, bad[0])
+	}
+	t.Logf("found a planner that ignores success: seed %d: %s", bad[0].Config.Seed, bad[0].Violation.Detail)
+}
+
 // TestWorkloadsLeaveMachinesThatCannotRunThem: under any faults, a workload ends on a machine that can run it, if
 // one has room, and does not move more often than its specification allows. The test also checks that the
 // simulator would find a planner that moves nothing.

@@ -92,6 +92,9 @@ func (w *world) build() {
 	for i := range 1 + w.rng.IntN(3) {
 		w.users.ids = append(w.users.ids, fmt.Sprintf("x%d", i))
 	}
+	if w.has(Jobs) {
+		w.users.ids = append(w.users.ids, jobIDs...)
+	}
 	w.tick()
 	if w.has(Crons) {
 		w.after(3*sec, nil, w.createCrons)
@@ -340,6 +343,9 @@ func (w *world) put(id, group string) *commandv1.WorkloadPut {
 	if w.has(BadSpec) {
 		flavour = pick(&w.clock, []string{"good", "good", "good", "good", "good", "good", "slow", "flaky", "crashy", "bad"})
 	}
+	if isJobID(id) {
+		flavour = pick(&w.clock, []string{"job", tolerant})
+	}
 	d := &commandv1.Demand{
 		Type: "container", CpuMillicores: w.between(0, 7) * 100, MemoryMib: w.between(0, 6) * 64,
 		Group: group, Exclusive: exclusive(id), Priority: int32(w.rng.IntN(3)),
@@ -370,16 +376,21 @@ func (w *world) put(id, group string) *commandv1.WorkloadPut {
 			d.Reschedule.Attempts = 0
 		}
 	}
+	image := &controlv1.ContainerSpec{Image: fmt.Sprintf("%s:v%d", flavour, w.users.version)}
 	plain := &controlv1.WorkloadSpec{
 		Type: "container", Exclusive: d.Exclusive, OnLostLease: d.OnLostLease,
-		Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: fmt.Sprintf("%s:v%d", flavour, w.users.version)}},
+		Workload: &controlv1.WorkloadSpec_Container{Container: image},
+	}
+	attempts := int32(0)
+	if isJobID(id) {
+		d.Job, plain.Kind, image.RestartPolicy, attempts = w.jobOf(flavour), "job", "no", 3
 	}
 	raw, err := proto.Marshal(plain)
 	if err != nil {
 		w.violate("simulator", id, "", "%v", err)
 	}
 	p := &commandv1.WorkloadPut{
-		Id: id, Spec: raw, Desired: "Running", Demand: d,
+		Id: id, Spec: raw, Desired: "Running", Demand: d, MaxAttempts: attempts,
 		Content: fmt.Sprintf("c1:%016x%048x", w.users.version*0x10001, len(id)),
 	}
 	w.users.flavours[p.Content] = madeOf{fmt.Sprintf("%s:v%d", flavour, w.users.version), ports}
