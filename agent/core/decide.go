@@ -297,6 +297,9 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 		if mark == f.Ended {
 			return f
 		}
+		if d.asked && d.waits {
+			return f // the order was not carried out before the agent restarted, so this end is not that of its instance
+		}
 		if d.asked || d.healing {
 			// The instance ended before the present order arrived, which starts it again, or the agent stopped
 			// it for a restart. So this end is no failure.

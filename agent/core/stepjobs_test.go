@@ -187,3 +187,33 @@ func TestStepReportsHowAStoppedJobEnded(t *testing.T) {
 		})
 	}
 }
+
+// The agent is restarted while it carries out an order to run an exclusive job again: it had stopped the instance of the
+// former order. This end is no success of the job, which waits for another order.
+func TestStepReportsNoSuccessOfAnExclusiveJobThatItStopped(t *testing.T) {
+	now := time.Unix(1000, 0)
+	in := &Intent{ID: "db", Type: workload.Container, DesiredState: "running", EngineContent: "c1:a", Content: "c1:a", SpecHash: "a1:x", Exclusive: true,
+		Restart: true, Generation: workload.Generation{Incarnation: 1, Sequence: 6}, Traits: Traits{RestartPolicy: "no", Job: true}}
+	h := &history{t: t, now: now, clock: 1000 * time.Second}
+	h.s = Restore(Settings{Node: "a", Policy: policy, Concurrency: 8},
+		Saved{Intents: []*Intent{in}, Tasks: []*Task{NewTask(ActionApply, "db", now)}, Meta: Meta{InstanceID: "i1"}}, h.now)
+	h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{workload.Container}})
+	e, _ := h.s.Engine(workload.Container)
+	o := workload.Observed{ID: "db", State: workload.Stopped, Content: "c1:a", Generation: workload.Generation{Incarnation: 1, Sequence: 5}, RuntimeID: "r1",
+		StartedAt: now.Add(-time.Minute), FinishedAt: now.Add(-time.Second)}
+	list := func() {
+		h.step(Listed{Kind: workload.Container, Bound: e.Bound, Began: h.now, Seen: []workload.Observed{o}})
+	}
+	list()
+	for h.step(Start{}); h.act() != nil; {
+		if h.act().Verb != Look {
+			t.Fatalf("the core began the action %s, want none before another order", h.act().Verb)
+		}
+		seen := o
+		h.step(Done{Act: h.act(), Observed: &seen, Began: h.now})
+	}
+	list()
+	if st := h.s.Get("db").Status; st.Message != waitsMessage || st.Reason != "" || !st.Exit.EndedAt.IsZero() {
+		t.Errorf("the job is reported as %+v, want that it waits for an order, without an end", st)
+	}
+}

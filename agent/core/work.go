@@ -247,8 +247,9 @@ func (x *step) lookDone(d Done, w *Workload) {
 		x.publish(w)
 		if next.do == Nothing {
 			// The order is carried out, so the instance is not started again if it ends from now on. This does not
-			// hold while the state is Unknown: the instance may have ended before the order arrived.
-			w.memory.asked = w.memory.asked && w.Observed != nil && w.Observed.State == workload.Unknown
+			// hold while the state is Unknown: the instance may have ended before the order arrived. Nor does it hold
+			// for an exclusive workload that waits after a restart of the agent.
+			w.memory.asked = w.memory.asked && (w.memory.waits || w.Observed != nil && w.Observed.State == workload.Unknown)
 			w.memory.fresh = w.memory.asked
 			x.do(Settled{id})
 		}
@@ -460,6 +461,9 @@ func (x *step) evaluate(w *Workload) decision {
 		seen = *o
 	}
 	if seen.State == workload.Running {
+		if w.memory.waits && !w.Task.Open() {
+			w.memory.asked, w.memory.fresh = false, false
+		}
 		w.memory.waits = false // the instance kept running while the agent restarted, so it is adopted
 	}
 	d := in.desired(w.memory.asked, o)
@@ -473,7 +477,7 @@ func (x *step) evaluate(w *Workload) decision {
 	d.unhealthy, d.healAt = w.unhealthy() || d.healing, x.Policy.healAt(w)
 	if d.over && !d.deleting {
 		w.Failure = Failure{Class: workload.ResourceQuotaExceeded, Message: over.message, At: over.at, Attempts: 1, Final: true}
-	} else if !x.InWork(w.ID) { // an instance that is being made has not failed yet
+	} else if !x.InWork(w.ID) && !(d.lapsed && d.running) { // an instance that is being made, or that was stopped at the end of the lease, has not ended by itself
 		w.Failure = x.Policy.settle(d, seen, w.Failure, x.now)
 	}
 	return decide(d, in.observed(o), w.Failure, x.now)
