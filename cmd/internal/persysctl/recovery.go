@@ -46,7 +46,9 @@ running workload.`,
 
 Other schedulers may have written the etcd, in an older or a newer layout: stop them
 first. Imported workloads keep their nodes and are not restarted. An attached etcd then
-gets this cluster's state. Without one, the leader reads --etcd and writes nothing to it;
+gets this cluster's state. Policies, roles, accounts, secrets, configs and networks are
+not in etcd: make them again, or import a backup. Without an attached etcd, the leader
+reads --etcd and writes nothing to it;
 ` + "`persysctl mirror attach --overwrite`" + ` makes it the mirror.`,
 		Example: "  persysctl recovery import --dry-run\n  persysctl recovery import\n  persysctl recovery import state.backup",
 		Args:    args(0, 1, "FILE"),
@@ -296,8 +298,11 @@ func importLines(r *clusterv1.ImportMirrorResponse, verb string) []string {
 			line += fmt.Sprintf(" and %d more", n)
 		}
 	}
-	return append(lines, line)
+	return append(lines, line, "not in etcd, so not imported: "+notMirrored+". Make them again before users apply anything: without its policy, a namespace has the policy baseline, which may allow more")
 }
+
+// notMirrored lists the records of the state that have no keys in etcd.
+const notMirrored = "policies and their bindings, roles and their bindings, accounts, the people's certificates, secrets, configs and networks"
 
 func cleaned(ids []string) []string {
 	out := make([]string, len(ids))

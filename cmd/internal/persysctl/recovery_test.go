@@ -112,9 +112,9 @@ func TestRecoveryCommandsAskAndReport(t *testing.T) {
 		{"a dry run of a restore lists the changes", "recovery restore --dry-run", exitOK, []string{"2 keys of etcd would be created, 0 changed, 600 removed; 4 equal", "create /workloads/web", "and 600 more"}},
 		{"a restore asks for confirmation", "recovery restore", exitUsage, []string{"--yes"}},
 		{"a restore prints the mode of the cluster", "recovery restore --yes", exitOK, []string{"were created", "etcd holds the cluster's state", "mode is normal"}},
-		{"a dry run of an import lists workloads and nodes", "recovery import --dry-run --prefix /old", exitOK, []string{"9 workloads and 1 node would be imported: a, b", "cluster c9, index 8"}},
+		{"a dry run of an import lists workloads and nodes", "recovery import --dry-run --prefix /old", exitOK, []string{"9 workloads and 1 node would be imported: a, b", "not imported: policies", "roles", "secrets, configs and networks", "cluster c9, index 8"}},
 		{"an import asks for confirmation", "recovery import", exitUsage, []string{"--yes"}},
-		{"an import names the remaining steps", "recovery import --yes --skip-unreadable --force-new-cluster", exitOK, []string{"were imported", "etcd is away", "persysctl recovery restore", "mode is degraded"}},
+		{"an import names the remaining steps", "recovery import --yes --skip-unreadable --force-new-cluster", exitOK, []string{"were imported", "not imported: policies", "etcd is away", "persysctl recovery restore", "mode is degraded"}},
 		{"an import of a file", "recovery import " + file + " --yes", exitOK, []string{"restored at index 41"}},
 		{"import takes one file", "recovery import a b", exitUsage, []string{`unexpected argument "b"`}},
 	} {
