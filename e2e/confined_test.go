@@ -112,6 +112,7 @@ func TestConfined(t *testing.T) {
 		{"files of the machine", (*twoTeams).hostFiles},
 		{"preemption of another team's workload", (*twoTeams).place},
 		{"the volume of another team", (*twoTeams).volume},
+		{"many ordinary updates", (*twoTeams).updates},
 		{"many large Compose files", (*twoTeams).largeStacks},
 		{"many large specifications", (*twoTeams).largeSpecs},
 	} {
@@ -343,36 +344,17 @@ func (c *twoTeams) largeStacks(t *testing.T) {
 	ctl(t, c.Cluster, "delete", "beside", "--wait")
 }
 
-// largeSpecs applies 2,000 specifications of 500 KiB. The schedulers refuse further specifications when the
-// state has reached its size limit, and a scheduler that is restarted afterwards is ready quickly.
+// largeSpecs applies 2,000 specifications of 500 KiB. Bob fills the share of his namespace, and the other team goes on. An
+// operator of all namespaces fills the state. Then a scheduler that is restarted is ready quickly.
 func (c *twoTeams) largeSpecs(t *testing.T) {
-	control := controlv1.NewAgentControlClient(c.conn["bob"])
-	next, accepted, refused := make(chan int), atomic.Int64{}, atomic.Int64{}
-	var workers sync.WaitGroup
-	for range 4 {
-		workers.Go(func() {
-			for n := range next {
-				spec := pad(500)
-				spec.Namespace = "bank"
-				r, err := control.ApplyWorkload(t.Context(), &controlv1.ApplyWorkloadRequest{WorkloadId: fmt.Sprintf("spec-%d", n), DesiredState: "stopped", Spec: spec})
-				switch {
-				case err == nil && r.GetSuccess():
-					accepted.Add(1)
-				case err == nil && strings.Contains(r.GetErrorMessage(), "the cluster is full"):
-					refused.Add(1)
-				default:
-					t.Errorf("specification %d was answered with %v, %q; want success or the error that the cluster is full", n, err, r.GetErrorMessage())
-				}
-			}
-		})
+	const most = int64(confinedMemory / 8 / (500 << 10))
+	n := c.fill(t, "bob", 0, `namespace "bank" is full`)
+	if n > most/2 || n < most/4 {
+		t.Errorf("%d specifications of namespace bank were accepted, want at most the half of %d", n, most)
 	}
-	for n := 0; n < 2000 && refused.Load() < 20 && !t.Failed(); n++ {
-		next <- n
-	}
-	close(next)
-	workers.Wait()
-	if most := int64(confinedMemory / 8 / (500 << 10)); accepted.Load() > most || accepted.Load() < most/2 || refused.Load() < 20 {
-		t.Errorf("%d specifications were accepted and %d refused, want at most %d accepted", accepted.Load(), refused.Load(), most)
+	c.works(t, "ada", "shop", "other-team")
+	if n += c.fill(t, "oli", n, "the cluster is full"); n > most || n < most/2 {
+		t.Errorf("%d specifications were accepted, want at most %d", n, most)
 	}
 	if said := ctl(t, c.Cluster, "status"); !strings.Contains(said, "Warning") || !strings.Contains(said, "specifications and files take") {
 		t.Errorf("persysctl status does not warn about the size of specifications:\n%s", said)
@@ -384,6 +366,74 @@ func (c *twoTeams) largeSpecs(t *testing.T) {
 	if code, said := c.as(t, "bob", nil, "delete", "spec-0"); code != 0 {
 		t.Errorf("after the restart a workload cannot be deleted: %s", said)
 	}
-	measured(t, "%d specifications of 500 KiB were accepted; the first write after a restart: %s", accepted.Load(), time.Since(began).Round(10*time.Millisecond))
+	measured(t, "%d specifications of 500 KiB were accepted; the first write after a restart: %s", n, time.Since(began).Round(10*time.Millisecond))
 	c.works(t, "ada", "shop", "small")
+}
+
+// fill applies specifications of 500 KiB in namespace bank until 20 of them were refused with the text full. Their
+// names are numbered from first. It returns how many were accepted.
+func (c *twoTeams) fill(t *testing.T, user string, first int64, full string) int64 {
+	t.Helper()
+	control := controlv1.NewAgentControlClient(c.conn[user])
+	next, accepted, refused := make(chan int), atomic.Int64{}, atomic.Int64{}
+	var workers sync.WaitGroup
+	for range 4 {
+		workers.Go(func() {
+			for n := range next {
+				spec := pad(500)
+				spec.Namespace = "bank"
+				r, err := control.ApplyWorkload(t.Context(), &controlv1.ApplyWorkloadRequest{WorkloadId: fmt.Sprintf("spec-%d", n), DesiredState: "stopped", Spec: spec})
+				switch {
+				case err == nil && r.GetSuccess():
+					accepted.Add(1)
+				case err == nil && strings.Contains(r.GetErrorMessage(), full):
+					refused.Add(1)
+				default:
+					t.Errorf("specification %d was answered with %v, %q; want success or the error %q", n, err, r.GetErrorMessage(), full)
+				}
+			}
+		})
+	}
+	for n := int(first); n < 2000 && refused.Load() < 20 && !t.Failed(); n++ {
+		next <- n
+	}
+	close(next)
+	workers.Wait()
+	if refused.Load() < 20 {
+		t.Errorf("%d specifications were refused with %q, want 20", refused.Load(), full)
+	}
+	return accepted.Load()
+}
+
+// updates makes 2,600 ordinary updates. The record of a namespace that an admin created stays in the audit log.
+func (c *twoTeams) updates(t *testing.T) {
+	control := controlv1.NewAgentControlClient(c.conn["ada"])
+	next := make(chan int)
+	var workers sync.WaitGroup
+	for w := range 8 {
+		workers.Go(func() {
+			for n := range next {
+				spec := pad(1)
+				spec.Namespace = "shop"
+				r, err := control.ApplyWorkload(t.Context(), &controlv1.ApplyWorkloadRequest{WorkloadId: fmt.Sprintf("update-%d", w), DesiredState: "stopped", Spec: spec})
+				if err != nil || !r.GetSuccess() {
+					t.Errorf("update %d was answered with %v, %q", n, err, r.GetErrorMessage())
+				}
+			}
+		})
+	}
+	for n := 0; n < 2600 && !t.Failed(); n++ {
+		next <- n
+	}
+	close(next)
+	workers.Wait()
+	if said := ctl(t, c.Cluster, "audit", "--log", "security", "--tail", "0", "-o", "json"); !strings.Contains(said, "NamespaceCreated") || strings.Contains(said, "WorkloadUpdated") {
+		t.Errorf("the log security has:\n%s", said)
+	}
+	ctl(t, c.Cluster, "audit", "verify")
+	for w := range 8 {
+		if code, said := c.as(t, "ada", nil, "delete", fmt.Sprintf("update-%d", w)); code != 0 {
+			t.Errorf("the delete of update-%d failed: %s", w, said)
+		}
+	}
 }

@@ -235,23 +235,24 @@ type NamespaceView interface {
 // Fits checks a PutWorkloads, together with the workloads that it deletes (leaving), against
 // namespaces and quotas. The namespace of each workload must exist, and a workload cannot change
 // its namespace. The quota must suffice at two times: now, while members still wait for their turn
-// in a rolling update, and after all members have changed. The error is a *Refusal.
-func Fits(v NamespaceView, b *commandv1.PutWorkloads, leaving []*Workload) error {
+// in a rolling update, and after all members have changed. The shares are those of the caller.
+// The error is a *Refusal.
+func Fits(v NamespaceView, b *commandv1.PutWorkloads, leaving []*Workload, shares RoomShares) error {
 	olds := make([]*Workload, len(b.GetWorkloads()))
 	for i, p := range b.GetWorkloads() {
 		olds[i], _ = v.Workload(p.GetId())
 	}
-	return fitsNowAndLater(v, b, olds, leaving)
+	return fitsNowAndLater(v, b, olds, leaving, shares)
 }
 
 // fitsNowAndLater is Fits for a caller that has looked up the present records. An element of olds
 // is nil if its workload does not exist.
-func fitsNowAndLater(v NamespaceView, b *commandv1.PutWorkloads, olds, leaving []*Workload) error {
+func fitsNowAndLater(v NamespaceView, b *commandv1.PutWorkloads, olds, leaving []*Workload, shares RoomShares) error {
 	var replaced sizes // specifications that waited for their turn in an update which this command replaces
 	if old, ok := v.Rollout(b.GetGroupOf()); ok && b.GetGroupOf() != "" {
 		replaced = rolloutSizes(v, &rollout.Rollout{Members: old.Members}).times(-1)
 	}
-	err := fits(v, b.GetWorkloads(), olds, leaving, b.GetBundles(), replaced)
+	err := fits(v, b.GetWorkloads(), olds, leaving, b.GetBundles(), replaced, shares)
 	if err != nil || b.GetUpdate() == nil || b.GetGroupOf() == "" {
 		return err
 	}
@@ -265,7 +266,7 @@ func fitsNowAndLater(v NamespaceView, b *commandv1.PutWorkloads, olds, leaving [
 			waiting = waiting.add(v, b.GetBundles(), namespaceOf(p, olds[i]), p)
 		}
 	}
-	if err = fits(v, now, before, leaving, b.GetBundles(), append(waiting, replaced...)); err != nil {
+	if err = fits(v, now, before, leaving, b.GetBundles(), append(waiting, replaced...), shares); err != nil {
 		return &Refusal{Kind: OverQuota, Reason: err.Error() + "; members that wait for their turn hold what they have until then"}
 	}
 	return nil
@@ -285,11 +286,14 @@ func MembersWithin(v View, w *Workload, count int) (n int, limited bool) {
 // fits checks the stored workloads (puts) and the deleted ones (leaving) as if all changes happened
 // at once. offered are the bundles that the command carries. kept are the sizes of the specifications that
 // the command adds to rollout records. Every replica calls fits for every PutWorkloads, so to save time fits
-// computes no sums for namespaces without a quota.
-func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workload, offered []*commandv1.Bundle, kept sizes) error {
+// computes no sums for namespaces without a quota or share.
+func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workload, offered []*commandv1.Bundle, kept sizes, shares RoomShares) error {
 	var sums []quotaSum
 	var shared []string // keys of volumes that several puts create together
 	by := Total{Bytes: bytesOfNew(v, offered)}
+	counts := func(n *Namespace) bool {
+		return shares.Namespace > 0 || n.Quota != (quota.Amounts{}) || v.PolicyIn(n.Name).counts()
+	}
 	for i, p := range puts {
 		old := olds[i]
 		name := namespaceOf(p, old)
@@ -303,14 +307,15 @@ func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workl
 				quoted(name) + ": ids are unique over the whole cluster, and a namespace is for good; delete it first, or take another id"}
 		}
 		specs, files := putBytes(v, offered, p)
+		records := int64(0)
 		if old == nil {
-			by.Workloads++
+			records = 1
 		} else {
 			s, f := old.replacedBytes(v, p.GetContent())
 			specs, files = specs-s, files-f
 		}
-		by.Bytes += specs
-		if n.Quota == (quota.Amounts{}) && !v.PolicyIn(name).counts() {
+		by.Bytes, by.Workloads = by.Bytes+specs, by.Workloads+records
+		if !counts(n) {
 			continue
 		}
 		d := p.GetDemand()
@@ -325,20 +330,21 @@ func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workl
 			}
 		}
 		by = by.Plus(volumesBy(v, name, p, old, &shared))
-		sums = addTo(sums, n, by, specs+files)
+		sums = addTo(sums, n, by, specs+files, records)
 	}
 	for _, w := range leaving { // their bytes stay until their nodes have removed them
-		if n, ok := v.Namespace(w.In()); ok && (n.Quota != (quota.Amounts{}) || v.PolicyIn(w.In()).counts()) {
-			sums = addTo(sums, n, quota.Amounts{}.Minus(w.counted()), 0)
+		if n, ok := v.Namespace(w.In()); ok && counts(n) {
+			sums = addTo(sums, n, quota.Amounts{}.Minus(w.counted()), 0, 0)
 		}
 	}
 	for _, k := range kept {
 		by.Bytes += k.specs
-		if n, ok := v.Namespace(k.namespace); ok && v.PolicyIn(k.namespace).counts() {
-			sums = addTo(sums, n, quota.Amounts{}, k.specs+k.files)
+		if n, ok := v.Namespace(k.namespace); ok && counts(n) {
+			sums = addTo(sums, n, quota.Amounts{}, k.specs+k.files, 0)
 		}
 	}
-	if err := v.Room().over(v.Total(), by); err != nil {
+	room := v.Room()
+	if err := room.percent(100-shares.Reserve).over(v.Total(), by); err != nil {
 		return err
 	}
 	for _, s := range sums {
@@ -346,7 +352,11 @@ func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workl
 		if over := quota.Excess(use.Amounts, s.by, s.of.Quota); over != "" {
 			return &Refusal{Kind: OverQuota, Reason: "over the quota of namespace " + quoted(s.of.Name) + ": " + over}
 		}
-		if err := v.PolicyIn(s.of.Name).excess(use, s); err != nil {
+		p := v.PolicyIn(s.of.Name)
+		if err := p.excess(use, s); err != nil {
+			return err
+		}
+		if err := room.overShare(shares.Namespace, use, s, p); err != nil {
 			return err
 		}
 	}
@@ -355,17 +365,18 @@ func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workl
 
 // quotaSum is the change that a command makes to the use of one namespace.
 type quotaSum struct {
-	of    *Namespace
-	by    quota.Amounts
-	bytes int64 // bytes of specifications and files
+	of      *Namespace
+	by      quota.Amounts
+	bytes   int64 // bytes of specifications and files
+	records int64 // workloads that do not exist yet
 }
 
-func addTo(sums []quotaSum, n *Namespace, by quota.Amounts, bytes int64) []quotaSum {
+func addTo(sums []quotaSum, n *Namespace, by quota.Amounts, bytes, records int64) []quotaSum {
 	i := slices.IndexFunc(sums, func(s quotaSum) bool { return s.of == n })
 	if i < 0 {
-		return append(sums, quotaSum{n, by, bytes})
+		return append(sums, quotaSum{n, by, bytes, records})
 	}
-	sums[i].by, sums[i].bytes = sums[i].by.Plus(by), sums[i].bytes+bytes
+	sums[i].by, sums[i].bytes, sums[i].records = sums[i].by.Plus(by), sums[i].bytes+bytes, sums[i].records+records
 	return sums
 }
 
@@ -406,7 +417,7 @@ func (t *Tx) admits(b *commandv1.PutWorkloads, olds, leaving []*Workload) (Resul
 	if res, ok := t.networksMissing(puts, olds); !ok {
 		return res, false
 	}
-	if err := fitsNowAndLater(t.state(), b, olds, leaving); err != nil {
+	if err := fitsNowAndLater(t.state(), b, olds, leaving, t.shares); err != nil {
 		var r *Refusal
 		errors.As(err, &r)
 		return Result{Kind: r.Kind, Reason: r.Reason}, false

@@ -376,9 +376,13 @@ func (t *Tx) pruneVersions(o *Object) {
 // limit of the state or a limit in the policy of the namespace.
 func (t *Tx) roomFor(n *Namespace, by int64) (Result, bool) {
 	s := t.state()
-	err := s.Room().over(s.Total(), Total{Bytes: by})
-	if p := s.PolicyIn(n.Name); err == nil && p.counts() {
-		err = p.excess(s.UseOf(n.Name), quotaSum{of: n, bytes: by})
+	room, use, sum, p := s.Room(), s.UseOf(n.Name), quotaSum{of: n, bytes: by}, s.PolicyIn(n.Name)
+	err := room.percent(100-t.shares.Reserve).over(s.Total(), Total{Bytes: by})
+	if err == nil {
+		err = p.excess(use, sum)
+	}
+	if err == nil {
+		err = room.overShare(t.shares.Namespace, use, sum, p)
 	}
 	if err == nil {
 		return Result{}, true

@@ -268,7 +268,7 @@ func (t *Tx) exceeds(r *rollout.Rollout, take []string) string {
 			kept = append(kept, sizeIn{namespace: namespaceOf(m.Put, w), specs: -specs, files: -files})
 		}
 	}
-	if err := fits(t.state(), puts, olds, nil, nil, kept); err != nil {
+	if err := fits(t.state(), puts, olds, nil, nil, kept, RoomShares{}); err != nil {
 		if slices.ContainsFunc(puts, func(p *commandv1.WorkloadPut) bool { return p.GetDemand().GetSurge() }) {
 			return "no room for an extra member of " + r.Group + ", which start-first needs: " + err.Error()
 		}

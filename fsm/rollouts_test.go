@@ -318,7 +318,7 @@ func TestWaitingMembersFreeNoQuota(t *testing.T) {
 	shrunk := func(n int) Command { return demanding(group(2, n, 1, false), 10, 10, 10, 250) }
 	for name, err := range map[string]error{
 		"the state machine": w.do(shrunk(4)).Err(),
-		"a plan":            Fits(w.s, shrunk(4).GetPutWorkloads(), nil),
+		"a plan":            Fits(w.s, shrunk(4).GetPutWorkloads(), nil, RoomShares{}),
 	} {
 		if err == nil || !strings.Contains(err.Error(), "300 used, 250 more asked for, limit 500") || !strings.Contains(err.Error(), "wait for their turn") {
 			t.Errorf("%s gives error %v", name, err)

@@ -11,6 +11,30 @@ const (
 	warnAt        = 80       // the state warns when more than this percentage of a limit is used
 )
 
+// The shares of the room that callers other than admins have. Schedulers write them into the heads of commands, and
+// the state machine judges by the head, so another value here does not change the meaning of stored commands.
+const (
+	NamespaceShare = 50 // percent of the room that one namespace may take by calls of users confined to namespaces
+	AdminReserve   = 5  // percent of the room that only admins may use, to mend a full cluster
+)
+
+// RoomShares limits how much of the room a command may take.
+type RoomShares struct {
+	Namespace int64 // percent that one namespace may take, unless a quota or a policy limits it; 0 = no limit
+	Reserve   int64 // percent that stay free
+}
+
+// RoomSharesOf returns the shares that apply to the calls of a user.
+func RoomSharesOf(confined, unprivileged bool) (s RoomShares) {
+	if confined {
+		s.Namespace = NamespaceShare
+	}
+	if unprivileged {
+		s.Reserve = AdminReserve
+	}
+	return s
+}
+
 // Room is the limit of the size of the whole state. It is computed from the memory of the scheduler that
 // has the least. Zero values mean that there is no limit, because no scheduler has reported its memory.
 type Room struct {
@@ -59,6 +83,34 @@ func mib(bytes int64) string { return strconv.FormatInt(bytes>>20, 10) + " MiB" 
 
 func (r Room) why() string {
 	return " (scheduler " + r.Of + " has " + strconv.FormatInt(r.Memory, 10) + " MiB of memory)"
+}
+
+// percent returns this part of the limit. A percent above 100 is taken as 100.
+func (r Room) percent(n int64) Room {
+	n = min(n, 100)
+	r.Workloads, r.Bytes = r.Workloads*n/100, r.Bytes/100*n
+	return r
+}
+
+// overShare refuses a change that takes a namespace above its share of the room. A quota of workloads or a policy p of
+// the namespace, which may be nil, takes the place of the share. A change that lowers the use is allowed.
+func (r Room) overShare(share int64, use Use, s quotaSum, p *Policy) error {
+	if r.Memory == 0 || share == 0 {
+		return nil
+	}
+	most := r.percent(share)
+	why := ", " + strconv.FormatInt(share, 10) + " % of what the schedulers hold" + r.why()
+	switch {
+	case s.bytes > 0 && use.Bytes+s.bytes > most.Bytes && (p == nil || p.MaxSpecBytes == 0):
+		return &Refusal{Kind: OverQuota, Reason: "namespace " + quoted(s.of.Name) + " is full: its specifications and files take " + mib(use.Bytes) + ", " +
+			strconv.FormatInt(s.bytes>>10, 10) + " KiB more are asked for, and the limit is " + mib(most.Bytes) + why +
+			": delete workloads, or ask an admin for a policy with max_spec_bytes: persysctl policy bind POLICY --namespace " + s.of.Name}
+	case s.records > 0 && int64(use.Records)+s.records > most.Workloads && s.of.Quota.Workloads == 0 && (p == nil || p.MaxWorkloads == 0):
+		return &Refusal{Kind: OverQuota, Reason: "namespace " + quoted(s.of.Name) + " is full: it has " + strconv.Itoa(use.Records) + " workloads, " +
+			strconv.FormatInt(s.records, 10) + " more are asked for, and the limit is " + strconv.FormatInt(most.Workloads, 10) + why +
+			": delete workloads, or ask an admin for a quota: persysctl namespace set " + s.of.Name + " --workloads N"}
+	}
+	return nil
 }
 
 // over refuses a change that adds by to a state of size t, if the state would then exceed its size

@@ -70,6 +70,47 @@ func TestRoomBoundsTheState(t *testing.T) {
 	w.ok(put("one-more", specOf(1)))
 }
 
+// TestOneNamespaceCannotFillTheState: users confined to a namespace get half of the room. The other team and the admins
+// go on, and a quota or a policy takes the place of the share.
+func TestOneNamespaceCannotFillTheState(t *testing.T) {
+	w := formed(t)
+	w.ok(putNamespace("shop"))
+	w.ok(putNamespace("bank"))
+	w.ok(replicaWith("r1", 8)) // 1 MiB of specifications and 256 workloads
+	by := func(namespace string, c Command) Command {
+		c.Head = &commandv1.Head{At: w.now, By: "persys://c/user/" + namespace, Namespaces: []string{namespace}, NamespaceShare: NamespaceShare, RoomReserve: AdminReserve}
+		for _, p := range c.GetPutWorkloads().GetWorkloads() {
+			p.Namespace = namespace
+		}
+		return c
+	}
+	w.ok(by("shop", put("a", specOf(300<<10))))
+	refused(t, w.do(by("shop", put("b", specOf(300<<10)))), OverQuota, `namespace "shop" is full`, "300 KiB more", "50 %", "name-r1", "max_spec_bytes", "persysctl policy bind POLICY --namespace shop")
+	refused(t, w.do(by("shop", putObject(KindConfig, "c", strings.Repeat("x", 300<<10), "shop"))), OverQuota, `namespace "shop" is full`)
+	w.ok(by("shop", put("a", specOf(200<<10))))
+	w.ok(by("bank", put("c", specOf(400<<10))))
+	for i := range 127 {
+		w.ok(by("shop", put("small-"+decimal(i), specOf(1))))
+	}
+	refused(t, w.do(by("shop", put("one-more", specOf(1)))), OverQuota, "it has 128 workloads, 1 more", "limit is 128", "persysctl namespace set shop --workloads N")
+	w.ok(by("bank", put("two", specOf(1))))
+	w.ok(by("shop", put("small-1", specOf(2))))
+	w.ok(by("shop", remove("small-2", false)))
+
+	w.ok(putNamespace("shop", func(b *commandv1.PutNamespace) { b.Quota = &commandv1.Quota{Workloads: 200} }))
+	w.ok(by("shop", put("one-more", specOf(1))))
+	w.ok(put("admins", inNamespace("bank"), specOf(300<<10))) // bank now has more than its share, and the state 90 %
+	refused(t, w.do(by("bank", put("c", specOf(401<<10)))), OverQuota, `namespace "bank" is full`)
+	w.ok(by("bank", put("c", specOf(399<<10))))
+
+	// The last part of the room is for admins.
+	refused(t, w.do(by("shop", put("d", specOf(90<<10)))), OverQuota, "the cluster is full")
+	w.ok(put("d", specOf(90<<10)))
+	if err := w.s.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestEverythingStoredIsCounted: no part of the state whose size a user chooses is outside of the limits of the state
 // and of a namespace's policy.
 func TestEverythingStoredIsCounted(t *testing.T) {

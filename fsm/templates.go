@@ -335,6 +335,10 @@ func (t *Tx) createRun(of *Workload, id string, run Run, put *commandv1.Workload
 	if n := t.activeRuns(of); n >= MaxActiveRuns {
 		return nil, refuse(OverQuota, "%q has %d runs that have not ended, which is the limit: wait for them, or delete some: persysctl delete RUN", of.ID, n)
 	}
+	if shares := t.shares; under == "" { // an admin stored the template
+		t.shares.Namespace = 0
+		defer func() { t.shares = shares }()
+	}
 	var replaced []*Workload
 	if c := of.Demand.Template.Cron; c != nil && c.Concurrency == ConcurrencyReplace {
 		replaced = slices.DeleteFunc(t.childrenOf(of.ID), func(w *Workload) bool { return !w.Active() })
@@ -346,7 +350,7 @@ func (t *Tx) createRun(of *Workload, id string, run Run, put *commandv1.Workload
 		// The new run gets the resources of the runs that it replaces, but their records stay. So check only
 		// that the quota has room for one more workload and for the bytes of its specification.
 		bare := &commandv1.WorkloadPut{Id: put.GetId(), Namespace: put.GetNamespace(), Desired: put.GetDesired(), Spec: put.GetSpec(), Demand: &commandv1.Demand{}}
-		if err := fits(t.state(), []*commandv1.WorkloadPut{bare}, []*Workload{nil}, nil, nil, nil); err != nil {
+		if err := fits(t.state(), []*commandv1.WorkloadPut{bare}, []*Workload{nil}, nil, nil, nil, t.shares); err != nil {
 			return nil, refuse(OverQuota, "%s", err)
 		}
 	}

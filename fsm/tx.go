@@ -36,6 +36,7 @@ type Tx struct {
 	confined []string
 	// unprivileged means that the policy baseline applies to the caller in namespaces without a bound policy.
 	unprivileged bool
+	shares       RoomShares // how much of the room of the state the caller may take
 	next         Generation // the generation that this command gives to every order that it changes
 	from         int        // index in changes of the first Change by the command
 
@@ -123,6 +124,7 @@ func (t *Tx) Apply(m Meta, c Command) (Result, []Change) {
 		t.via = strings.Clone(via)
 	}
 	t.confined = head.GetNamespaces()
+	t.shares = RoomShares{Namespace: int64(head.GetNamespaceShare()), Reserve: int64(min(head.GetRoomReserve(), 100))}
 	t.unprivileged = head.GetUnprivileged() || len(t.confined) > 0
 	t.sideFold, t.offered, t.pool, t.newNetwork, t.joinedAgain = t.sideFold[:0], nil, "", nil, false
 	info := &t.r.info

@@ -173,7 +173,7 @@ func (p *plan) misplaced(ctx context.Context, put *commandv1.PutWorkloads, gone 
 	if why := p.view.NameFault(put, gone, in.Has); why != "" {
 		return why
 	}
-	if err := fsm.Fits(p.view, put, gone); err != nil {
+	if err := fsm.Fits(p.view, put, gone, p.s.shares(ctx)); err != nil {
 		return err.Error()
 	}
 	for _, w := range put.GetWorkloads() {

@@ -24,6 +24,8 @@ func (s *Server) head(ctx context.Context, request, member string) (*commandv1.H
 	h := &commandv1.Head{At: s.now().UnixNano(), From: callOf(ctx).from}
 	h.By, h.Via = callOf(ctx).by()
 	h.Unprivileged = s.unprivileged(ctx)
+	shares := s.shares(ctx)
+	h.NamespaceShare, h.RoomReserve = uint32(shares.Namespace), uint32(shares.Reserve)
 	if in := s.scopeOf(ctx); !in.Everywhere() {
 		if h.Namespaces = in.Names(); in.Nowhere() {
 			h.Namespaces = []string{nowhere}
@@ -41,6 +43,11 @@ func (s *Server) head(ctx context.Context, request, member string) (*commandv1.H
 	}
 	h.Request, h.RequestHash = id[:], callOf(ctx).hash
 	return h, nil
+}
+
+// shares returns how much of the room of the state the caller may take.
+func (s *Server) shares(ctx context.Context) fsm.RoomShares {
+	return fsm.RoomSharesOf(!s.scopeOf(ctx).Everywhere(), s.unprivileged(ctx))
 }
 
 // propose commits one command of a user and returns the state machine's result, which may be a refusal.

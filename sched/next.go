@@ -182,6 +182,7 @@ func (p *planner) finish() Step {
 		c.Body = &commandv1.Command_ExpireJobs{ExpireJobs: &commandv1.ExpireJobs{Jobs: items}}
 	})
 	chunked(p, p.crons, func(c *commandv1.Command, items []*commandv1.CronStep) {
+		c.Head.NamespaceShare, c.Head.RoomReserve = fsm.NamespaceShare, fsm.AdminReserve
 		c.Body = &commandv1.Command_CreateRuns{CreateRuns: &commandv1.CreateRuns{Steps: items}}
 	})
 	chunked(p, p.members, func(c *commandv1.Command, items []*commandv1.MemberChange) {

@@ -212,7 +212,13 @@ type Head struct {
 	// True if the caller may not bind policies (permission policies). If a namespace has no bound policy, the caller's
 	// specifications are checked against the policy baseline, as are those of callers with the field namespaces.
 	// Commands of former versions do not have this field; they are judged as before.
-	Unprivileged  bool `protobuf:"varint,392,opt,name=unprivileged,proto3" json:"unprivileged,omitempty"`
+	Unprivileged bool `protobuf:"varint,392,opt,name=unprivileged,proto3" json:"unprivileged,omitempty"`
+	// Percent of the room of the state (State.Room) that a namespace may take by commands with this head, unless a quota
+	// or a policy limits the namespace; 0 = no limit. In commands of the planner, it applies to the runs of crons that
+	// were stored by callers to whom a policy applies.
+	NamespaceShare uint32 `protobuf:"varint,393,opt,name=namespace_share,json=namespaceShare,proto3" json:"namespace_share,omitempty"`
+	// Percent of the room of the state that commands with this head leave free; 0 = none.
+	RoomReserve   uint32 `protobuf:"varint,394,opt,name=room_reserve,json=roomReserve,proto3" json:"room_reserve,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -308,6 +314,20 @@ func (x *Head) GetUnprivileged() bool {
 		return x.Unprivileged
 	}
 	return false
+}
+
+func (x *Head) GetNamespaceShare() uint32 {
+	if x != nil {
+		return x.NamespaceShare
+	}
+	return 0
+}
+
+func (x *Head) GetRoomReserve() uint32 {
+	if x != nil {
+		return x.RoomReserve
+	}
+	return 0
 }
 
 type Command struct {
@@ -15363,7 +15383,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"Generation\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\x12\x1a\n" +
-	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\xff\x01\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\xcd\x02\n" +
 	"\x04Head\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\fR\arequest\x12.\n" +
 	"\x05epoch\x18\x02 \x01(\v2\x18.persys.command.v1.EpochR\x05epoch\x12\x0e\n" +
@@ -15375,7 +15395,9 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"namespaces\x12\x10\n" +
 	"\x03via\x18x \x01(\tR\x03via\x12\"\n" +
 	"\frequest_hash\x18\xa2\x02 \x01(\x06R\vrequestHash\x12#\n" +
-	"\funprivileged\x18\x88\x03 \x01(\bR\funprivileged\"\xfa&\n" +
+	"\funprivileged\x18\x88\x03 \x01(\bR\funprivileged\x12(\n" +
+	"\x0fnamespace_share\x18\x89\x03 \x01(\rR\x0enamespaceShare\x12\"\n" +
+	"\froom_reserve\x18\x8a\x03 \x01(\rR\vroomReserve\"\xfa&\n" +
 	"\aCommand\x12+\n" +
 	"\x04head\x18\x01 \x01(\v2\x17.persys.command.v1.HeadR\x04head\x12C\n" +
 	"\finit_cluster\x18\n" +

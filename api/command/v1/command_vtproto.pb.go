@@ -92,6 +92,8 @@ func (m *Head) CloneVT() *Head {
 	r.Via = m.Via
 	r.RequestHash = m.RequestHash
 	r.Unprivileged = m.Unprivileged
+	r.NamespaceShare = m.NamespaceShare
+	r.RoomReserve = m.RoomReserve
 	if rhs := m.Request; rhs != nil {
 		tmpBytes := make([]byte, len(rhs))
 		copy(tmpBytes, rhs)
@@ -5306,6 +5308,20 @@ func (m *Head) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.RoomReserve != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.RoomReserve))
+		i--
+		dAtA[i] = 0x18
+		i--
+		dAtA[i] = 0xd0
+	}
+	if m.NamespaceShare != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.NamespaceShare))
+		i--
+		dAtA[i] = 0x18
+		i--
+		dAtA[i] = 0xc8
 	}
 	if m.Unprivileged {
 		i--
@@ -20286,6 +20302,12 @@ func (m *Head) SizeVT() (n int) {
 	if m.Unprivileged {
 		n += 3
 	}
+	if m.NamespaceShare != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.NamespaceShare))
+	}
+	if m.RoomReserve != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.RoomReserve))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -27180,6 +27202,44 @@ func (m *Head) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.Unprivileged = bool(v != 0)
+		case 393:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field NamespaceShare", wireType)
+			}
+			m.NamespaceShare = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.NamespaceShare |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 394:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field RoomReserve", wireType)
+			}
+			m.RoomReserve = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.RoomReserve |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -63999,6 +64059,44 @@ func (m *Head) UnmarshalVTUnsafe(dAtA []byte) error {
 				}
 			}
 			m.Unprivileged = bool(v != 0)
+		case 393:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field NamespaceShare", wireType)
+			}
+			m.NamespaceShare = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.NamespaceShare |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 394:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field RoomReserve", wireType)
+			}
+			m.RoomReserve = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.RoomReserve |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
