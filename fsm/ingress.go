@@ -196,8 +196,8 @@ func (c *ingressCheck) wait() {
 	})
 }
 
-// IngressNetwork is the network of containers that publish ports in ingress mode and name no network. A command that
-// puts such a container creates it, if it has a pool for it.
+// IngressNetwork is the network of containers that publish ports in ingress mode and name no network. The command that
+// stores such a container also creates the network, if the command carries the address pool for networks.
 const IngressNetwork = "ingress"
 
 // NeedsIngressNetwork reports whether a workload publishes ports in ingress mode through the network IngressNetwork alone.

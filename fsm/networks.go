@@ -154,8 +154,8 @@ func (n *Network) Room(at int64) int {
 	return room
 }
 
-// with returns a copy of the network that has slice s (a part of its addresses, with its node). If the network has a
-// slice with the same number, s replaces it.
+// with returns a copy of the network with the slice s added (a part of the network's addresses, and the node that owns
+// it). If the network has a slice with the same number, s replaces that slice.
 func (n *Network) with(s Slice) *Network {
 	next := *n
 	next.Slices = slices.Clone(n.Slices)

@@ -143,8 +143,8 @@ func (d *Demand) Judged() policy.Workload {
 	return policy.Workload{Kind: d.Type, CPU: d.CPU, Memory: d.Memory, Disk: d.Disk, Asks: d.Asks}
 }
 
-// Violations returns in which points the specification of one workload violates the policy of its
-// namespace.
+// Violations returns the rules of the policy of its namespace that the specification of one workload
+// violates.
 func Violations(v interface {
 	namespaced
 	PolicyView

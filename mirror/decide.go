@@ -47,8 +47,8 @@ type standing struct {
 	mismatch bool // the cursor in etcd is not the last one that this leadership term wrote
 }
 
-// samePin returns ErrOtherEtcd if etcdCluster, the id of the etcd cluster that answered, is not that of
-// the attached one. pin is the id of the attached cluster; 0 if none is attached.
+// samePin returns ErrOtherEtcd if the etcd cluster that answered (its id is etcdCluster) is not the attached
+// one. pin is the id of the attached etcd cluster; 0 if none is attached.
 func samePin(pin, etcdCluster uint64) error {
 	if pin == 0 || pin == etcdCluster {
 		return nil

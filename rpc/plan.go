@@ -22,9 +22,9 @@ const (
 	maxVerdicts = 16 // largest number of workloads for which the plan shows the verdict on every node
 )
 
-// requested returns the workloads in a request: the workloads in listed, or the workloads in file, with the positions
-// of their fields in the file. A large file is parsed only when all texts that are being parsed at the same time are
-// small enough together.
+// requested returns the workloads of a request: those in listed, or those that the text file contains, then with the
+// positions of their fields in the text. The total size of the large texts that are parsed at the same time is limited,
+// so requested may wait before it parses a large text.
 func (s *Server) requested(ctx context.Context, listed []*controlv1.ApplyWorkloadRequest, file, name string, most int) ([]spec.Document, error) {
 	var docs []spec.Document
 	for _, req := range listed {

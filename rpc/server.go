@@ -46,8 +46,7 @@ type Replica interface {
 	Leader() (Peer, bool)
 	// LeaderChanged returns a channel that is closed when the result of Leader may have changed.
 	LeaderChanged() <-chan struct{}
-	// LastContact returns the time at which this replica last heard from a leader. While the replica leads, or if it
-	// led later than that, the time at which it last led.
+	// LastContact returns the time at which this replica last heard from a leader or last led, whichever is later.
 	LastContact() time.Time
 	// Frozen returns the reason why this replica itself cannot accept writes; "" if it can.
 	Frozen() string
@@ -176,7 +175,8 @@ type Server struct {
 	// Counters of the calls of each caller, of the streams of each person, and of the streams that are
 	// relayed from each node.
 	callers, streams, relays *limits.Peers
-	// Counters, of each person, of the calls that agents must answer, and of checks of networks and connections (reads.go).
+	// Counters per person: reads counts calls that agents must answer, checks counts checks of networks and traces of
+	// connections (reads.go).
 	reads, checks *limits.Peers
 	// parsing limits the total size of the large requests that are being parsed to parseRoom bytes.
 	parsing *semaphore.Weighted

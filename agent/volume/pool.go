@@ -67,8 +67,8 @@ func (m *Manager) Measure(ctx context.Context) (changed bool) {
 	return changed
 }
 
-// lack records that the node does not offer the volume driver kind, for the reason why. If why is "", the node
-// offers the driver.
+// lack records why the node does not offer the volume driver kind. An empty why means that the node offers the
+// driver.
 func (m *Manager) lack(kind, why string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

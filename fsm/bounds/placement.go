@@ -15,7 +15,7 @@ const (
 	MaxWeight     = 100  // of a preferred affinity
 )
 
-// Limits of the values by which a specification bounds the moves of its workload off nodes that
+// Limits of the field reschedule of a specification, which limits how often the workload moves off nodes that
 // cannot run it.
 const (
 	MaxMoves       = 10

@@ -9,8 +9,8 @@ import (
 
 var _ driver.Meter = (*Driver)(nil)
 
-// The simulated usage of a workload in each second: a hundredth of the time of a processor (more if its image
-// is sim/busy), and one page each that it reads, writes, receives and sends. It always uses 8 MiB of memory.
+// The simulated usage of a workload. In each second it uses a hundredth of a processor (more with the image
+// sim/busy), and reads, writes, receives and sends one page each. Its memory use is always 8 MiB.
 const (
 	simShare  = 100
 	simMemory = 8 << 20
