@@ -227,7 +227,7 @@ func TestAShortStallChangesNoLeader(t *testing.T) {
 
 // The leader of a cluster of one replica stops acting as leader while its disk hangs. It begins a new leadership term
 // when the disk works again.
-func TestAnOnlyReplicaWhoseDiskHangedLeadsAgain(t *testing.T) {
+func TestASingleReplicaLeadsAgainAfterADiskHang(t *testing.T) {
 	g := newGroup(t, 1)
 	disks := g.onDisks(stallLimit)
 	n := g.form()

@@ -10,7 +10,7 @@ import (
 
 // Without a default route, onlyWay must never choose the address of an interface that is down or leads only to
 // containers. If no address can be chosen, the error names the interfaces and their addresses.
-func TestTheOnlyWayToThisMachine(t *testing.T) {
+func TestOnlyWayAvoidsUnusableInterfaces(t *testing.T) {
 	at := func(name, state string, ips ...string) link {
 		l := link{name: name, up: state != "down", inside: state == "inside"}
 		for _, ip := range ips {
@@ -65,7 +65,7 @@ func TestBridgesWithoutADevice(t *testing.T) {
 
 // Outward returns a loopback address only if a dialled address is written as loopback or localhost, because a
 // machine's own name may resolve to loopback.
-func TestOutwardOnTheWayToOthers(t *testing.T) {
+func TestOutwardAvoidsLoopback(t *testing.T) {
 	for _, tt := range []struct {
 		dialled []string
 		want    string

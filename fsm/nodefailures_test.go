@@ -66,7 +66,7 @@ func nodeFailuresScenario(w *world) {
 	w.do(w.evict("db", CodeFailedOnNode, false))
 }
 
-func TestWhatIsRememberedOfNodeFailures(t *testing.T) {
+func TestFailedNodesAreRecorded(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		then func(w *world)

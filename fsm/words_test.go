@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// TestWordsAreComplete: the lists of statuses and event types, with which the API validates
+// TestStatusesAndEventTypesAreComplete: the lists of statuses and event types, with which the API validates
 // filters, have every constant of types.go.
-func TestWordsAreComplete(t *testing.T) {
+func TestStatusesAndEventTypesAreComplete(t *testing.T) {
 	listed := map[string][]string{"Event": EventTypes(), "Status": nil, "Node": nil}
 	for _, w := range Statuses() {
 		listed["Status"] = append(listed["Status"], string(w))

@@ -142,9 +142,9 @@ func TestAPutWithoutTrustUndoesNoConfinement(t *testing.T) {
 	}
 }
 
-// TestTokensAreNoWayToMoreRights: nobody can create a join token that gives its holder more rights than the creator of
+// TestTokensGiveNoMoreRightsThanTheirCreatorHas: nobody can create a join token that gives its holder more rights than the creator of
 // the token has.
-func TestTokensAreNoWayToMoreRights(t *testing.T) {
+func TestTokensGiveNoMoreRightsThanTheirCreatorHas(t *testing.T) {
 	w := newOwnCA(t)
 	admin := clusterv1.NewClusterClient(w.as(0, w.holds(pki.Identity{Role: pki.RoleUser, ID: "admin"})))
 	bob := w.signed(pki.Identity{Role: pki.RoleUser, ID: "bob"})

@@ -56,9 +56,9 @@ func (w *world) pass(d int64) {
 	}
 }
 
-// TestElsewhere: a workload that its node cannot run moves to another node, or stays for a reason. In each
+// TestWorkloadsLeaveNodesThatCannotRunThem: a workload that its node cannot run moves to another node, or stays for a reason. In each
 // case, web is on node a, and node b has room for it.
-func TestElsewhere(t *testing.T) {
+func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		set  func(*commandv1.WorkloadPut)

@@ -23,9 +23,9 @@ import (
 // firstOption is the protobuf number of the first container field that was taken over from Compose services.
 const firstOption = 1340
 
-// TestFormsOfWords: the different forms that Compose allows for the value of a field give the same
+// TestFieldsTakeTheFormsOfCompose: the different forms that Compose allows for the value of a field give the same
 // specification of a container.
-func TestFormsOfWords(t *testing.T) {
+func TestFieldsTakeTheFormsOfCompose(t *testing.T) {
 	for _, c := range []struct{ name, a, b string }{
 		{"an entry point", "entrypoint: /bin/sh -c 'a b'", "entrypoint: [/bin/sh, -c, a b]"},
 		{"no entry point", "entrypoint: []", "entrypoint: \"\""},
@@ -169,9 +169,9 @@ func every(t *testing.T, f protoreflect.FieldDescriptor) *controlv1.WorkloadSpec
 	return &controlv1.WorkloadSpec{Type: TypeContainer, Workload: &controlv1.WorkloadSpec_Container{Container: c}}
 }
 
-// TestEveryWordIsInTheContentAndInTheOrder: setting any field that was taken over from Compose changes the
+// TestEveryFieldIsInTheContentAndInTheOrder: setting any field that was taken over from Compose changes the
 // content hash of a container, and the order to the agent contains the field.
-func TestEveryWordIsInTheContentAndInTheOrder(t *testing.T) {
+func TestEveryFieldIsInTheContentAndInTheOrder(t *testing.T) {
 	plain := &controlv1.WorkloadSpec{Type: TypeContainer, Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: "x"}}}
 	before, order := contentOf(t, plain), agentContainer(plain)
 	fields := plain.GetContainer().ProtoReflect().Descriptor().Fields()
@@ -253,9 +253,9 @@ func TestOptionsOfALogDriverAreSealed(t *testing.T) {
 	}
 }
 
-// TestWordsThatGivePowerAreAsked: for every field by which a container gets access to its node, the specification must
+// TestFieldsThatGiveRightsAreAsks: for every field by which a container gets access to its node, the specification must
 // have an ask (a right that policies allow or refuse).
-func TestWordsThatGivePowerAreAsked(t *testing.T) {
+func TestFieldsThatGiveRightsAreAsks(t *testing.T) {
 	for words, want := range map[string]policy.Ask{
 		"network_mode: host":               {Rule: policy.RuleHostNS, Value: "network", Field: "container.network_mode"},
 		"pid: host":                        {Rule: policy.RuleHostNS, Value: "pid", Field: "container.pid"},

@@ -98,7 +98,7 @@ func TestUnhealthyWorkloadIsRestarted(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotRestartedForItsHealth(t *testing.T) {
+func TestUnhealthyWorkloadsThatAreNotRestarted(t *testing.T) {
 	t.Run("a workload without on_unhealthy: restart", func(t *testing.T) {
 		h := checked(t, func(o *Order) { o.OnUnhealthy = "" })
 		if a := h.unhealthy(); a != nil {

@@ -627,9 +627,9 @@ func TestReportAfterAFailureSaysWhatTheAgentDoes(t *testing.T) {
 	}
 }
 
-// TestTryElsewhere: after Policy.Limit failed attempts, the report says that another node may be tried, if
+// TestReportsAskForAnotherNode: after Policy.Limit failed attempts, the report says that another node may be tried, if
 // the failures have a cause on this node and no instance of the workload runs.
-func TestTryElsewhere(t *testing.T) {
+func TestReportsAskForAnotherNode(t *testing.T) {
 	for name, c := range map[string]struct {
 		class    workload.Class
 		attempts int

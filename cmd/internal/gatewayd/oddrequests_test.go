@@ -15,10 +15,10 @@ import (
 // contract requires such an answer for a change that the scheduler understands but refuses.
 const inBand = -1
 
-// TestOddRequestsAreRefused sends malformed and contradictory requests through a gateway to a scheduler, on
+// TestMalformedAndContradictoryRequestsAreRefused sends malformed and contradictory requests through a gateway to a scheduler, on
 // /v1 and on the contract's routes. Each is refused with status 4xx, or with 200 and error_message (inBand),
 // and with a text that names the fault. No request changes the stored state.
-func TestOddRequestsAreRefused(t *testing.T) {
+func TestMalformedAndContradictoryRequestsAreRefused(t *testing.T) {
 	w := startWorldOf(t, nil, "", startScheduler)
 	c := w.as("user/admin")
 	for _, id := range []string{"web", "api"} {

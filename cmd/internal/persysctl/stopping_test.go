@@ -13,7 +13,7 @@ import (
 // The commands list, get and why show a workload that is being stopped or deleted with the node on which it
 // still runs, and with the seconds until the agent kills it. If the record has a more specific reason, they
 // show that reason.
-func TestWhatIsStoppingIsShown(t *testing.T) {
+func TestStoppingInstancesAreShown(t *testing.T) {
 	at := func(s *controlv1.Stopping, ago int) *controlv1.Stopping {
 		s.Since = timestamppb.New(epoch.Add(-time.Duration(ago) * time.Second))
 		return s
