@@ -30,6 +30,7 @@ import (
 	"github.com/persys/compute/agent/driver/docker"
 	"github.com/persys/compute/agent/driver/libvirt"
 	"github.com/persys/compute/agent/driver/sim"
+	"github.com/persys/compute/agent/nodenet"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/config"
 	"github.com/persys/compute/pki"
@@ -171,7 +172,9 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	if acfg.Fencer, err = cfg.fencerFor(version, log); err != nil {
 		return err
 	}
-	networks(&acfg, &cfg, log)
+	if cfg.Docker && cfg.Simulate == "" && !cfg.Standalone {
+		nodenet.Configure(&acfg, cfg.DockerHost, log)
+	}
 	vms := machines{
 		offered: func() error { return offersVMs(&cfg) },
 		open:    func(b agent.Binding) (driver.Driver, error) { return machineDriver(&cfg, b, log) },

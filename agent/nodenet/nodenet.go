@@ -1,4 +1,6 @@
-package agentd
+// Package nodenet connects an agent to the networks between nodes: it sets the fields of agent.Config for the DNS
+// resolver, for the overlay, and for the facts about networks that a node registers.
+package nodenet
 
 import (
 	"context"
@@ -22,17 +24,16 @@ import (
 // networks between nodes.
 const probeTime = 3 * time.Second
 
-// networks configures the agent for networks that span nodes.
-func networks(acfg *agent.Config, cfg *Config, log *slog.Logger) {
-	if !cfg.Docker || cfg.Simulate != "" || cfg.Standalone {
-		return
-	}
+// Configure sets the fields Names, Overlay, Networking and HeldPorts of an agent's configuration, so that the containers
+// of the Docker engine at dockerHost ("" = the default address) can join networks that span nodes. NodeID and Ceiling
+// must be set before.
+func Configure(acfg *agent.Config, dockerHost string, log *slog.Logger) {
 	running := &lateOverlay{}
 	log = log.With("part", "networks")
 	resolver := names.New(running, "/etc/resolv.conf", log)
 	acfg.Names = resolver
 	acfg.Overlay = func(p agent.Parts) (o network.Overlay, err error) {
-		running.Overlay, err = overlay.New(overlay.Config{Node: acfg.NodeID, DockerHost: cfg.DockerHost, Store: p.Store, Names: resolver, Forbids: forbids(acfg.Ceiling.Policy), Metrics: p.Metrics, Logger: log})
+		running.Overlay, err = overlay.New(overlay.Config{Node: acfg.NodeID, DockerHost: dockerHost, Store: p.Store, Names: resolver, Forbids: forbids(acfg.Ceiling.Policy), Metrics: p.Metrics, Logger: log})
 		return running.Overlay, err
 	}
 	acfg.Networking = func(advertise string) *controlv1.NodeNetworking {
