@@ -51,7 +51,7 @@ func Refusedf(format string, args ...any) *Refusal {
 	return &Refusal{Message: fmt.Sprintf(format, args...)}
 }
 
-// judgeEpoch checks the epoch of an order. This check (the first fence) refuses orders of deposed leaders.
+// judgeEpoch checks the epoch of an order. This check refuses orders of deposed leaders.
 // It returns the epoch to store.
 //
 // An order without epoch comes from a legacy v1 scheduler or from an operator's command line. It is accepted
@@ -105,9 +105,9 @@ func judgeInstance(self, meant string) *Refusal {
 	return nil
 }
 
-// judgeApply checks the generation of an apply. This check refuses outdated orders (DESIGN.md calls it the
-// second fence). held is the generation of the stored intent, and deleted that of the tombstone; zero means
-// that there is none. The generation of an apply must be higher than deleted and not lower than held.
+// judgeApply checks the generation of an apply, so that outdated orders are refused. held is the generation of
+// the stored intent, and deleted that of the tombstone; zero means that there is none. The generation of an
+// apply must be higher than deleted and not lower than held.
 func judgeApply(id string, held, deleted, in workload.Generation, standalone bool) *Refusal {
 	none := workload.Generation{}
 	switch {
@@ -125,8 +125,8 @@ func judgeApply(id string, held, deleted, in workload.Generation, standalone boo
 	return nil
 }
 
-// judgeDelete checks the generation of a delete (the second fence). If it is lower than held, the delete is
-// for a previous assignment of the workload and is refused.
+// judgeDelete checks the generation of a delete. If it is lower than held, the delete is for a previous
+// assignment of the workload and is refused.
 func judgeDelete(id string, held, in workload.Generation, standalone bool) *Refusal {
 	return judgeApply(id, held, workload.Generation{}, in, standalone)
 }

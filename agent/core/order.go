@@ -12,8 +12,8 @@ func (x *step) answer(a Answer) { x.do(a) }
 
 func (x *step) refuse(no *Refusal) { x.answer(Answer{Refusal: no}) }
 
-// admit checks the epoch of the sender (the first fence). It stores that epoch even if a later check refuses
-// the order, because the epoch proves that the leadership term exists.
+// admit checks the node that the sender names, and the sender's epoch. It stores the epoch even if a later
+// check refuses the order, because the epoch proves that the leadership term exists.
 func (x *step) admit(from Sender) *Refusal {
 	if no := JudgeNode(x.Node, from.Node); no != nil {
 		return no
