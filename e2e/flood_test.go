@@ -96,7 +96,7 @@ func TestFloodOfConnections(t *testing.T) {
 	if files.Cur < all+1000 {
 		testbed.Need(t, "many open files", fmt.Errorf("this process may open %d files", files.Cur))
 	}
-	c := start(t, harness.Options{Binaries: shipped(t), Schedulers: 3, OwnCA: true}) // with the default leases: the load must not cost them
+	c := start(t, harness.Options{Binaries: shipped(t), Schedulers: 3, OwnCA: true}) // with the default leases: no node may lose its lease because of the load
 	agent := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
 	ada := person(t, c, "ada", "operator")
 	target := c.Schedulers[got[int](t)(c.Leader(t.Context()))]
@@ -219,7 +219,7 @@ func TestAMillionRefusedJoins(t *testing.T) { refusedJoins(t, 1_000_000) }
 // agent keeps its lease, and an agent can still join with the valid token meanwhile.
 func refusedJoins(t *testing.T, n int64) {
 	const networks, callers = 30, 16
-	c := start(t, harness.Options{Binaries: shipped(t), Schedulers: 3, OwnCA: true}) // with the default leases: the load must not cost them
+	c := start(t, harness.Options{Binaries: shipped(t), Schedulers: 3, OwnCA: true}) // with the default leases: no node may lose its lease because of the load
 	agent := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
 	tok := got[pki.JoinToken](t)(pki.ParseJoinToken(c.Token("agent"))) // the token with which the agents join
 	_, csr, err := pki.NewRequest(nil)
