@@ -91,9 +91,9 @@ func (w *Workload) replacedBytes(v bundleView, content string) (specs, files int
 	return specs, files
 }
 
-// spare returns how many more bytes the former specifications of a namespace may take. They are kept only while the
-// state is at most warnAt percent full and the namespace uses at most warnAt percent of its max_spec_bytes, so that
-// present specifications always find room. Specifications that the same command stores later count as present ones.
+// spare returns how many more bytes the former specifications of a namespace may take. Former specifications are kept
+// only while the state is at most warnAt percent full and the namespace uses at most warnAt percent of its
+// max_spec_bytes, so that present specifications always find room. Specifications that the same command stores later count as present ones.
 func (t *Tx) spare(namespace string) int64 {
 	s, spare := t.state(), int64(math.MaxInt64/2)
 	if room := s.Room(); room.Memory > 0 {

@@ -295,7 +295,7 @@ func (c *cli) showVersions(o *clusterv1.Object) {
 	c.print(t)
 }
 
-// usersText lists the ids of the workloads that use an object, some of them if there are many.
+// usersText lists the ids of the workloads that use an object; a long list is cut.
 func usersText(list []*clusterv1.ObjectUser) string {
 	if len(list) == 0 {
 		return screen.None
