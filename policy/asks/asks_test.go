@@ -214,6 +214,7 @@ func TestAsksOfAComposeProject(t *testing.T) {
 		{"the network of another stack", one("    networks: [n]\nnetworks: {n: {name: bank_default}}\n"), nil, "networks.n.name networks"},
 		{"a subnet that the stack chooses", one("    networks: [n]\nnetworks: {n: {ipam: {driver: other, config: [{subnet: 10.0.0.0/25, gateway: 10.0.0.53}]}}}\n"), nil,
 			"networks.n.ipam.driver networks, networks.n.ipam.config[0].subnet networks"},
+		{"an option of the addresses of a network", one("    networks: [n]\nnetworks: {n: {ipam: {options: {x: y}}}}\n"), nil, "networks.n.ipam.options.x networks"},
 		{"a bridge of the host", one("    networks: [n]\nnetworks: {n: {driver_opts: {com.docker.network.bridge.name: br0}}}\n"), nil, "networks.n.driver_opts.com.docker.network.bridge.name networks"},
 		{"a macvlan network", one("    networks: [n]\nnetworks: {n: {driver: macvlan}}\n"), nil, "networks.n.driver networks"},
 	} {

@@ -383,6 +383,9 @@ func (d *project) network(key string, n types.NetworkConfig) {
 	if n.Ipam.Driver != "" && n.Ipam.Driver != "default" {
 		d.out.add(policy.RuleNetwork, at+".ipam.driver", "ipam-driver="+n.Ipam.Driver)
 	}
+	for _, k := range slices.Sorted(maps.Keys(n.Ipam.Options)) {
+		d.out.add(policy.RuleNetwork, at+".ipam.options."+k, "ipam-option="+k)
+	}
 	for i, pool := range n.Ipam.Config {
 		if pool != nil && pool.Subnet != "" {
 			d.out.add(policy.RuleNetwork, index(at+".ipam.config", i)+".subnet", policy.SubnetValue+pool.Subnet)
