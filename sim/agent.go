@@ -159,11 +159,14 @@ func (m *machine) boot() {
 	}
 	m.core = core.Restore(m.settings(), m.disk.saved(), m.now())
 	w.tracef("", m.id, "the agent starts with %d stored orders", len(m.disk.intents))
-	m.do(core.Engines{Cluster: clusterID, Kinds: []workload.Kind{workload.Container}})
+	m.do(core.Engines{Cluster: m.label(), Kinds: []workload.Kind{workload.Container}})
 	m.meetFencer()
 	w.after(w.between(50, 800)*ms, &m.proc, func() {
 		m.do(core.Start{})
 		m.probe()
+		if m.w.has(Hiccups) {
+			m.probes()
+		}
 		m.sweep()
 		m.converse()
 	})
@@ -172,8 +175,25 @@ func (m *machine) boot() {
 // do passes an event to the core and carries out the effects in order. With the fault AgentCrash the process
 // may end between two effects.
 func (m *machine) do(e core.Event) (answer core.Answer) {
+	answer, err := m.try(e)
+	if err != nil {
+		m.w.tracef("", m.id, "agent: %T is lost: %v", e, err)
+	}
+	return answer
+}
+
+// try is do, for an event whose sender must learn that the event could not be stored.
+func (m *machine) try(e core.Event) (answer core.Answer, err error) {
 	w := m.w
 	next, effects := core.Step(m.core, core.Input{Now: m.now(), Clock: time.Duration(m.local(w.now)), Event: e})
+	if len(effects) > 0 {
+		if s, ok := effects[0].(core.Store); ok && w.cfg.Sabotage != AnswerBeforeStore {
+			if err := m.write(s); err != nil {
+				return core.Answer{}, err
+			}
+			effects = effects[1:]
+		}
+	}
 	m.core = next
 	if w.cfg.Sabotage == AnswerBeforeStore && len(effects) > 1 {
 		if s, ok := effects[0].(core.Store); ok {
@@ -193,10 +213,10 @@ func (m *machine) do(e core.Event) (answer core.Answer) {
 		if answered && w.has(AgentCrash) && !w.calm && w.chance(3) {
 			m.die("the agent dies after it has answered an order")
 			w.after(w.between(500, 10000)*ms, &m.power, m.boot)
-			return answer
+			return answer, nil
 		}
 	}
-	return answer
+	return answer, nil
 }
 
 func (m *machine) effect(e core.Effect) {
@@ -219,6 +239,8 @@ func (m *machine) effect(e core.Effect) {
 		m.renewal = e.Renewal
 	case core.TellFencer:
 		m.tellFencer(1)
+	case core.Rebind:
+		m.rebind(e.Cluster)
 	case core.Register:
 		m.session.stale = true
 		m.signal()
@@ -249,6 +271,10 @@ func (m *machine) save(id string) {
 // act carries out an Act effect of the core on the engine.
 func (m *machine) act(a *core.Act) {
 	w := m.w
+	if m.engine.hangs() {
+		m.muted(a)
+		return
+	}
 	if a.Verb == core.Look {
 		w.after(w.between(2, 40)*ms, &m.proc, func() {
 			m.do(core.Done{Act: a, Observed: m.engine.list()[a.ID], Began: m.now()})
@@ -296,11 +322,23 @@ func (m *machine) acted(a *core.Act, last *driver.Observed, err error) {
 
 // probe passes the id and the devices of the engine to the core.
 func (m *machine) probe() {
+	if m.engine.hangs() {
+		m.do(core.Probed{Kind: workload.Container, Reason: "the engine does not answer"})
+		return
+	}
 	p := core.Probed{Kind: workload.Container, EngineID: fmt.Sprintf("%s/%d", m.id, m.made), Healthy: true}
 	if m.w.has(Placement) {
 		p.Devices = map[string]int64{device: m.cpu / 1000}
 	}
 	m.do(p)
+}
+
+// probes probes the engine periodically.
+func (m *machine) probes() {
+	m.w.after(10*sec, &m.proc, func() {
+		m.probe()
+		m.probes()
+	})
 }
 
 // sweep makes the core inspect all workloads periodically.
@@ -327,6 +365,9 @@ func (m *machine) list() {
 	l := core.Listed{Kind: workload.Container, Began: m.now()}
 	if e, ok := m.core.Engine(l.Kind); ok {
 		l.Bound = e.Bound
+	}
+	if m.engine.hangs() {
+		seen, l.Trouble = nil, "the engine does not answer"
 	}
 	for _, id := range keys(seen) {
 		l.Seen = append(l.Seen, *seen[id])
@@ -373,12 +414,15 @@ func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorklo
 	if resp := m.fumble(order); resp != nil {
 		return resp, nil
 	}
-	answer := m.do(core.Apply{Order: order})
+	answer, err := m.try(core.Apply{Order: order})
 	if answer.Retry && m.alive {
 		m.renewLease()
-		answer = m.do(core.Apply{Order: order})
+		answer, err = m.try(core.Apply{Order: order})
 	}
 	switch {
+	case err != nil:
+		w.tracef(id, m.id, "agent: cannot store an apply")
+		return nil, errRefused
 	case answer.Refusal != nil:
 		w.tracef(id, m.id, "agent: refuses an apply: %s", answer.Refusal.Message)
 	case answer.Unavailable != "":
@@ -433,7 +477,11 @@ func (m *machine) remove(req *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWor
 	if in := m.core.Intent(id); in != nil && w.cfg.Sabotage == NoGenerationFence && sent.Less(in.Generation) {
 		order.Generation = in.Generation
 	}
-	answer := m.do(order)
+	answer, err := m.try(order)
+	if err != nil {
+		w.tracef(id, m.id, "agent: cannot store a delete")
+		return nil, errRefused
+	}
 	if no := answer.Refusal; no != nil {
 		w.tracef(id, m.id, "agent: refuses a delete: %s", no.Message)
 	} else {
@@ -449,7 +497,11 @@ func (m *machine) remove(req *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWor
 func (m *machine) hear(msg *controlv1.Epoch) bool {
 	got := *agentspec.Epoch(msg)
 	from := m.sender(core.Sender{Epoch: &got})
-	if no := m.do(core.Heard{ClusterID: msg.GetClusterId(), Epoch: from.Epoch}).Refusal; no != nil {
+	answer, err := m.try(core.Heard{ClusterID: msg.GetClusterId(), Epoch: from.Epoch})
+	if err != nil {
+		return false
+	}
+	if no := answer.Refusal; no != nil {
 		m.w.tracef("", m.id, "agent: an answer of epoch %s is ignored: %s", got, no.Message)
 		return false
 	}

@@ -40,7 +40,7 @@
 //
 // Some kinds of faults are not in AllFaults, so that they do not change the random choices of committed
 // seeds: Drift (drift.go), StopTrouble, Fencers, Rollouts (rollouts.go), DiskStalls (disk.go), Crons (crons.go),
-// Placement (placement.go), Jobs (jobs.go), NodeTrouble and Rebalancing (balance.go). Each has a test of its own.
+// Placement (placement.go), Jobs (jobs.go), Hiccups (hiccups.go), NodeTrouble and Rebalancing (balance.go). Each has a test of its own.
 //
 // # Running it
 //
@@ -49,5 +49,6 @@
 // of faults that breaks the same promise, and the last lines of the trace about the workload and node.
 // testdata/seeds.txt holds the seeds that once failed, with the reason.
 //
-// Not modelled: legacy v1 peers of protocol 0, engines shared by two agents, changes of a workload's type.
+// Not modelled: autoscaling (control.Scaled), looks of a leader at single workloads of legacy v1 agents
+// (control.Looked), legacy v1 peers of protocol 0, engines shared by two agents, changes of a workload's type.
 package sim

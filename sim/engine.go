@@ -33,6 +33,7 @@ type engine struct {
 	has   map[string]*instance
 	busy  map[string]bool
 	count int
+	mute  int64 // virtual time until which the engine does not answer
 }
 
 // list returns all instances of the simulated engine, in the form in which a real driver lists
@@ -254,7 +255,13 @@ func (e *engine) end(i *instance, state driver.State, code int, why string) {
 	i.state, i.finished, i.exit = state, w.now, code
 	w.tracef(i.id, m.id, "ENDS (%s)", why)
 	if w.chance(800) {
-		w.after(w.between(50, 400)*ms, &m.proc, func() { m.look() })
+		w.after(w.between(50, 400)*ms, &m.proc, func() {
+			if m.hiccups(500) {
+				m.inspect(i.id)
+			} else {
+				m.look()
+			}
+		})
 	}
 }
 

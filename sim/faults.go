@@ -23,6 +23,9 @@ func (w *world) trouble() {
 	if w.has(NodeTrouble) {
 		kinds = append(kinds, NodeTrouble, NodeTrouble)
 	}
+	if w.has(Hiccups) {
+		kinds = append(kinds, Hiccups, Hiccups, Hiccups)
+	}
 	if len(kinds) == 0 {
 		return
 	}
@@ -58,6 +61,8 @@ func (w *world) trouble() {
 		if r.alive && !w.oneHangs() {
 			r.disk.armed = long
 		}
+	case Hiccups:
+		m.mutes(long)
 	case NodeTrouble:
 		m.full = w.now + 5*long
 	case AgentCrash:
@@ -160,7 +165,7 @@ func (w *world) heal() {
 		clear(m.up)
 		clear(m.down)
 		m.paused = min(m.paused, w.now)
-		m.full = 0
+		m.full, m.engine.mute = 0, 0
 		switch {
 		case m.condemned: // the machine starts once its operator has received an answer to the fence or removal
 		case !m.power.alive:

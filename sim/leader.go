@@ -195,7 +195,7 @@ func (l *leadership) carryOut(e control.Effect) {
 
 // fed passes changes of the state to the leader's control loop after the replica has applied them.
 func (l *leadership) fed(changes []fsm.Change) {
-	l.step(control.Updates{View: l.r.state, Changes: changes})
+	l.step(l.updates(changes))
 }
 
 // blind is a View without residuals (records of instances that a node must still remove), so that the
@@ -385,5 +385,6 @@ func (l *leadership) wait(answer func(sched.Lease) any, reply func(any, error)) 
 			reply(answer(lease), nil)
 		}
 	}
+	l.abandon(l.call)
 	return l.call
 }

@@ -83,6 +83,11 @@ const Rebalancing Fault = 1 << 24
 // not change the random choices of committed seeds.
 const Jobs Fault = 1 << 22
 
+// Hiccups makes agents and leaders meet local troubles: writes to the state file fail, engines do not answer, drivers are
+// replaced when the cluster becomes known, callers give up, and a leader misses changes of the state. Instances are also
+// inspected one by one. It is not in AllFaults, so that it does not change the random choices of committed seeds.
+const Hiccups Fault = 1 << 21
+
 var faultNames = []string{
 	"ReplicaCrash", "ReplicaPause", "ReplicaCut", "LeaderChange", "AgentCrash", "AgentPause", "PowerLoss", "Reinstall",
 	"StateLoss", "LinkCut", "MessageLoss", "MessageDelay", "MessageDup", "InstanceCrash", "BadSpec", "Operator",
@@ -93,7 +98,7 @@ var faultNames = []string{
 var extraFaults = map[Fault]string{
 	Drift: "Drift", StopTrouble: "StopTrouble", Fencers: "Fencers", Rollouts: "Rollouts", DiskStalls: "DiskStalls",
 	Crons: "Crons", NodeTrouble: "NodeTrouble", Placement: "Placement", Rebalancing: "Rebalancing",
-	Jobs: "Jobs",
+	Jobs: "Jobs", Hiccups: "Hiccups",
 }
 
 // String returns the names of the kinds of faults in a set.

@@ -405,6 +405,17 @@ func TestJobsThatSucceededStaySo(t *testing.T) {
 	t.Logf("found a planner that ignores success: seed %d: %s", bad[0].Config.Seed, bad[0].Violation.Detail)
 }
 
+// TestLocalTroublesBreakNothing: writes to state files fail, engines do not answer, and leaders miss changes of the state,
+// together with all other faults.
+func TestLocalTroublesBreakNothing(t *testing.T) {
+	from, count := seedsAsked(t, 40)
+	for _, r := range each(t, from, count, limit(), func(seed uint64) Config {
+		return Config{Seed: seed, Faults: AllFaults | Hiccups | Jobs | Fencers}
+	}) {
+		t.Error(r)
+	}
+}
+
 // TestWorkloadsLeaveMachinesThatCannotRunThem: under any faults, a workload ends on a machine that can run it, if
 // one has room, and does not move more often than its specification allows. The test also checks that the
 // simulator would find a planner that moves nothing.
