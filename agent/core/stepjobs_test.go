@@ -217,3 +217,38 @@ func TestStepReportsNoSuccessOfAnExclusiveJobThatItStopped(t *testing.T) {
 		t.Errorf("the job is reported as %+v, want that it waits for an order, without an end", st)
 	}
 }
+
+// A removal fails after it has stopped the instance of a job, and the record of the exit cannot be stored. The core tries the
+// removal again.
+func TestStepRemovesAJobAgainIfItsExitIsNotStored(t *testing.T) {
+	in := &Intent{ID: "db", Type: workload.Container, DesiredState: "running", EngineContent: "c1:a", Content: "c1:a", SpecHash: "a1:x",
+		Generation: workload.Generation{Incarnation: 1, Sequence: 5}, Traits: Traits{RestartPolicy: "no", Job: true}}
+	h := &history{t: t, now: time.Unix(1000, 0), clock: 1000 * time.Second}
+	h.s = Restore(Settings{Node: "a", Policy: policy, Concurrency: 8}, Saved{Intents: []*Intent{in}, Meta: Meta{InstanceID: "i1"}}, h.now)
+	h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{workload.Container}})
+	e, _ := h.s.Engine(workload.Container)
+	o := workload.Observed{ID: "db", State: workload.Running, Content: "c1:a", Generation: workload.Generation{Incarnation: 1, Sequence: 5}, RuntimeID: "r1", StartedAt: h.now}
+	h.step(Listed{Kind: workload.Container, Bound: e.Bound, Began: h.now, Seen: []workload.Observed{o}})
+	if h.step(Start{}); h.act() != nil {
+		h.step(Done{Act: h.act(), Observed: &o, Began: h.now})
+	}
+	h.step(Delete{ID: "db", Sender: Sender{Epoch: &Epoch{ClusterID: "c1", Term: 1}, Node: "a"}, Generation: workload.Generation{Incarnation: 1, Sequence: 6}})
+	a := h.act()
+	if a == nil || a.Verb != Remove || !a.Ends {
+		t.Fatalf("the core's action is %+v, want a removal that inspects the instance", a)
+	}
+	last := o
+	last.State, last.FinishedAt = workload.Failed, h.now.Add(time.Second)
+	before := h.s
+	h.step(Done{Act: a, Observed: &last, Failed: &Failed{Class: workload.RuntimeUnhealthy, Message: "the engine is away"}})
+	store, ok := h.effects[0].(Store)
+	if !ok || !store.Required || store.Workload != "db" {
+		t.Fatalf("the first effect is %+v, want a required Store for db", h.effects[0])
+	}
+	h.s = before // the write fails
+	h.step(StoreFailed{store.Workload})
+	h.now = h.now.Add(policy.Base)
+	if h.step(Tick{}); h.act() == nil || h.act().Verb != Remove {
+		t.Error("the removal was not tried again after the failed Store")
+	}
+}

@@ -195,6 +195,7 @@ func (x *step) done(d Done) {
 	}
 	j.act = nil
 	x.jobs.Set(id, j)
+	x.store.Workload = id // if a write of this step fails, StoreFailed ends the act and schedules the work again
 	if d.Act.Leased {
 		x.do(TellFencer{}) // the agent can acknowledge the end of a lease once no start is under way
 	}
@@ -271,7 +272,6 @@ func (x *step) lookDone(d Done, w *Workload) {
 	if x.Meta.Engine != x.Bound { // store the label, because from now on there may be instances with it
 		x.Meta.Engine = x.Bound
 		x.writeMeta()
-		x.store.Workload = id
 	}
 	a := &Act{
 		Verb: next.do, ID: id, Intent: in, Kinds: []workload.Kind{in.Type}, Retention: retentionOf(in), Cluster: x.Bound,
@@ -395,7 +395,7 @@ func (x *step) removeDone(d Done, w *Workload) {
 		deleted.Orphan = ""
 	}
 	st := x.write(true)
-	st.Forget, st.Workload = append(st.Forget, id), id
+	st.Forget = append(st.Forget, id)
 	x.setTombstone(x.reportGone(tomb))
 	if w != nil {
 		x.forget(w)
