@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -286,6 +287,13 @@ func (c *twoTeams) volume(t *testing.T) {
 	if code, said := c.as(t, "ada", nil, "volume", "rm", "data", "-n", "bank", "--yes"); code == 0 {
 		t.Errorf("ada deleted a volume of another team:\n%s", said)
 	}
+	folder := func(namespace string) string {
+		return filepath.Join(filepath.Dir(c.Agents[0].StatePath), "volumes", "local", namespace+"~data")
+	}
+	must(t, os.WriteFile(filepath.Join(folder("shop"), "f"), []byte("ada's"), 0o600))
+	if _, err := os.Stat(filepath.Join(folder("bank"), "f")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("bob's volume has ada's file: %v", err)
+	}
 	if code, said := c.as(t, "bob", nil, "delete", "vol-bank", "--volumes", "--wait"); code != 0 {
 		t.Fatal(said)
 	}
@@ -295,7 +303,22 @@ func (c *twoTeams) volume(t *testing.T) {
 		}
 		return nil
 	}))
-	ctl(t, c.Cluster, "delete", "vol-shop", "--volumes", "--wait")
+	// Ada's workload is deleted, and her volume is kept. Bob names it again.
+	ctl(t, c.Cluster, "delete", "vol-shop", "--wait")
+	if code, said := c.as(t, "bob", map[string]string{"w.yaml": "id: vol-bank\nnamespace: bank\ncontainer:\n  image: sim/run\n  managed_volumes: [{name: data, path: /data}]\nresources: {cpu: 10m, memory: 8Mi}\n"},
+		"apply", "-f", "DIR/w.yaml", "--wait"); code != 0 {
+		t.Fatal(said)
+	}
+	if _, err := os.Stat(filepath.Join(folder("bank"), "f")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("bob's new volume has ada's file: %v", err)
+	}
+	if data, err := os.ReadFile(filepath.Join(folder("shop"), "f")); err != nil || string(data) != "ada's" {
+		t.Errorf("ada's kept volume has %q (%v)", data, err)
+	}
+	if code, said := c.as(t, "bob", nil, "delete", "vol-bank", "--volumes", "--wait"); code != 0 {
+		t.Fatal(said)
+	}
+	ctl(t, c.Cluster, "volume", "rm", "data", "-n", "shop", "--yes")
 	ctl(t, c.Cluster, "uncordon", c.Agents[1].NodeID)
 }
 

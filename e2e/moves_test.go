@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -19,6 +22,58 @@ import (
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/testbed"
 )
+
+// TestLocalDataStaysOnItsNode: neither a drain nor a changed constraint moves a workload away from the node that has the
+// data of its volume. With --discard-data it moves without the data, which stay on the node.
+func TestLocalDataStaysOnItsNode(t *testing.T) {
+	c := sharedCluster(t)
+	for range 2 {
+		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
+	}
+	first, second := c.Agents[0], c.Agents[1]
+	path := func(a *harness.Agent) string {
+		return filepath.Join(filepath.Dir(a.StatePath), "volumes", "local", "data")
+	}
+	file := filepath.Join(t.TempDir(), "db.yaml")
+	text := "id: db\ncontainer:\n  image: persys/any:1\n  managed_volumes: [{name: data, path: /data}]\nresources: {cpu: 10m, memory: 8Mi}\n"
+	applied := func(text string) {
+		t.Helper()
+		must(t, os.WriteFile(file, []byte(text), 0o600))
+		ctl(t, c, "apply", "-f", file)
+	}
+	held := func(when string) {
+		t.Helper()
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "db", settle, func(w *controlv1.WorkloadView) bool {
+			return w.GetReason().GetCode() == fsm.CodeHoldsData && w.GetAssignedNodeId() == first.NodeID
+		}))
+		if data, err := os.ReadFile(filepath.Join(path(first), "f")); err != nil || string(data) != "the only copy" {
+			t.Errorf("%s: the file in the volume is %q (%v)", when, data, err)
+		}
+	}
+	ctl(t, c, "cordon", second.NodeID)
+	applied(text)
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "db", settle, runningOn(first.NodeID)))
+	must(t, os.WriteFile(filepath.Join(path(first), "f"), []byte("the only copy"), 0o600))
+	ctl(t, c, "uncordon", second.NodeID)
+
+	ctl(t, c, "drain", first.NodeID)
+	held("after a drain")
+	ctl(t, c, "drain", first.NodeID, "--undo")
+	ctl(t, c, "label", "node", second.NodeID, "side=other")
+	applied(text + "constraints: [side = other]\n")
+	held("after a change of the constraints")
+	applied(text)
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "db", settle, runningOn(first.NodeID)))
+
+	ctl(t, c, "drain", first.NodeID, "--discard-data")
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "db", settle, runningOn(second.NodeID)))
+	if _, err := os.Stat(filepath.Join(path(second), "f")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the volume on %s has the file of the other node: %v", second.NodeID, err)
+	}
+	if data, err := os.ReadFile(filepath.Join(path(first), "f")); err != nil || string(data) != "the only copy" {
+		t.Errorf("the volume that stayed on %s has %q (%v)", first.NodeID, data, err)
+	}
+}
 
 // TestRebalance: a node becomes free, and persysctl rebalance must move members of a group to it, one after
 // the other, until no move would improve the balance enough. An exclusive workload stays. No workload runs
