@@ -42,10 +42,10 @@ func (w *Workload) unhealthy() bool {
 	return w.watched == in.checkOf(o) && w.health == string(workload.Unhealthy) || o.Health == workload.Unhealthy
 }
 
-// healing reports whether the restart of an unhealthy instance has begun and the instance was not started since. A
-// failed action or a restart of the agent may have interrupted it.
-func (in *Intent) healing(o *workload.Observed) bool {
-	return in.Running() && o != nil && !o.StartedAt.IsZero() && o.StartedAt.Before(in.HealedAt)
+// healing reports whether the restart of an unhealthy instance has begun and no action has started the instance since.
+// A failed action or a restart of the agent may have interrupted it.
+func (in *Intent) healing() bool {
+	return in.Heal && in.Running() && in.OnUnhealthy == OnUnhealthyRestart
 }
 
 // heals reports whether an unhealthy workload is being restarted now.
@@ -76,9 +76,17 @@ func (x *step) heal(w *Workload) {
 	h.Restarts, h.Row, h.At = h.Restarts+1, h.Row+1, x.now
 	w.Healing = h
 	next := *w.Intent
-	next.HealedAt = x.now
+	next.Heal = true
 	w.Intent = &next
 	x.write(true).Intents = append(x.store.Intents, &next)
 	w.healed = cmp.Or(w.detail, o.Message, "its health check fails")
 	x.notice(true, "restarting an unhealthy workload", "workload", w.ID, "cause", w.healed, "restarts", h.Restarts)
+}
+
+// healed notes that an action has started the instance since its restart for health began.
+func (x *step) healed(w *Workload) {
+	next := *w.Intent
+	next.Heal = false
+	w.Intent = &next
+	x.write(false).Intents = append(x.store.Intents, &next)
 }

@@ -194,4 +194,48 @@ func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 			t.Fatalf("the instance ended after the restart, and the act is %+v, want none", a)
 		}
 	})
+	t.Run("not with an order that came since and does not ask for it", func(t *testing.T) {
+		h := checked(t, kept)
+		h.now = h.now.Add(time.Minute)
+		o := stopped(h, h.s.Get("db").Observed.StartedAt)
+		h.step(Done{Act: h.unhealthy(), Failed: &Failed{Class: workload.RuntimeError, Message: "no device"}})
+		h.step(order(6, 7, kept, func(o *Order) { o.OnUnhealthy, o.Traits.HealthCheck = "keep", "tcp 80" }))
+		h.now = h.now.Add(time.Minute)
+		h.step(Tick{})
+		o.State, o.FinishedAt = workload.Running, time.Time{}
+		h.step(Done{Act: h.act(), Observed: o, Began: h.now})
+		if a := h.act(); a != nil || h.s.Intent("db").Heal {
+			t.Fatalf("after an order with on_unhealthy: keep the act is %+v, Heal %t; want no act and no restart that is still to be done", a, h.s.Intent("db").Heal)
+		}
+	})
+	t.Run("not after a restart during which an order came", func(t *testing.T) {
+		h := checked(t, kept)
+		h.now = h.now.Add(time.Minute)
+		a := h.unhealthy()
+		h.step(order(6, 7, kept, func(o *Order) { o.OnUnhealthy, o.Traits.HealthCheck = OnUnhealthyRestart, "tcp 80" }))
+		h.restarted(a).look(workload.Running) // the order requires a comparison of its own
+		if h.act() != nil || h.s.Intent("db").Heal {
+			t.Fatalf("after the restart the act is %+v, Heal %t; want no act and no restart that is still to be done", h.act(), h.s.Intent("db").Heal)
+		}
+	})
+}
+
+// After a restart for health, an older service of the stack fails for good. The start of that service lies before the
+// restart, also if the clock of the engine is behind the clock of the agent. The failure is final.
+func TestAFailureAfterARestartForHealthIsFinal(t *testing.T) {
+	h := checked(t)
+	h.now = h.now.Add(time.Minute)
+	started := h.s.Get("db").Observed.StartedAt
+	h.restarted(h.unhealthy())
+	h.now = h.now.Add(time.Minute)
+	e, _ := h.s.Engine(workload.Container)
+	o := &workload.Observed{ID: "db", State: workload.Failed, Content: "c1:a", RuntimeID: h.s.Get("db").Observed.RuntimeID,
+		StartedAt: started, FinishedAt: h.now, ExitCode: 1, KeepEnded: true, PartlyRunning: true}
+	h.step(Listed{Kind: workload.Container, Bound: e.Bound, Began: h.now, Seen: []workload.Observed{*o}})
+	if h.act() != nil {
+		h.step(Done{Act: h.act(), Observed: o, Began: h.now})
+	}
+	if w := h.s.Get("db"); h.act() != nil || !w.Failure.Final {
+		t.Fatalf("the act is %+v and the failure %+v, want no act and a final failure", h.act(), w.Failure)
+	}
 }

@@ -64,9 +64,9 @@ type Intent struct {
 	// Refresh: files that the running instance reads from memory must be replaced, without a new
 	// instance.
 	Refresh bool `json:"refresh,omitempty"`
-	// HealedAt is when the last restart of an unhealthy instance began. It is stored before the instance is
-	// stopped, so that a restarted agent continues the restart.
-	HealedAt time.Time `json:"healed_at,omitzero"`
+	// Heal: the restart of the unhealthy instance has begun, and no action has started the instance since. It is
+	// stored before the instance is stopped, so that a restarted agent continues the restart.
+	Heal bool `json:"heal,omitempty"`
 	// PreviousTypes are the types (such as container) that the workload had before and whose instances must
 	// still be removed.
 	PreviousTypes []workload.Kind `json:"previous_types,omitempty"`
@@ -231,7 +231,8 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 		}
 		return next
 	}
-	next.CreatedAt, next.HealedAt = old.CreatedAt, old.HealedAt
+	next.CreatedAt = old.CreatedAt
+	next.Heal = old.Heal && next.OnUnhealthy == OnUnhealthyRestart
 	next.LegacyRevision, next.LegacyContent = old.LegacyRevision, old.LegacyContent
 	next.Recreate = old.Recreate || old.Deleting
 	next.PreviousTypes = old.PreviousTypes

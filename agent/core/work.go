@@ -218,6 +218,8 @@ func (x *step) done(d Done) {
 		case w.follows(in):
 			w = x.edit(w)
 			x.carriedOut(w, d.Act.Verb)
+		case w != nil && w.Intent != nil && w.Intent.Heal && d.Act.Verb.starts(): // a newer order arrived during the restart
+			x.healed(x.edit(w))
 		}
 		x.turn(id)
 	}
@@ -316,8 +318,12 @@ func (x *step) carriedOut(w *Workload, verb Verb) {
 		w.Failure.Final, w.Failure.Next = false, time.Time{}
 	default:
 		w.Failure.Final, w.Failure.Next = false, time.Time{}
+		if in.Heal && verb.starts() {
+			x.healed(w)
+		}
 		return
 	}
+	next.Heal = in.Heal && !verb.starts()
 	next.removed()
 	w.Intent = &next
 	x.write(false).Intents = append(x.store.Intents, &next)
@@ -473,7 +479,7 @@ func (x *step) evaluate(w *Workload) decision {
 	}
 	over := w.memory.over
 	d.over = over.message != "" && d.running
-	d.healing = in.healing(o)
+	d.healing = in.healing()
 	d.unhealthy, d.healAt = w.unhealthy() || d.healing, x.Policy.healAt(w)
 	if d.over && !d.deleting {
 		w.Failure = Failure{Class: workload.ResourceQuotaExceeded, Message: over.message, At: over.at, Attempts: 1, Final: true}
