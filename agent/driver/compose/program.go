@@ -41,7 +41,7 @@ func (c *program) find() error {
 }
 
 func (c *program) up(ctx context.Context, s *stack, running bool) error {
-	text, err := render(s.project, hasOptional(s.project) && c.legacy(ctx))
+	text, err := render(s.project, hasOptional(s.project) && c.refusesOptional(ctx))
 	if err != nil {
 		return invalid("compose: %w", err)
 	}
@@ -64,10 +64,20 @@ func hasOptional(p *types.Project) bool {
 	return false
 }
 
-// legacy reports whether the command is docker-compose v1, which refuses the key required of a dependency.
-func (c *program) legacy(ctx context.Context) bool {
+// refusesOptional reports whether the command refuses the key required of a dependency.
+func (c *program) refusesOptional(ctx context.Context) bool {
 	out, err := exec.CommandContext(ctx, c.words[0], append(slices.Clone(c.words[1:]), "version", "--short")...).Output()
-	return err == nil && strings.HasPrefix(string(out), "1.")
+	return err == nil && beforeOptional(string(out))
+}
+
+// beforeOptional reports whether version is the text of a version of Compose before 2.20, the first with the key
+// required of a dependency. Some commands write a v before the number.
+func beforeOptional(version string) bool {
+	var major, minor int
+	if n, _ := fmt.Sscanf(strings.TrimPrefix(strings.TrimSpace(version), "v"), "%d.%d", &major, &minor); n < 2 {
+		return false
+	}
+	return major < 2 || major == 2 && minor < 20
 }
 
 func (c *program) start(ctx context.Context, project string, _ []member, done map[string]bool) error {
@@ -179,9 +189,9 @@ func lasting(all types.Labels) types.Labels {
 	return out
 }
 
-// render writes a stack as YAML that old and new Compose commands can read. If legacy is set, a service only waits for
-// the start of its optional dependencies, because docker-compose v1 would fail with them.
-func render(p *types.Project, legacy bool) ([]byte, error) {
+// render writes a stack as YAML that old and new Compose commands can read. If requireAll is set, the command cannot have
+// optional dependencies: a service only waits for their start, because the command would fail with them.
+func render(p *types.Project, requireAll bool) ([]byte, error) {
 	mark := func(labels, ours types.Labels) types.Labels {
 		out := types.Labels{}
 		maps.Copy(out, labels)
@@ -225,7 +235,7 @@ func render(p *types.Project, legacy bool) ([]byte, error) {
 				switch {
 				case dep["required"] != false:
 					delete(dep, "required")
-				case legacy:
+				case requireAll:
 					delete(dep, "required")
 					dep["condition"] = types.ServiceConditionStarted
 				}
