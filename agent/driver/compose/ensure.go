@@ -560,7 +560,12 @@ func (d *Driver) haltUnhealthy(ctx context.Context, project string, members []me
 	}
 	unhealthy := map[string]container.InspectResponse{}
 	for _, m := range members {
-		if m.State != container.StateRunning {
+		switch m.State {
+		case container.StateRunning:
+		case container.StateRestarting: // the engine waits before it starts the container again
+			running = append(running, m.service)
+			continue
+		default:
 			continue
 		}
 		in, err := d.eng.Inspect(ctx, m.ID)

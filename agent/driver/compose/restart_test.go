@@ -118,6 +118,32 @@ services:
 	})
 }
 
+// A restart for health of a stack without an unhealthy service also restarts a service that the engine is about to start
+// again: the stop ends the pause before that start.
+func TestARestartForHealthRestartsAServiceInItsPause(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec("pause", b.yaml(`
+services:
+  flaky: {image: IMAGE, command: [exit, "3"], restart: on-failure}
+  web: {image: IMAGE, command: [serve], restart: on-failure}
+`))
+	b.ensure(spec)
+	testbed.Within(t, time.Minute, "a pause of several seconds before the next start", func() error {
+		res, err := b.cli.ContainerInspect(b.ctx, b.containerOf(spec.ID, "flaky"), client.ContainerInspectOptions{})
+		if err == nil && (!res.Container.State.Restarting || res.Container.RestartCount < 6) {
+			return fmt.Errorf("%+v after %d restarts", res.Container.State, res.Container.RestartCount)
+		}
+		return err
+	})
+	r := b.restarts(spec.ID, "flaky", "web")
+	if err := b.d.HaltUnhealthy(b.ctx, spec.ID, driver.OwnGrace); err != nil {
+		t.Fatal(err)
+	}
+	spec.Repeats = true
+	b.ensure(spec)
+	r.want("restart for health", "flaky", "web")
+}
+
 // The engine gives up a service with on-failure:1 of which another service awaits the health. Neither is started by the
 // agent, which reports the stack as one that stays so.
 func TestAServiceThatTheEngineGaveUpIsNotRunAgain(t *testing.T) {
