@@ -163,12 +163,20 @@ func Labels(kind Kind, spec Spec, user map[string]string) map[string]string {
 
 // ContainerLabels returns the labels of a container for spec: those of Labels, and each further label that agents read
 // from containers, with an empty value. A container inherits the labels of its image, so without them the author of an
-// image could say in which namespace the container is, or that it is done.
+// image could say in which namespace the container is, or that it is done. A container that is no part of a stack also
+// has the labels by which Compose finds the containers of a project, with an empty value: with those of its image, Compose
+// could treat it as a container of the stack of another workload.
 func ContainerLabels(kind Kind, spec Spec, user map[string]string) map[string]string {
 	out := Labels(kind, spec, user)
 	for k, v := range map[string]string{LabelNamespace: DefaultNamespace, LabelJob: "", LabelDevices: "", LabelRestart: "", LabelAwaited: "", LabelOptional: ""} {
 		if _, set := out[k]; !set {
 			out[k] = v
+		}
+	}
+	if kind != Compose {
+		// The label config-hash is left out, because `docker compose ls` lists containers that have it.
+		for _, name := range []string{"project", "service", "container-number", "oneoff"} {
+			out[service.ComposeLabels+name] = ""
 		}
 	}
 	return out

@@ -18,6 +18,9 @@ func TestImagesCannotSetLabelsOfAgents(t *testing.T) {
 	if set[driver.LabelNamespace] != driver.DefaultNamespace || set[driver.LabelJob] != "" {
 		t.Errorf("the labels of a container are %v, want the default namespace and no job", set)
 	}
+	if project, ok := set["com.docker.compose.project"]; !ok || project != "" {
+		t.Errorf("the labels of a container are %v, want an empty com.docker.compose.project", set)
+	}
 	raw, err := os.ReadFile("labels.go")
 	if err != nil {
 		t.Fatal(err)

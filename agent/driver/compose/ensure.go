@@ -65,8 +65,8 @@ func (d *Driver) containers(ctx context.Context, labels ...string) ([]member, er
 	return out, nil
 }
 
-// otherKind reports whether a container belongs to a workload that is not a Compose stack. The author of such
-// a workload chooses its labels, so it may carry the labels of a Compose project.
+// otherKind reports whether a container belongs to a workload that is not a Compose stack. Its image may have the labels
+// of a Compose project, and containers that earlier versions of the agent made may have such labels from their image.
 func otherKind(labels map[string]string) bool {
 	return labels[driver.LabelManaged] != "" && labels[driver.LabelKind] != string(driver.Compose)
 }

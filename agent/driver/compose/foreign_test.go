@@ -163,20 +163,26 @@ func TestATakenContainerNameNamesItsHolder(t *testing.T) {
 // TestLabelsOfAnImageGiveNoOwnership: a container of a stack has the labels that the agent gives it, also if its image
 // has other values for them.
 func TestLabelsOfAnImageGiveNoOwnership(t *testing.T) {
-	b := newBench(t)
-	ref := "persys/forged-" + b.run + ":1"
-	keys := []string{"own", driver.LabelWorkload, driver.LabelNamespace, driver.LabelJob, driver.LabelDevices, driver.LabelRestart, driver.LabelAwaited}
-	mobytest.Forge(t, b.cli, b.probe, ref, keys...)
-	spec := b.spec("image", inline("services: {app: {image: '"+ref+"', command: [serve]}}"))
-	b.ensure(spec)
-	res, err := b.cli.ContainerInspect(b.ctx, b.containerOf(spec.ID, "app"), client.ContainerInspectOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	labels := res.Container.Config.Labels
-	for _, key := range keys {
-		if (labels[key] == "forged") != (key == "own") {
-			t.Errorf("the container has the label %s=%q", key, labels[key])
+	eachWay(t, func(t *testing.T, way string, b *bench) {
+		ref := "persys/forged-" + b.run + ":1"
+		keys := []string{"own", driver.LabelWorkload, driver.LabelNamespace, driver.LabelJob, driver.LabelDevices, driver.LabelRestart, driver.LabelAwaited,
+			driver.LabelOptional, driver.LabelContent, driver.LabelRevision, driver.LabelGeneration,
+			"com.docker.compose.project", "com.docker.compose.service", "com.docker.compose.container-number", "com.docker.compose.oneoff"}
+		mobytest.Forge(t, b.cli, b.probe, ref, keys...)
+		spec := b.spec("image-"+way, inline("services: {app: {image: '"+ref+"', command: [serve]}}"))
+		b.ensure(spec)
+		res, err := b.cli.ContainerInspect(b.ctx, b.containerOf(spec.ID, "app"), client.ContainerInspectOptions{})
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
+		labels := res.Container.Config.Labels
+		for _, key := range keys {
+			if (labels[key] == "forged") != (key == "own") {
+				t.Errorf("the container has the label %s=%q", key, labels[key])
+			}
+		}
+		if o := b.observed(spec.ID); o.Content != spec.Content || o.Revision != spec.Revision || o.Generation != spec.Generation {
+			t.Errorf("the stack is observed as %+v, want the content, revision and generation of its specification", o)
+		}
+	})
 }

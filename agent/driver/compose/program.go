@@ -174,14 +174,16 @@ func (c *program) exec(ctx context.Context, project, dir string, stdin []byte, a
 
 func seconds(d time.Duration) string { return strconv.Itoa(int(math.Ceil(d.Seconds()))) }
 
-// lasting returns the labels of a resource without our labels that change with every version of the stack
-// (revision, generation, content). Compose replaces a container whose labels changed, but a service that did
-// not change must keep its container. The record file stores the values of the dropped labels.
+// changing are our labels whose values change with every version of a stack.
+var changing = []string{driver.LabelContent, driver.LabelRevision, driver.LabelGeneration}
+
+// lasting returns the labels of a resource without the labels in changing. Compose replaces a container whose labels changed, but a service that did
+// not change must keep its container. The record file stores the values of the dropped labels. A label that a new version
+// of the agent adds changes all containers, so the next update of a stack recreates each of them once.
 func lasting(all types.Labels) types.Labels {
 	out := types.Labels{}
 	for k, v := range all {
-		if strings.HasPrefix(k, stackservice.ComposeLabels) ||
-			k == driver.LabelContent || k == driver.LabelRevision || k == driver.LabelGeneration {
+		if strings.HasPrefix(k, stackservice.ComposeLabels) || slices.Contains(changing, k) {
 			continue
 		}
 		out[k] = v
@@ -200,6 +202,9 @@ func render(p *types.Project, requireAll bool) ([]byte, error) {
 	}
 	for name, s := range p.Services {
 		s.Labels = mark(s.Labels, s.CustomLabels)
+		for _, key := range changing { // without a value, the image would supply it
+			s.Labels[key] = ""
+		}
 		s.PullPolicy = "" // the driver has already pulled the images
 		p.Services[name] = s
 	}

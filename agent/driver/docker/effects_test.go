@@ -597,7 +597,8 @@ func TestContainerRolledBackBeforeItsStart(t *testing.T) {
 func TestLabelsOfAnImageGiveNoOwnership(t *testing.T) {
 	b := newBench(t)
 	ref := "persys/forged-" + b.run + ":1"
-	keys := []string{"own", driver.LabelWorkload, driver.LabelNamespace, driver.LabelJob, driver.LabelDevices, driver.LabelRestart, driver.LabelAwaited}
+	keys := []string{"own", driver.LabelWorkload, driver.LabelNamespace, driver.LabelJob, driver.LabelDevices, driver.LabelRestart, driver.LabelAwaited,
+		"com.docker.compose.project", "com.docker.compose.service", "com.docker.compose.container-number", "com.docker.compose.oneoff"}
 	mobytest.Forge(t, b.cli, b.probe, ref, keys...)
 	spec := b.spec("forged", containerBody(ref, "serve"))
 	b.ensure(spec)
