@@ -154,17 +154,17 @@ func (t *Tx) auditLogOf(e *Event) AuditLog {
 }
 
 // securityTypes lists the types of the events that belong into the log AuditSecurity if a call of an unconfined caller
-// caused them. Events that people without administrative permissions can cause as often as they like, such as
-// renewed certificates, sessions and links to the console, are not in the list.
+// caused them. Events that ordinary use can cause thousands of times, such as renewed certificates, sessions, links to
+// the console and shown secrets, are not in the list. isSecurity decides about joins.
 var securityTypes = [...]string{
 	EventRoleCreated, EventRoleChanged, EventRoleDeleted, EventRoleBound, EventRoleUnbound,
 	EventAccountCreated, EventAccountRotated, EventAccountDeleted,
-	EventTokenCreated, EventTokenDeleted, EventJoined, EventRevoked,
+	EventTokenCreated, EventTokenDeleted, EventRevoked,
 	EventAuthorityAdded, EventAuthorityDropped, EventClusterKeyPinned, EventClusterKeyRotation, EventGossipRing,
 	EventNamespaceCreated, EventNamespaceChanged, EventNamespaceDeleted,
 	EventPolicyCreated, EventPolicyChanged, EventPolicyDeleted, EventPolicyBound, EventPolicyUnbound,
 	EventModeChanged, EventMirrorAttached, EventMirrorDetached, EventMirrorRestored,
-	EventReplicaRemoved, EventNodeFenced, EventNodeRemoved, EventSecretShown,
+	EventReplicaRemoved, EventNodeFenced, EventNodeRemoved,
 }
 
 // auditedCalls lists the calls outside the replicated log that belong into AuditSecurity, by the names of their
@@ -179,9 +179,9 @@ func (t *Tx) isSecurity(e *Event) bool {
 	case EventCallMade:
 		return len(t.confined) == 0 && slices.ContainsFunc(e.Details, func(d Label) bool { return d.Key == "call" && slices.Contains(auditedCalls[:], d.Value) })
 	case EventJoined:
-		if t.joinedAgain {
-			return false // the holder of a spent token can repeat the same join without limit
-		}
+		// A token adds one record at most, however often its holders use it. The namespaces to which the caller is
+		// confined do not count: strangers join, and callers can limit their calls to namespaces themselves.
+		return t.caller != "" && t.usedUp
 	}
 	return t.caller != "" && len(t.confined) == 0 && slices.Contains(securityTypes[:], e.Type)
 }
@@ -257,7 +257,7 @@ func (t *Tx) readAuditLog(r *commandv1.AuditLogRecord) error {
 	a := t.r.audit.of(AuditLog(r.GetLog()))
 	switch {
 	case a == nil:
-		return fmt.Errorf("audit log %q is unknown", clip(r.GetLog()))
+		return fmt.Errorf("audit log %q is unknown: %w", clip(r.GetLog()), ErrNewer)
 	case a.last != 0:
 		return fmt.Errorf("audit log %s is there twice", r.GetLog())
 	case r.GetLast() == 0 || len(r.GetBase()) != sha256.Size || len(r.GetHead()) != sha256.Size:

@@ -341,7 +341,7 @@ func (in *snapshotReader) records(t *Tx) (uint64, error) {
 		in.account()
 		in.count++
 		if err := in.load(t, &rec); err != nil {
-			return 0, broken("%s: %s", what, err)
+			return 0, fmt.Errorf("%w: %s: %w", ErrSnapshot, what, err)
 		}
 	}
 }

@@ -372,7 +372,7 @@ func (t *Tx) admit(b *commandv1.Admit) Result {
 		t.storeToken(spent)
 	}
 	t.trustChanged(pair(a.Role, a.Name), func(e *encoder) { e.admission(a) })
-	t.joinedAgain = spent == nil
+	t.usedUp = spent != nil && spent.Uses == 0
 	t.event(Event{Type: kind, Node: nodeOf(a.Role, a.Name), Message: a.Fingerprint, Details: details(
 		Label{"access", a.Access}, Label{"name", a.Name}, Label{"not_after", clockText(a.NotAfter)},
 		Label{"role", a.Role}, Label{"token", a.Token})})

@@ -46,11 +46,11 @@ type Tx struct {
 	growth  int64                  // bytes by which the puts that the command has not stored yet make the state larger
 	pool    string                 // pool of the network that the command may create; "" = it creates none
 	// newNetwork is the network that the command creates if it is accepted; nil if it creates none.
-	newNetwork  *Network
-	joinedAgain bool     // the command repeats a join with a token that the same key has already spent
-	renews      bool     // putWorkloads gives workloads another version of an object
-	unused      []string // digests of bundles that lost their last reference
-	origin      []Label  // event details that have only the address of the caller; shared by events
+	newNetwork *Network
+	usedUp     bool     // the command uses a join token for the last time
+	renews     bool     // putWorkloads gives workloads another version of an object
+	unused     []string // digests of bundles that lost their last reference
+	origin     []Label  // event details that have only the address of the caller; shared by events
 
 	changes  []Change // changes made by all commands since Begin or the last Commit
 	slabs    slabs
@@ -126,7 +126,7 @@ func (t *Tx) Apply(m Meta, c Command) (Result, []Change) {
 	t.confined = head.GetNamespaces()
 	t.shares = RoomShares{Namespace: int64(head.GetNamespaceShare()), Reserve: int64(min(head.GetRoomReserve(), 100))}
 	t.unprivileged = head.GetUnprivileged() || len(t.confined) > 0
-	t.sideFold, t.offered, t.pool, t.newNetwork, t.joinedAgain = t.sideFold[:0], nil, "", nil, false
+	t.sideFold, t.offered, t.pool, t.newNetwork, t.usedUp = t.sideFold[:0], nil, "", nil, false
 	info := &t.r.info
 	info.Index, info.Term = m.Index, m.Term
 	info.Clock = max(info.Clock, head.GetAt())
