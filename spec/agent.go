@@ -10,6 +10,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/order/wire"
+	"github.com/persys/compute/stack/service"
 )
 
 // vmImages is the folder in which agents create disks that have no path (contract/wire-agent.md).
@@ -98,7 +99,9 @@ func agentContainer(s *controlv1.WorkloadSpec) *agentv1.ContainerSpec {
 		out.Ports = append(out.Ports, &agentv1.PortMapping{HostPort: p.GetHostPort(), ContainerPort: p.GetContainerPort(), Protocol: protocolOf(p.GetProtocol()), Address: p.GetAddress()})
 	}
 	for k, v := range s.GetMetadata() {
-		if shownMetadata(k, v) {
+		// Our agents drop reserved labels, a legacy v1 agent would set them. Content keeps such an entry, so that the hashes
+		// of stored specifications stay the same.
+		if shownMetadata(k, v) && service.ReservedLabel(k) == "" {
 			if out.Labels == nil {
 				out.Labels = map[string]string{}
 			}
