@@ -160,7 +160,7 @@ func (s *Server) applyCommands(ctx context.Context, req *controlv1.ApplyWorkload
 	if desired == fsm.DesiredDeleted {
 		return s.deleteCommands(ctx, id, false, false, req.GetIfRevision(), req.GetRequestId())
 	}
-	prepared, err := s.prepare(ctx, req, nil)
+	prepared, err := s.prepare(ctx, req, nil, true)
 	if err != nil {
 		return nil, err
 	}
@@ -194,8 +194,9 @@ func (s *Server) parse(ctx context.Context, size int) (leave func(), err error) 
 
 // prepare parses a request, seals its secrets, loads its Compose stack, and checks the specification and the stack. by
 // is the policy that the workload must not break; nil means the policy that applies to the caller and the workload's
-// namespace. If the request has secrets and there is no cluster key yet, prepare waits for the key.
-func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadRequest, by *policy.Policy) (spec.Prepared, error) {
+// namespace. strict is false for a specification that was stored before, see stack.Source. If the request has secrets and
+// there is no cluster key yet, prepare waits for the key.
+func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadRequest, by *policy.Policy, strict bool) (spec.Prepared, error) {
 	leave, err := s.parse(ctx, req.SizeVT())
 	if err != nil {
 		return spec.Prepared{}, err
@@ -219,7 +220,7 @@ func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadReques
 	var project *loadedStack
 	defaults.Stack = func() (_ *spec.LoadedStack, err error) {
 		if project == nil {
-			project, err = s.loadStack(ctx, req)
+			project, err = s.loadStack(ctx, req, strict)
 		}
 		if project == nil || err != nil {
 			return nil, err

@@ -69,7 +69,7 @@ func (b *batch) add(ctx context.Context, i int, joins func(int) bool) error {
 		b.ids = map[string]struct{}{}
 	}
 	b.ids[id] = struct{}{}
-	prepared, err := b.s.prepare(ctx, req, nil)
+	prepared, err := b.s.prepare(ctx, req, nil, true)
 	if err != nil {
 		return err
 	}

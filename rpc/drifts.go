@@ -71,7 +71,7 @@ func (s *Server) onePut(ctx context.Context, w *controlv1.ApplyWorkloadRequest) 
 	if w.GetSpec() == nil {
 		return nil, nil, errorf(KindInvalid, "workload.spec is missing: an orphan that the cluster does not know needs a full specification")
 	}
-	prepared, err := s.prepare(ctx, w, nil)
+	prepared, err := s.prepare(ctx, w, nil, true)
 	if err != nil {
 		return nil, nil, errorf(KindInvalid, "%w", err)
 	}

@@ -107,7 +107,7 @@ func (p *plan) say(id, action, reason string) *clusterv1.PlannedWorkload {
 // part of the plan.
 func (p *plan) add(ctx context.Context, req *controlv1.ApplyWorkloadRequest) error {
 	id := req.GetWorkloadId()
-	prepared, err := p.s.prepare(ctx, req, p.by)
+	prepared, err := p.s.prepare(ctx, req, p.by, true)
 	var bad spec.Errors
 	switch {
 	case errors.As(err, &bad), errors.Is(err, spec.ErrBlankID), errors.Is(err, spec.ErrNoKey):

@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"maps"
 	"strings"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
@@ -11,6 +12,7 @@ import (
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/spec"
+	"github.com/persys/compute/stack/service"
 )
 
 // StartRun implements the call of cluster.v1 on the leader: it starts one run of a cron or of a parameterized
@@ -70,6 +72,8 @@ func (s *Server) runPut(ctx context.Context, w *fsm.Workload, run string, req *c
 		return nil, &Error{Kind: KindInvalid, Err: err}
 	}
 	plain.Namespace = w.In()
+	// The job may have been stored before such labels were refused. Agents remove them too.
+	maps.DeleteFunc(plain.GetContainer().GetLabels(), func(key, _ string) bool { return service.ReservedLabel(key) != "" })
 	apply := &controlv1.ApplyWorkloadRequest{WorkloadId: run, Spec: plain}
 	if b, ok := s.store.View().Bundle(w.Bundle); ok {
 		if apply.Files, err = spec.OpenFiles(b, sealer(s.cfg.Keys)); err != nil {
@@ -77,7 +81,7 @@ func (s *Server) runPut(ctx context.Context, w *fsm.Workload, run string, req *c
 		}
 		plain.GetCompose().Files, plain.GetCompose().Bundle = nil, ""
 	}
-	prepared, err := s.prepare(ctx, apply, nil)
+	prepared, err := s.prepare(ctx, apply, nil, false)
 	if err != nil {
 		var bad spec.Errors
 		if errors.As(err, &bad) {

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"bytes"
 	"strings"
 	"testing"
 
@@ -8,7 +9,9 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/spec"
+	"github.com/persys/compute/stack"
 )
 
 // TestRunsAreStartedOnce: StartRun starts one run per key, with the parameters in its environment, and refuses
@@ -54,4 +57,29 @@ func TestRunsAreStartedOnce(t *testing.T) {
 
 	_, err = g.cluster(1).StartRun(ctxFor(t), &clusterv1.StartRunRequest{WorkloadId: "none", RequestId: requestID(t)})
 	code(t, err, codes.NotFound)
+}
+
+// TestRunsOfAStoredReservedLabel: a job that was stored with a reserved label, before such labels were refused, still
+// runs.
+func TestRunsOfAStoredReservedLabel(t *testing.T) {
+	var held Keys
+	g := newGroup(t, 1, func(_ int, c *Config) { held, c.Stacks = c.Keys, stack.NewLoader(stack.Options{}) })
+	g.elect(0)
+	container := web("container")
+	container.Spec.GetContainer().Labels = map[string]string{"persxs.namespace": "bank"}
+	container.Spec.GetContainer().Ports, container.Spec.GetContainer().RestartPolicy = nil, ""
+	compose := composeRequest("compose", "services: {web: {image: a, labels: {persys.namespace: bank}}}\n")
+	for _, req := range []*controlv1.ApplyWorkloadRequest{container, compose} {
+		req.Spec.Group, req.Spec.Kind = "", spec.KindJob
+		req.Spec.Job = &controlv1.JobSpec{Parameterized: &controlv1.ParameterizedSpec{Parameters: []*controlv1.ParameterSpec{{Name: "file"}}}}
+		prepared, err := spec.Prepare(req, sealer(held))
+		ok(t, err)
+		w := prepared.Command.GetPutWorkloads().GetWorkloads()[0]
+		w.Spec = bytes.ReplaceAll(w.Spec, []byte("persxs."), []byte("persys.")) // Prepare checks the labels of containers, but not of stacks
+		is(t, "stored", g.do(prepared.Command).Kind, fsm.OK)
+		_, err = g.cluster(0).StartRun(ctxFor(t), &clusterv1.StartRunRequest{WorkloadId: req.GetWorkloadId(), Key: "k", RequestId: requestID(t)})
+		if err != nil {
+			t.Errorf("%s: the run was refused: %v", req.GetWorkloadId(), err)
+		}
+	}
 }

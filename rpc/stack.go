@@ -31,8 +31,8 @@ type loadedStack struct {
 
 // loadStack loads the inline Compose stack of a request in the same way as the agent does later. The result is nil if
 // the stack is in a Git repository, which only nodes read, or if this scheduler loads no stacks. Errors in the stack
-// are returned as spec.Errors.
-func (s *Server) loadStack(ctx context.Context, req *controlv1.ApplyWorkloadRequest) (*loadedStack, error) {
+// are returned as spec.Errors. strict is Source.Strict of package stack.
+func (s *Server) loadStack(ctx context.Context, req *controlv1.ApplyWorkloadRequest, strict bool) (*loadedStack, error) {
 	id, c := strings.TrimSpace(req.GetWorkloadId()), req.GetSpec().GetCompose()
 	text := spec.InlineStack(c)
 	if text == "" || s.cfg.Stacks == nil {
@@ -52,7 +52,7 @@ func (s *Server) loadStack(ctx context.Context, req *controlv1.ApplyWorkloadRequ
 	files[file] = []byte(text) // set this last, because a file sent with the request may have the same path
 	p, err := s.cfg.Stacks.Load(ctx, stack.Source{
 		Project: stack.ProjectName(id), Env: c.GetEnv(), Compose: []string{file}, Files: files,
-		MaxStopGrace: policy.MaxStopGrace, Job: spec.IsJob(req.GetSpec()), Strict: true,
+		MaxStopGrace: policy.MaxStopGrace, Job: spec.IsJob(req.GetSpec()), Strict: strict,
 	})
 	var faults stack.Faults
 	var busy *stack.Busy
