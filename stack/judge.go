@@ -27,6 +27,7 @@ type judge struct {
 	grace     time.Duration     // largest stop_grace_period, see Source.MaxStopGrace
 	job       bool              // see Source.Job
 	mask      bool              // true if faults must not repeat values of the stack (Source.Mask)
+	labelled  map[string]Fault  // see loading.labelled
 	addresses map[string]string // for each network and fixed address: the service that has the address
 }
 

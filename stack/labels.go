@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/compose-spec/compose-go/v2/types"
 
@@ -48,7 +49,13 @@ func (j *judge) labels() {
 	EachLabels(j.p, func(at []string, labels map[string]string) {
 		for _, k := range slices.Sorted(maps.Keys(labels)) {
 			if rule := service.ReservedLabel(k); rule != "" {
-				j.fault(rule, append(at, k)...)
+				f := Fault{File: j.main, At: strings.Join(append(at, k), "."), Rule: rule}
+				if place, ok := j.labelled[f.At]; ok {
+					f.File, f.Line = place.File, place.Line
+				} else {
+					f.line(j.docs, append(at, k))
+				}
+				j.faults.add(f)
 			}
 		}
 	})

@@ -101,15 +101,32 @@ secrets:
 		var want []string
 		if strict {
 			want = []string{
-				"compose.yaml:4: services.web.labels.persys.namespace: begins with persys., which is for the labels of the agents",
-				"compose.yaml:6: services.web.deploy.labels.com.docker.compose.project: begins with com.docker.compose., which is for the labels of Compose",
-				"compose.yaml:8: services.web.volumes.0.volume.labels.persys.managed: begins with persys., which is for the labels of the agents",
-				"compose.yaml:14: networks.n.labels.persys.node_id: begins with persys., which is for the labels of the agents",
-				"compose.yaml:19: secrets.s.labels.com.docker.compose.project: begins with com.docker.compose., which is for the labels of Compose",
+				"compose.yaml:4: services.web.labels.persys.namespace: begins with persys., which is for the labels of the agents: remove it, or choose another name",
+				"compose.yaml:6: services.web.deploy.labels.com.docker.compose.project: begins with com.docker.compose., which is for the labels of Compose: remove it, or choose another name",
+				"compose.yaml:8: services.web.volumes.0.volume.labels.persys.managed: begins with persys., which is for the labels of the agents: remove it, or choose another name",
+				"compose.yaml:14: networks.n.labels.persys.node_id: begins with persys., which is for the labels of the agents: remove it, or choose another name",
+				"compose.yaml:19: secrets.s.labels.com.docker.compose.project: begins with com.docker.compose., which is for the labels of Compose: remove it, or choose another name",
 			}
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("with Strict %v the faults are\n%s\nwant\n%s", strict, strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
+	}
+}
+
+// TestReservedLabelsOfAFile: a fault about a label of a label_file names that file and the line.
+func TestReservedLabelsOfAFile(t *testing.T) {
+	src := source("services:\n  web:\n    image: a:1\n    label_file: [one, two]\n    labels: {persys.c: mine}\n",
+		"one", "# labels\nown=x\npersys.a=1\n", "two", "export com.docker.compose.project: y\npersys.c=2\n")
+	src.Strict = true
+	out, err := load(t.Context(), src, Root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `compose.yaml:5: services.web.labels.persys.c: begins with persys., which is for the labels of the agents: remove it, or choose another name
+one:3: services.web.labels.persys.a: begins with persys., which is for the labels of the agents: remove it, or choose another name
+two:1: services.web.labels.com.docker.compose.project: begins with com.docker.compose., which is for the labels of Compose: remove it, or choose another name`
+	if got := out.Faults.Error(); got != want {
+		t.Errorf("the faults are\n%s\nwant\n%s", got, want)
 	}
 }

@@ -78,7 +78,7 @@ func load(ctx context.Context, src Source, dir string) (out *loaded, err error) 
 		}
 		defer f.root.Close()
 	}
-	l := &loading{src: src, dir: dir, f: f, env: types.Mapping{}, used: map[string]bool{}}
+	l := &loading{src: src, dir: dir, f: f, env: types.Mapping{}, used: map[string]bool{}, labelled: map[string]Fault{}}
 	l.run(ctx)
 	if len(l.faults) > 0 {
 		return &loaded{Faults: l.faults.ordered()}, nil
@@ -94,6 +94,8 @@ type loading struct {
 	used   map[string]bool // names of variables that the stack looked up, whether they are set or not
 	faults Faults
 	out    *loaded
+	// labelled holds the file and the line of each label that a label_file sets, by the keys of the label.
+	labelled map[string]Fault
 }
 
 func (l *loading) run(ctx context.Context) {
@@ -148,7 +150,7 @@ func (l *loading) run(ctx context.Context) {
 		p.Services[name] = s
 		l.out.Services[name] = resolved{s.Environment, s.Labels, s.SecurityOpt}
 	}
-	j := judge{p: p, dir: l.dir, main: names[0], docs: w.docs, faults: l.faults, grace: l.src.MaxStopGrace, job: l.src.Job, mask: l.src.Mask, addresses: map[string]string{}}
+	j := judge{p: p, dir: l.dir, main: names[0], docs: w.docs, faults: l.faults, grace: l.src.MaxStopGrace, job: l.src.Job, mask: l.src.Mask, labelled: l.labelled, addresses: map[string]string{}}
 	j.all()
 	if l.src.Strict {
 		j.labels()
@@ -404,6 +406,7 @@ func (l *loading) resolve(s *types.ServiceConfig) {
 	labels := types.Mapping{}
 	for _, f := range s.LabelFiles {
 		l.mapping(f, "", true, labels, labels.Resolve)
+		l.places(s, f)
 	}
 	if len(labels) > 0 {
 		maps.Copy(labels, s.Labels)
@@ -437,6 +440,28 @@ func (l *loading) mapping(file, format string, required bool, vars types.Mapping
 			l.faults.add(fileFault(rel, err))
 		}
 		maps.Copy(vars, own)
+	}
+}
+
+// places records the file and the lines of the labels that a label_file of a service sets. Labels in the Compose file
+// override them.
+func (l *loading) places(s *types.ServiceConfig, file string) {
+	rel := strings.TrimPrefix(file, l.dir+"/")
+	text, err := l.f.text(rel)
+	if err != nil {
+		return // mapping has recorded the fault
+	}
+	n := 0
+	for line := range strings.Lines(strings.TrimPrefix(string(text), "\ufeff")) {
+		n++
+		key := line
+		if end := strings.IndexAny(line, "=:"); end >= 0 {
+			key = line[:end]
+		}
+		key = strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(key), "export "))
+		if _, overridden := s.Labels[key]; !overridden {
+			l.labelled["services."+s.Name+".labels."+key] = Fault{File: rel, Line: n}
+		}
 	}
 }
 

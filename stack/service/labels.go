@@ -14,9 +14,9 @@ const (
 func ReservedLabel(key string) string {
 	switch {
 	case strings.HasPrefix(key, AgentLabels):
-		return "begins with " + AgentLabels + ", which is for the labels of the agents"
+		return "begins with " + AgentLabels + ", which is for the labels of the agents: remove it, or choose another name"
 	case strings.HasPrefix(key, ComposeLabels):
-		return "begins with " + ComposeLabels + ", which is for the labels of Compose"
+		return "begins with " + ComposeLabels + ", which is for the labels of Compose: remove it, or choose another name"
 	}
 	return ""
 }
