@@ -475,25 +475,6 @@ func TestToAgentContainer(t *testing.T) {
 	})
 }
 
-// TestToAgentSkipsReservedMetadata: a reserved label in the metadata is part of the content, but no agent gets it.
-func TestToAgentSkipsReservedMetadata(t *testing.T) {
-	s := specOf(t, web)
-	s.Metadata = map[string]string{"app": "web"}
-	plain, err := Content(s, testKey(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Metadata["com.docker.compose.project"] = "shop"
-	same(t, toAgent(t, "web", s).GetSpec().GetContainer(), func() *agentv1.ContainerSpec {
-		c := toAgent(t, "web", s).GetSpec().GetContainer().CloneVT()
-		c.Labels = map[string]string{"app": "web"}
-		return c
-	}())
-	if more, _ := Content(s, testKey(t)); more == plain {
-		t.Error("the content must cover all labels in the metadata, so that stored hashes stay the same")
-	}
-}
-
 func TestToAgentTranslatesStopSettings(t *testing.T) {
 	c := toAgent(t, "web", specOf(t, "id: web\ncontainer: {image: a, stop_grace_period: 1m30s, stop_signal: sigquit}\n")).GetSpec().GetContainer()
 	if c.GetStopGracePeriodSeconds() != 90 || c.GetStopSignal() != "SIGQUIT" {
