@@ -59,7 +59,7 @@ func TestLocalDataStaysOnItsNode(t *testing.T) {
 	ctl(t, c, "drain", first.NodeID)
 	held("after a drain")
 	ctl(t, c, "drain", first.NodeID, "--undo")
-	ctl(t, c, "label", "node", second.NodeID, "side=other")
+	ctl(t, c, "node", "label", second.NodeID, "side=other")
 	applied(text + "constraints: [side = other]\n")
 	held("after a change of the constraints")
 	applied(text)
