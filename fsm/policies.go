@@ -178,8 +178,17 @@ func (t *Tx) judgedIn(in string, p *commandv1.WorkloadPut) (Result, bool) {
 }
 
 // judgedAgain checks the stored specification of w against the policy of today, because a person starts, restarts or
-// runs it. What the cluster does by itself, such as a move or a run of a cron, is not judged again.
-func (t *Tx) judgedAgain(w *Workload) (Result, bool) { return t.judgedIn(w.In(), w.AsPut()) }
+// runs it. If the namespace has no policy and none applied when the specification was stored, an admin stored it and
+// nothing has become stricter, so the caller may start it also without an admin's rights. The priority is that of the
+// record. What the cluster does by itself, such as a move or a run of a cron, is not judged again.
+func (t *Tx) judgedAgain(w *Workload) (Result, bool) {
+	bound := t.state().PolicyIn(w.In()) != nil
+	if !bound && w.Policy == "" {
+		return Result{}, true
+	}
+	by, _ := PolicyFor(t.state(), w.In(), t.unprivileged)
+	return judgedBy(by, w.AsPut(), w.In())
+}
 
 // judgedBy checks the specification p, of a workload in the namespace with the name in, against the
 // policy by, which may be nil.

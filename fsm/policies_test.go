@@ -210,6 +210,28 @@ func TestPeopleWhoStartAWorkloadAreHeldToThePolicyOfToday(t *testing.T) {
 	w.ok(setDesired("runs", "Stopped"))
 }
 
+// TestAnyoneMayStartWhatAnAdminStored: in a namespace without a policy, a caller who is not an admin may start, restart,
+// scale up and run what an admin stored there, because no rule has become stricter since.
+func TestAnyoneMayStartWhatAnAdminStored(t *testing.T) {
+	w := formed(t, "n")
+	w.ok(put("runs", privileged))
+	w.ok(put("gone", privileged))
+	w.ok(setDesired("gone", "Stopped"))
+	w.ok(put("nightly", privileged, cron()))
+	members := group(1, 1, 0, false)
+	p := members.GetPutWorkloads().Workloads[0]
+	privileged(p)
+	p.Desired = string(DesiredStopped)
+	w.ok(members)
+	for name, c := range map[string]Command{
+		"start": setDesired("gone", "Running"), "restart": userRetry("runs"), "scale up": scaling(1, 1),
+		"trigger": startRun("nightly", "nightly-x", "k"),
+	} {
+		t.Run(name, func(t *testing.T) { w.ok(unprivileged(c)) })
+	}
+	refused(t, w.do(unprivileged(put("mine", privileged))), NotAllowed, "privileged")
+}
+
 // TestPolicyRecords: commands create, change, bind and delete policies. After each, the records and
 // the refusals must be right.
 func TestPolicyRecords(t *testing.T) {
