@@ -279,11 +279,11 @@ func (w *world) drained(before fsm.State, c fsm.Command, res fsm.Result) {
 		if !ok || e.GetCode() != fsm.CodeDraining || !slices.ContainsFunc(res.Items, func(i fsm.Item) bool { return i.ID == x.ID }) {
 			continue
 		}
-		until := w.oracle.jobsUntil[x.Node]
-		if x.Demand.Job != nil && x.Acknowledged && x.Actual.State == fsm.ActualRunning && max(before.Info().Clock, c.GetHead().GetAt()) < until {
-			w.violate("drain", x.ID, x.Node, "a drain moves the running job %d ms before its deadline", (until-before.Info().Clock)/ms)
+		now, until := max(before.Info().Clock, c.GetHead().GetAt()), w.oracle.jobsUntil[x.Node]
+		if x.Demand.Job != nil && x.Acknowledged && x.Actual.State == fsm.ActualRunning && now < until {
+			w.violate("drain", x.ID, x.Node, "a drain moves the running job %d ms before its deadline", (until-now)/ms)
 		}
-		if x.Demand.Job != nil && x.Actual.State == fsm.ActualFailed && x.Actual.Generation == x.Generation && x.Retry.NextAt == 0 && !x.Retry.Terminal && before.Info().Clock < until {
+		if x.Demand.Job != nil && x.Actual.State == fsm.ActualFailed && x.Actual.Generation == x.Generation && x.Retry.NextAt == 0 && !x.Retry.Terminal && now < until {
 			w.violate("drain", x.ID, x.Node, "a drain moves the job before its failed attempt is counted")
 		}
 	}
