@@ -83,7 +83,7 @@ func nodeActions() []action {
 	return []action{
 		{"c", "cordon", "cordoned", "Place nothing new on %s?", cordon(true)},
 		{"u", "uncordon", "uncordoned", "Place on %s again?", cordon(false)},
-		{"D", "drain", "draining", "Move every workload off %s?", func(ctx context.Context, o Options, id string) error {
+		{"D", "drain", "draining", "Move every workload off %s? Running jobs may end there for an hour.", func(ctx context.Context, o Options, id string) error {
 			_, err := call(ctx, o, o.Cluster.DrainNode, &clusterv1.DrainNodeRequest{NodeId: id, On: true})
 			return err
 		}},

@@ -230,7 +230,7 @@ func TestActionsAskForConfirmation(t *testing.T) {
 		{[]string{"D", "enter"}, "Delete web-1? [y/N]", "", "nothing was done"},
 		{[]string{"D", "D"}, "Delete web-1? [y/N]", "", "nothing was done"},
 		{[]string{"2", "c", "y"}, "Place nothing new on node-a? [y/N]", "cordon node-a true", "node-a: cordoned"},
-		{[]string{"2", "D", "y"}, "Move every workload off node-a? [y/N]", "drain node-a", "the mode is degraded"},
+		{[]string{"2", "D", "y"}, "Move every workload off node-a? Running jobs may end there for an hour. [y/N]", "drain node-a", "the mode is degraded"},
 		{[]string{"3", "D", "y"}, "", "", ""},
 	} {
 		b := newBench(t, 100, 20)
