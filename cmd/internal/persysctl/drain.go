@@ -103,10 +103,25 @@ func (c *cli) drain(ctx context.Context, id string, o drainOptions) error {
 		return nil
 	}
 	unseen := look() // if this second list fails, drain first waits for the workloads of the first list and then returns the error
-	if err := c.awaitAll(ctx, goals, r.GetIndex(), o.timeout, time.After(o.timeout)); err != nil {
+	limit := o.timeout
+	if !o.given() {
+		limit += untilJobsLeave(r.GetMoves(), c.now())
+	}
+	if err := c.awaitAll(ctx, goals, r.GetIndex(), limit, time.After(limit)); err != nil {
 		return err
 	}
 	return unseen // the second list failed, so it is not known whether the node is empty
+}
+
+// untilJobsLeave returns how long, from now on, running jobs may stay on the node of a drain; 0 if none may.
+func untilJobsLeave(moves []*clusterv1.PlannedMove, now time.Time) time.Duration {
+	var longest time.Duration
+	for _, m := range moves {
+		if t := m.GetStaysUntil(); t != nil {
+			longest = max(longest, t.AsTime().Sub(now))
+		}
+	}
+	return longest
 }
 
 func (c *cli) showDrain(id string, r *clusterv1.NodeActionResponse, o drainOptions) {

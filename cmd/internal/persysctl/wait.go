@@ -61,11 +61,11 @@ func goalDeleted() goal {
 	return goal{name: "deleted", gone: true, met: func(*controlv1.WorkloadView) bool { return false }}
 }
 
-// goalOff is reached when a workload has left the node: it is in its desired state on another node, is deleted, or has
-// completed.
+// goalOff is reached when a workload has left the node: it is in its desired state on another node, is deleted, has
+// completed, or is a job that has ended, with success or not.
 func goalOff(node string) goal {
 	return goal{name: "off " + node, gone: true, met: func(w *controlv1.WorkloadView) bool {
-		return w.GetAssignedNodeId() != node && w.GetStatus() == w.GetDesiredState() || completed(w)
+		return w.GetAssignedNodeId() != node && w.GetStatus() == w.GetDesiredState() || completed(w) || w.GetJobResult() != nil
 	}}
 }
 
