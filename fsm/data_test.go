@@ -214,13 +214,27 @@ func TestLocalDataBindsAWorkload(t *testing.T) {
 			}
 		}},
 		{"another machine does not get the id of a node that holds data", func(t *testing.T, w *world) {
+			w.ok(register("a", engine("e1")))
 			lost(w)
-			other := register("a", func(n *commandv1.RegisterNode) { n.InstanceId = "other" })
-			refused(t, w.do(other), Conflict, "db (volume data)", "persysctl node fence a --discard-data")
+			as := func(engineID string) Command {
+				return register("a", engine(engineID), func(n *commandv1.RegisterNode) { n.InstanceId = "other" })
+			}
+			silent := w.do(as(""))
+			refused(t, silent, Conflict, "db (volume data)", "may be the same machine", "when its engine answers")
+			if strings.Contains(silent.Reason, "fence") {
+				t.Errorf("while the engine is not known, the refusal advises to fence a machine that may run: %s", silent.Reason)
+			}
+			other := as("e2")
+			refused(t, w.do(other), Conflict, "db (volume data)", "on another engine", "persysctl node fence a --discard-data")
 			w.ok(fence("a"))
 			refused(t, w.do(other), Conflict, "db (volume data)")
 			w.ok(fenceDiscarding("a"))
 			w.ok(other)
+		}},
+		{"a former machine whose engine is not known may be this one", func(t *testing.T, w *world) {
+			lost(w)
+			other := register("a", engine("e2"), func(n *commandv1.RegisterNode) { n.InstanceId = "other" })
+			refused(t, w.do(other), Conflict, "db (volume data)", "not known whether both use the same engine", "this one runs no workload", "persysctl node fence a --discard-data")
 		}},
 		{"another instance of the workload cannot be adopted", func(t *testing.T, w *world) {
 			running(w)

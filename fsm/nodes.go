@@ -45,14 +45,12 @@ func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
 			old.ID, old.Status(), old.Facts.InstanceID, facts.InstanceID)
 	}
 	if id := t.heldFor(old, &facts); id != "" {
-		return refuse(Conflict, "node %q was instance %s, which may still run exclusive workload %q; this is %s on another engine: "+
-			"give it another id, or, once the former machine is known to be off: persysctl node fence %s",
-			old.ID, old.Facts.InstanceID, id, instanceText(&facts), old.ID)
+		return refuse(Conflict, "node %q was instance %s, which may still run exclusive workload %q; %s",
+			old.ID, old.Facts.InstanceID, id, replacementText(old, &facts, ""))
 	}
 	if bound := t.boundOn(old); len(bound) > 0 && otherMachine(&old.Facts, &facts) {
-		return refuse(Conflict, "node %q was instance %s, which has the only copy of data of %s; this is %s on another engine: "+
-			"give it another id, or, once the former machine is known to be off: persysctl node fence %s --discard-data",
-			old.ID, old.Facts.InstanceID, boundText(old, bound), instanceText(&facts), old.ID)
+		return refuse(Conflict, "node %q was instance %s, which has the only copy of data of %s; %s",
+			old.ID, old.Facts.InstanceID, boundText(old, bound), replacementText(old, &facts, " --discard-data"))
 	}
 	same := factsEqual(&old.Facts, &facts)
 	if same && old.Up && len(old.Lacks) == 0 {
@@ -118,7 +116,25 @@ func (t *Tx) heldFor(old *Node, facts *NodeFacts) (id string) {
 	return id
 }
 
-// otherMachine reports whether the new facts come from another machine than the facts was. After an agent
+// replacementText says why the facts of a registration may be those of another machine than that of node old, and what
+// a person can do. While the engine of an agent does not answer, the agent may be on the same machine, where the
+// workloads still run, so the text does not advise to fence the node. A legacy v1 agent never tells its engine.
+// flags are appended to the command that fences the node.
+func replacementText(old *Node, facts *NodeFacts, flags string) string {
+	was, is := old.Facts.EngineID, facts.EngineID
+	switch {
+	case is == "" && facts.InstanceID != "":
+		return fmt.Sprintf("this is %s, whose engine has not told its id, so it may be the same machine: "+
+			"the agent can register when its engine answers; if it is another machine, give it another id", instanceText(facts))
+	case was == "" || is == "":
+		return fmt.Sprintf("this is %s, and it is not known whether both use the same engine: give it another id, or, once the former "+
+			"machine is known to be off and this one runs no workload of the node: persysctl node fence %s%s", instanceText(facts), old.ID, flags)
+	}
+	return fmt.Sprintf("this is %s on another engine: give it another id, or, once the former machine is known to be off: persysctl node fence %s%s",
+		instanceText(facts), old.ID, flags)
+}
+
+// otherMachine reports whether the new facts may come from another machine than the facts was. After an agent
 // lost its data directory, its instance id is new but its engine id is the same.
 func otherMachine(was, facts *NodeFacts) bool {
 	return was.InstanceID != "" && was.InstanceID != facts.InstanceID && (was.EngineID == "" || was.EngineID != facts.EngineID)

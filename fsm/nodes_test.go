@@ -132,7 +132,7 @@ func TestRegisterInPlaceOfALostNode(t *testing.T) {
 		}},
 		{"a machine without an engine id is refused", func(t *testing.T, w *world) {
 			lost(w, exclusive)
-			refused(t, w.do(register("a", other)), Conflict, "persysctl node fence a")
+			refused(t, w.do(register("a", other)), Conflict, "may be the same machine", "when its engine answers")
 		}},
 		{"a legacy v1 peer, which sends no instance id, is refused", func(t *testing.T, w *world) {
 			lost(w, exclusive)
