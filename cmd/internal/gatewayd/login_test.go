@@ -268,13 +268,13 @@ func TestLoginsThatFail(t *testing.T) {
 		want   int
 		says   string
 	}{
-		{"a wrong state", nil, func(_ *visitor, back string) string { return strings.Replace(back, "state=", "state=x", 1) }, 400, "the state of the callback"},
+		{"a wrong state", nil, func(_ *visitor, back string) string { return strings.Replace(back, "state=", "state=x", 1) }, 400, "the parameter state of the callback"},
 		{"no state", nil, func(v *visitor, back string) string {
 			code := strings.TrimPrefix(back, v.api+"/auth/callback?code=")
 			code, _, _ = strings.Cut(code, "&")
 			return v.api + "/auth/callback?code=" + code
-		}, 400, "the state of the callback"},
-		{"the callback of another browser", nil, func(*visitor, string) string { return w.visitor("").begin("/ui/") }, 400, "the state of the callback"},
+		}, 400, "the parameter state of the callback"},
+		{"the callback of another browser", nil, func(*visitor, string) string { return w.visitor("").begin("/ui/") }, 400, "the parameter state of the callback"},
 		{"a callback without a login", nil, func(v *visitor, back string) string { v.plant(loginCookie, ""); return back }, 400, "login cookie is not valid"},
 		{"a login cookie that is no JSON", nil, func(v *visitor, back string) string { v.plant(loginCookie, "e30x"); return back }, 400, "login cookie is not valid"},
 		{"a wrong verifier", nil, func(v *visitor, back string) string {
