@@ -4757,7 +4757,12 @@ type ManagedVolumeSpec struct {
 	Pool string `protobuf:"bytes,1000,opt,name=pool,proto3" json:"pool,omitempty"`
 	// Set if a user created the volume, not a workload. It is then kept until a user deletes it, even if
 	// retain_policy is Delete.
-	ByHand        bool `protobuf:"varint,1001,opt,name=by_hand,json=byHand,proto3" json:"by_hand,omitempty"`
+	ByHand bool `protobuf:"varint,1001,opt,name=by_hand,json=byHand,proto3" json:"by_hand,omitempty"`
+	// Id of the copy in use: of the move that made it; absent if the volume never moved. The agent refuses to
+	// use another copy.
+	Copy *Generation `protobuf:"bytes,1590,opt,name=copy,proto3" json:"copy,omitempty"`
+	// Id of the last move that was undone. An agent that set its copy aside for this move uses the copy again.
+	Undone        *Generation `protobuf:"bytes,1591,opt,name=undone,proto3" json:"undone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4860,6 +4865,20 @@ func (x *ManagedVolumeSpec) GetByHand() bool {
 		return x.ByHand
 	}
 	return false
+}
+
+func (x *ManagedVolumeSpec) GetCopy() *Generation {
+	if x != nil {
+		return x.Copy
+	}
+	return nil
+}
+
+func (x *ManagedVolumeSpec) GetUndone() *Generation {
+	if x != nil {
+		return x.Undone
+	}
+	return nil
 }
 
 // VolumeMount is a bind mount.
@@ -6963,6 +6982,536 @@ func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
 	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{76}
 }
 
+// VolumeReadRequest is a message from the target node of a volume copy to the source node, which has the
+// volume. The first message opens the copy. Each later message asks for a part of one file.
+type VolumeReadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Open          *VolumeReadOpen        `protobuf:"bytes,1,opt,name=open,proto3" json:"open,omitempty"`
+	Part          *VolumeReadPart        `protobuf:"bytes,2,opt,name=part,proto3" json:"part,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeReadRequest) Reset() {
+	*x = VolumeReadRequest{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeReadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeReadRequest) ProtoMessage() {}
+
+func (x *VolumeReadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeReadRequest.ProtoReflect.Descriptor instead.
+func (*VolumeReadRequest) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *VolumeReadRequest) GetOpen() *VolumeReadOpen {
+	if x != nil {
+		return x.Open
+	}
+	return nil
+}
+
+func (x *VolumeReadRequest) GetPart() *VolumeReadPart {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+type VolumeReadOpen struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Key with which both nodes compute the block hashes of this copy, 32 bytes.
+	Key []byte `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// Maximum rate at which the source sends file content, in bytes per second; 0 = no limit.
+	BytesPerSecond int64 `protobuf:"varint,2,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	// The move for which the copy is made, and the workload and the volume.
+	Move       *Generation `protobuf:"bytes,3,opt,name=move,proto3" json:"move,omitempty"`
+	WorkloadId string      `protobuf:"bytes,4,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	Volume     string      `protobuf:"bytes,5,opt,name=volume,proto3" json:"volume,omitempty"`
+	// The workload is stopped: the source sets its copy aside for the move, so that nothing changes it any more.
+	Final         bool `protobuf:"varint,6,opt,name=final,proto3" json:"final,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeReadOpen) Reset() {
+	*x = VolumeReadOpen{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeReadOpen) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeReadOpen) ProtoMessage() {}
+
+func (x *VolumeReadOpen) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeReadOpen.ProtoReflect.Descriptor instead.
+func (*VolumeReadOpen) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *VolumeReadOpen) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *VolumeReadOpen) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *VolumeReadOpen) GetMove() *Generation {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+func (x *VolumeReadOpen) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *VolumeReadOpen) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *VolumeReadOpen) GetFinal() bool {
+	if x != nil {
+		return x.Final
+	}
+	return false
+}
+
+// VolumeReadPart asks for the blocks of a part of a file that the target does not have yet.
+type VolumeReadPart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the file in the source's list, from 0.
+	Entry int64 `protobuf:"varint,1,opt,name=entry,proto3" json:"entry,omitempty"`
+	// Start of the part, a multiple of the block size.
+	Offset int64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	// Hashes of the blocks that the target has in this part of the file, in order, 32 bytes each. The last
+	// block may be shorter than the block size.
+	Hashes        []byte `protobuf:"bytes,3,opt,name=hashes,proto3" json:"hashes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeReadPart) Reset() {
+	*x = VolumeReadPart{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeReadPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeReadPart) ProtoMessage() {}
+
+func (x *VolumeReadPart) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeReadPart.ProtoReflect.Descriptor instead.
+func (*VolumeReadPart) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *VolumeReadPart) GetEntry() int64 {
+	if x != nil {
+		return x.Entry
+	}
+	return 0
+}
+
+func (x *VolumeReadPart) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *VolumeReadPart) GetHashes() []byte {
+	if x != nil {
+		return x.Hashes
+	}
+	return nil
+}
+
+// VolumeReadResponse is a message from the source node of a volume copy: first the list of files, then, for
+// each request, the blocks of its part that the target lacks. A message without content says that the source
+// is still making its list.
+type VolumeReadResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Entries []*VolumeEntry         `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	// The list is complete.
+	Listed bool         `protobuf:"varint,2,opt,name=listed,proto3" json:"listed,omitempty"`
+	Block  *VolumeBlock `protobuf:"bytes,3,opt,name=block,proto3" json:"block,omitempty"`
+	// End of the answer to one part.
+	End           *VolumePartEnd `protobuf:"bytes,4,opt,name=end,proto3" json:"end,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeReadResponse) Reset() {
+	*x = VolumeReadResponse{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeReadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeReadResponse) ProtoMessage() {}
+
+func (x *VolumeReadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeReadResponse.ProtoReflect.Descriptor instead.
+func (*VolumeReadResponse) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *VolumeReadResponse) GetEntries() []*VolumeEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *VolumeReadResponse) GetListed() bool {
+	if x != nil {
+		return x.Listed
+	}
+	return false
+}
+
+func (x *VolumeReadResponse) GetBlock() *VolumeBlock {
+	if x != nil {
+		return x.Block
+	}
+	return nil
+}
+
+func (x *VolumeReadResponse) GetEnd() *VolumePartEnd {
+	if x != nil {
+		return x.End
+	}
+	return nil
+}
+
+// VolumeEntry is one file, folder or link of a volume.
+type VolumeEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Path below the volume's folder, "." for the folder itself. Names need not be UTF-8.
+	Path []byte `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// Type and permissions as in st_mode of Linux.
+	Mode uint32 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"`
+	Uid  uint32 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid  uint32 `protobuf:"varint,4,opt,name=gid,proto3" json:"gid,omitempty"`
+	// Size of a regular file in bytes.
+	Size int64 `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
+	// Time of the last change of the content, Unix nanoseconds.
+	Modified int64 `protobuf:"varint,6,opt,name=modified,proto3" json:"modified,omitempty"`
+	// Target of a symbolic link.
+	Target []byte `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`
+	// Path of an earlier entry in the list, if this entry is a hard link to the same file.
+	Same       []byte            `protobuf:"bytes,8,opt,name=same,proto3" json:"same,omitempty"`
+	Attributes map[string][]byte `protobuf:"bytes,9,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Bytes that the file occupies on the source's disk.
+	Allocated     int64 `protobuf:"varint,10,opt,name=allocated,proto3" json:"allocated,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeEntry) Reset() {
+	*x = VolumeEntry{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeEntry) ProtoMessage() {}
+
+func (x *VolumeEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeEntry.ProtoReflect.Descriptor instead.
+func (*VolumeEntry) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *VolumeEntry) GetPath() []byte {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *VolumeEntry) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *VolumeEntry) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *VolumeEntry) GetGid() uint32 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *VolumeEntry) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *VolumeEntry) GetModified() int64 {
+	if x != nil {
+		return x.Modified
+	}
+	return 0
+}
+
+func (x *VolumeEntry) GetTarget() []byte {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *VolumeEntry) GetSame() []byte {
+	if x != nil {
+		return x.Same
+	}
+	return nil
+}
+
+func (x *VolumeEntry) GetAttributes() map[string][]byte {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *VolumeEntry) GetAllocated() int64 {
+	if x != nil {
+		return x.Allocated
+	}
+	return 0
+}
+
+type VolumeBlock struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Offset int64                  `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"`
+	Data   []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	// Hash of the data.
+	Hash []byte `protobuf:"bytes,3,opt,name=hash,proto3" json:"hash,omitempty"`
+	// Length in bytes of a block that contains only zeros; such a block is sent without data.
+	Zeros         int64 `protobuf:"varint,4,opt,name=zeros,proto3" json:"zeros,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeBlock) Reset() {
+	*x = VolumeBlock{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeBlock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeBlock) ProtoMessage() {}
+
+func (x *VolumeBlock) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeBlock.ProtoReflect.Descriptor instead.
+func (*VolumeBlock) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *VolumeBlock) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *VolumeBlock) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *VolumeBlock) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
+}
+
+func (x *VolumeBlock) GetZeros() int64 {
+	if x != nil {
+		return x.Zeros
+	}
+	return 0
+}
+
+type VolumePartEnd struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Set if the file has changed or disappeared since the source listed it. The target copies it in a later
+	// pass.
+	Changed bool `protobuf:"varint,1,opt,name=changed,proto3" json:"changed,omitempty"`
+	// Set if the file's last change is so recent that another change could get the same modification time. The
+	// target then cannot tell by this time whether the file changes again.
+	Recent        bool `protobuf:"varint,2,opt,name=recent,proto3" json:"recent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumePartEnd) Reset() {
+	*x = VolumePartEnd{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumePartEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumePartEnd) ProtoMessage() {}
+
+func (x *VolumePartEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumePartEnd.ProtoReflect.Descriptor instead.
+func (*VolumePartEnd) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *VolumePartEnd) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
+func (x *VolumePartEnd) GetRecent() bool {
+	if x != nil {
+		return x.Recent
+	}
+	return false
+}
+
 var File_api_agent_v1_agent_proto protoreflect.FileDescriptor
 
 const file_api_agent_v1_agent_proto_rawDesc = "" +
@@ -7442,7 +7991,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\tmeta_data\x18\x02 \x01(\tR\bmetaData\x12%\n" +
 	"\x0enetwork_config\x18\x03 \x01(\tR\rnetworkConfig\x12\x1f\n" +
 	"\vvendor_data\x18\x04 \x01(\tR\n" +
-	"vendorData\"\xa2\x02\n" +
+	"vendorData\"\x8a\x03\n" +
 	"\x11ManagedVolumeSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x17\n" +
@@ -7455,7 +8004,9 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\tread_only\x18\a \x01(\bR\breadOnly\x12#\n" +
 	"\rretain_policy\x18\b \x01(\tR\fretainPolicy\x12\x13\n" +
 	"\x04pool\x18\xe8\a \x01(\tR\x04pool\x12\x18\n" +
-	"\aby_hand\x18\xe9\a \x01(\bR\x06byHand\"n\n" +
+	"\aby_hand\x18\xe9\a \x01(\bR\x06byHand\x120\n" +
+	"\x04copy\x18\xb6\f \x01(\v2\x1b.persys.agent.v1.GenerationR\x04copy\x124\n" +
+	"\x06undone\x18\xb7\f \x01(\v2\x1b.persys.agent.v1.GenerationR\x06undone\"n\n" +
 	"\vVolumeMount\x12\x1b\n" +
 	"\thost_path\x18\x01 \x01(\tR\bhostPath\x12%\n" +
 	"\x0econtainer_path\x18\x02 \x01(\tR\rcontainerPath\x12\x1b\n" +
@@ -7642,7 +8193,52 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x0e\n" +
 	"\x02id\x18\x03 \x01(\tR\x02id\x12\x0e\n" +
 	"\x02by\x18\x04 \x01(\tR\x02by\"\x16\n" +
-	"\x14DeleteVolumeResponse*{\n" +
+	"\x14DeleteVolumeResponse\"}\n" +
+	"\x11VolumeReadRequest\x123\n" +
+	"\x04open\x18\x01 \x01(\v2\x1f.persys.agent.v1.VolumeReadOpenR\x04open\x123\n" +
+	"\x04part\x18\x02 \x01(\v2\x1f.persys.agent.v1.VolumeReadPartR\x04part\"\xcc\x01\n" +
+	"\x0eVolumeReadOpen\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\fR\x03key\x12(\n" +
+	"\x10bytes_per_second\x18\x02 \x01(\x03R\x0ebytesPerSecond\x12/\n" +
+	"\x04move\x18\x03 \x01(\v2\x1b.persys.agent.v1.GenerationR\x04move\x12\x1f\n" +
+	"\vworkload_id\x18\x04 \x01(\tR\n" +
+	"workloadId\x12\x16\n" +
+	"\x06volume\x18\x05 \x01(\tR\x06volume\x12\x14\n" +
+	"\x05final\x18\x06 \x01(\bR\x05final\"V\n" +
+	"\x0eVolumeReadPart\x12\x14\n" +
+	"\x05entry\x18\x01 \x01(\x03R\x05entry\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x16\n" +
+	"\x06hashes\x18\x03 \x01(\fR\x06hashes\"\xca\x01\n" +
+	"\x12VolumeReadResponse\x126\n" +
+	"\aentries\x18\x01 \x03(\v2\x1c.persys.agent.v1.VolumeEntryR\aentries\x12\x16\n" +
+	"\x06listed\x18\x02 \x01(\bR\x06listed\x122\n" +
+	"\x05block\x18\x03 \x01(\v2\x1c.persys.agent.v1.VolumeBlockR\x05block\x120\n" +
+	"\x03end\x18\x04 \x01(\v2\x1e.persys.agent.v1.VolumePartEndR\x03end\"\xe0\x02\n" +
+	"\vVolumeEntry\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\fR\x04path\x12\x12\n" +
+	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\rR\x03uid\x12\x10\n" +
+	"\x03gid\x18\x04 \x01(\rR\x03gid\x12\x12\n" +
+	"\x04size\x18\x05 \x01(\x03R\x04size\x12\x1a\n" +
+	"\bmodified\x18\x06 \x01(\x03R\bmodified\x12\x16\n" +
+	"\x06target\x18\a \x01(\fR\x06target\x12\x12\n" +
+	"\x04same\x18\b \x01(\fR\x04same\x12L\n" +
+	"\n" +
+	"attributes\x18\t \x03(\v2,.persys.agent.v1.VolumeEntry.AttributesEntryR\n" +
+	"attributes\x12\x1c\n" +
+	"\tallocated\x18\n" +
+	" \x01(\x03R\tallocated\x1a=\n" +
+	"\x0fAttributesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"c\n" +
+	"\vVolumeBlock\x12\x16\n" +
+	"\x06offset\x18\x01 \x01(\x03R\x06offset\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
+	"\x04hash\x18\x03 \x01(\fR\x04hash\x12\x14\n" +
+	"\x05zeros\x18\x04 \x01(\x03R\x05zeros\"A\n" +
+	"\rVolumePartEnd\x12\x18\n" +
+	"\achanged\x18\x01 \x01(\bR\achanged\x12\x16\n" +
+	"\x06recent\x18\x02 \x01(\bR\x06recent*{\n" +
 	"\fWorkloadType\x12\x1d\n" +
 	"\x19WORKLOAD_TYPE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17WORKLOAD_TYPE_CONTAINER\x10\x01\x12\x19\n" +
@@ -7658,7 +8254,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x14ACTUAL_STATE_RUNNING\x10\x02\x12\x18\n" +
 	"\x14ACTUAL_STATE_STOPPED\x10\x03\x12\x17\n" +
 	"\x13ACTUAL_STATE_FAILED\x10\x04\x12\x18\n" +
-	"\x14ACTUAL_STATE_UNKNOWN\x10\x052\x8e\n" +
+	"\x14ACTUAL_STATE_UNKNOWN\x10\x052\xe9\n" +
 	"\n" +
 	"\fAgentService\x12^\n" +
 	"\rApplyWorkload\x12%.persys.agent.v1.ApplyWorkloadRequest\x1a&.persys.agent.v1.ApplyWorkloadResponse\x12a\n" +
@@ -7671,7 +8267,9 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x04Exec\x12\x1c.persys.agent.v1.ExecRequest\x1a\x1d.persys.agent.v1.ExecResponse(\x010\x01\x12a\n" +
 	"\x0eCollectGarbage\x12&.persys.agent.v1.CollectGarbageRequest\x1a'.persys.agent.v1.CollectGarbageResponse\x12X\n" +
 	"\vListVolumes\x12#.persys.agent.v1.ListVolumesRequest\x1a$.persys.agent.v1.ListVolumesResponse\x12[\n" +
-	"\fDeleteVolume\x12$.persys.agent.v1.DeleteVolumeRequest\x1a%.persys.agent.v1.DeleteVolumeResponse\x12R\n" +
+	"\fDeleteVolume\x12$.persys.agent.v1.DeleteVolumeRequest\x1a%.persys.agent.v1.DeleteVolumeResponse\x12Y\n" +
+	"\n" +
+	"ReadVolume\x12\".persys.agent.v1.VolumeReadRequest\x1a#.persys.agent.v1.VolumeReadResponse(\x010\x01\x12R\n" +
 	"\tListUsage\x12!.persys.agent.v1.ListUsageRequest\x1a\".persys.agent.v1.ListUsageResponse\x12[\n" +
 	"\fProbeNetwork\x12$.persys.agent.v1.ProbeNetworkRequest\x1a%.persys.agent.v1.ProbeNetworkResponse\x12d\n" +
 	"\x0fTraceConnection\x12'.persys.agent.v1.TraceConnectionRequest\x1a(.persys.agent.v1.TraceConnectionResponseB0Z.github.com/persys/compute/api/agent/v1;agentv1b\x06proto3"
@@ -7689,7 +8287,7 @@ func file_api_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_api_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 91)
+var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
 var file_api_agent_v1_agent_proto_goTypes = []any{
 	(WorkloadType)(0),                 // 0: persys.agent.v1.WorkloadType
 	(DesiredState)(0),                 // 1: persys.agent.v1.DesiredState
@@ -7771,21 +8369,29 @@ var file_api_agent_v1_agent_proto_goTypes = []any{
 	(*VolumeInfo)(nil),                // 77: persys.agent.v1.VolumeInfo
 	(*DeleteVolumeRequest)(nil),       // 78: persys.agent.v1.DeleteVolumeRequest
 	(*DeleteVolumeResponse)(nil),      // 79: persys.agent.v1.DeleteVolumeResponse
-	nil,                               // 80: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
-	nil,                               // 81: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
-	nil,                               // 82: persys.agent.v1.ContainerSpec.CountedDevicesEntry
-	nil,                               // 83: persys.agent.v1.ContainerSpec.EnvEntry
-	nil,                               // 84: persys.agent.v1.ContainerSpec.LabelsEntry
-	nil,                               // 85: persys.agent.v1.ContainerSpec.UlimitsEntry
-	nil,                               // 86: persys.agent.v1.ContainerSpec.SysctlsEntry
-	nil,                               // 87: persys.agent.v1.ContainerSpec.AnnotationsEntry
-	nil,                               // 88: persys.agent.v1.DeviceRequest.OptionsEntry
-	nil,                               // 89: persys.agent.v1.Logging.OptionsEntry
-	nil,                               // 90: persys.agent.v1.ComposeSpec.EnvEntry
-	nil,                               // 91: persys.agent.v1.VMSpec.MetadataEntry
-	nil,                               // 92: persys.agent.v1.WorkloadStatus.MetadataEntry
-	nil,                               // 93: persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	(*durationpb.Duration)(nil),       // 94: google.protobuf.Duration
+	(*VolumeReadRequest)(nil),         // 80: persys.agent.v1.VolumeReadRequest
+	(*VolumeReadOpen)(nil),            // 81: persys.agent.v1.VolumeReadOpen
+	(*VolumeReadPart)(nil),            // 82: persys.agent.v1.VolumeReadPart
+	(*VolumeReadResponse)(nil),        // 83: persys.agent.v1.VolumeReadResponse
+	(*VolumeEntry)(nil),               // 84: persys.agent.v1.VolumeEntry
+	(*VolumeBlock)(nil),               // 85: persys.agent.v1.VolumeBlock
+	(*VolumePartEnd)(nil),             // 86: persys.agent.v1.VolumePartEnd
+	nil,                               // 87: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
+	nil,                               // 88: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	nil,                               // 89: persys.agent.v1.ContainerSpec.CountedDevicesEntry
+	nil,                               // 90: persys.agent.v1.ContainerSpec.EnvEntry
+	nil,                               // 91: persys.agent.v1.ContainerSpec.LabelsEntry
+	nil,                               // 92: persys.agent.v1.ContainerSpec.UlimitsEntry
+	nil,                               // 93: persys.agent.v1.ContainerSpec.SysctlsEntry
+	nil,                               // 94: persys.agent.v1.ContainerSpec.AnnotationsEntry
+	nil,                               // 95: persys.agent.v1.DeviceRequest.OptionsEntry
+	nil,                               // 96: persys.agent.v1.Logging.OptionsEntry
+	nil,                               // 97: persys.agent.v1.ComposeSpec.EnvEntry
+	nil,                               // 98: persys.agent.v1.VMSpec.MetadataEntry
+	nil,                               // 99: persys.agent.v1.WorkloadStatus.MetadataEntry
+	nil,                               // 100: persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	nil,                               // 101: persys.agent.v1.VolumeEntry.AttributesEntry
+	(*durationpb.Duration)(nil),       // 102: google.protobuf.Duration
 }
 var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	5,   // 0: persys.agent.v1.TraceConnectionResponse.addresses:type_name -> persys.agent.v1.TracedAddress
@@ -7798,7 +8404,7 @@ var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	36,  // 7: persys.agent.v1.ApplyWorkloadRequest.spec:type_name -> persys.agent.v1.WorkloadSpec
 	62,  // 8: persys.agent.v1.ApplyWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
 	63,  // 9: persys.agent.v1.ApplyWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
-	80,  // 10: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
+	87,  // 10: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
 	14,  // 11: persys.agent.v1.ApplyWorkloadRequest.networks:type_name -> persys.agent.v1.NetworkView
 	62,  // 12: persys.agent.v1.NetworkView.epoch:type_name -> persys.agent.v1.Epoch
 	20,  // 13: persys.agent.v1.NetworkView.peers:type_name -> persys.agent.v1.NetworkPeer
@@ -7819,26 +8425,26 @@ var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	0,   // 28: persys.agent.v1.ListWorkloadsRequest.type:type_name -> persys.agent.v1.WorkloadType
 	62,  // 29: persys.agent.v1.ListWorkloadsRequest.epoch:type_name -> persys.agent.v1.Epoch
 	60,  // 30: persys.agent.v1.ListWorkloadsResponse.workloads:type_name -> persys.agent.v1.WorkloadStatus
-	81,  // 31: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	88,  // 31: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
 	34,  // 32: persys.agent.v1.ListActionsResponse.actions:type_name -> persys.agent.v1.AgentAction
 	39,  // 33: persys.agent.v1.WorkloadSpec.container:type_name -> persys.agent.v1.ContainerSpec
 	49,  // 34: persys.agent.v1.WorkloadSpec.compose:type_name -> persys.agent.v1.ComposeSpec
 	50,  // 35: persys.agent.v1.WorkloadSpec.vm:type_name -> persys.agent.v1.VMSpec
 	38,  // 36: persys.agent.v1.WorkloadSpec.health_check:type_name -> persys.agent.v1.HealthCheck
-	82,  // 37: persys.agent.v1.ContainerSpec.counted_devices:type_name -> persys.agent.v1.ContainerSpec.CountedDevicesEntry
-	83,  // 38: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
+	89,  // 37: persys.agent.v1.ContainerSpec.counted_devices:type_name -> persys.agent.v1.ContainerSpec.CountedDevicesEntry
+	90,  // 38: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
 	54,  // 39: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
 	55,  // 40: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
 	56,  // 41: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
 	57,  // 42: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
-	84,  // 43: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
+	91,  // 43: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
 	53,  // 44: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	85,  // 45: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
-	86,  // 46: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
+	92,  // 45: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
+	93,  // 46: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
 	45,  // 47: persys.agent.v1.ContainerSpec.devices:type_name -> persys.agent.v1.Device
 	46,  // 48: persys.agent.v1.ContainerSpec.gpus:type_name -> persys.agent.v1.DeviceRequest
 	47,  // 49: persys.agent.v1.ContainerSpec.logging:type_name -> persys.agent.v1.Logging
-	87,  // 50: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
+	94,  // 50: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
 	48,  // 51: persys.agent.v1.ContainerSpec.healthcheck:type_name -> persys.agent.v1.EngineHealthCheck
 	40,  // 52: persys.agent.v1.ContainerSpec.blkio_config:type_name -> persys.agent.v1.BlkioConfig
 	23,  // 53: persys.agent.v1.ContainerSpec.networks:type_name -> persys.agent.v1.NetworkAttachment
@@ -7848,76 +8454,87 @@ var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	42,  // 57: persys.agent.v1.BlkioConfig.device_read_iops:type_name -> persys.agent.v1.ThrottleDevice
 	42,  // 58: persys.agent.v1.BlkioConfig.device_write_bps:type_name -> persys.agent.v1.ThrottleDevice
 	42,  // 59: persys.agent.v1.BlkioConfig.device_write_iops:type_name -> persys.agent.v1.ThrottleDevice
-	88,  // 60: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
-	89,  // 61: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
-	94,  // 62: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	94,  // 63: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	94,  // 64: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	94,  // 65: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	90,  // 66: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
+	95,  // 60: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
+	96,  // 61: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
+	102, // 62: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	102, // 63: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	102, // 64: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	102, // 65: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	97,  // 66: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
 	53,  // 67: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
 	43,  // 68: persys.agent.v1.ComposeSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
 	58,  // 69: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
 	59,  // 70: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
-	91,  // 71: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
+	98,  // 71: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
 	52,  // 72: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
 	53,  // 73: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
 	51,  // 74: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
-	0,   // 75: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
-	1,   // 76: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
-	2,   // 77: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
-	92,  // 78: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
-	61,  // 79: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
-	63,  // 80: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
-	55,  // 81: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
-	37,  // 82: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
-	0,   // 83: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
-	67,  // 84: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
-	68,  // 85: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
-	68,  // 86: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
-	70,  // 87: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
-	65,  // 88: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
-	71,  // 89: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
-	62,  // 90: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
-	74,  // 91: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
-	62,  // 92: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
-	77,  // 93: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
-	93,  // 94: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	62,  // 95: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
-	44,  // 96: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
-	13,  // 97: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
-	25,  // 98: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
-	27,  // 99: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
-	29,  // 100: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
-	31,  // 101: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
-	33,  // 102: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
-	64,  // 103: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
-	66,  // 104: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
-	72,  // 105: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
-	75,  // 106: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
-	78,  // 107: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
-	10,  // 108: persys.agent.v1.AgentService.ListUsage:input_type -> persys.agent.v1.ListUsageRequest
-	7,   // 109: persys.agent.v1.AgentService.ProbeNetwork:input_type -> persys.agent.v1.ProbeNetworkRequest
-	3,   // 110: persys.agent.v1.AgentService.TraceConnection:input_type -> persys.agent.v1.TraceConnectionRequest
-	24,  // 111: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
-	26,  // 112: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
-	28,  // 113: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
-	30,  // 114: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
-	32,  // 115: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
-	35,  // 116: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
-	65,  // 117: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
-	69,  // 118: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
-	73,  // 119: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
-	76,  // 120: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
-	79,  // 121: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
-	11,  // 122: persys.agent.v1.AgentService.ListUsage:output_type -> persys.agent.v1.ListUsageResponse
-	8,   // 123: persys.agent.v1.AgentService.ProbeNetwork:output_type -> persys.agent.v1.ProbeNetworkResponse
-	4,   // 124: persys.agent.v1.AgentService.TraceConnection:output_type -> persys.agent.v1.TraceConnectionResponse
-	111, // [111:125] is the sub-list for method output_type
-	97,  // [97:111] is the sub-list for method input_type
-	97,  // [97:97] is the sub-list for extension type_name
-	97,  // [97:97] is the sub-list for extension extendee
-	0,   // [0:97] is the sub-list for field type_name
+	63,  // 75: persys.agent.v1.ManagedVolumeSpec.copy:type_name -> persys.agent.v1.Generation
+	63,  // 76: persys.agent.v1.ManagedVolumeSpec.undone:type_name -> persys.agent.v1.Generation
+	0,   // 77: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
+	1,   // 78: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
+	2,   // 79: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
+	99,  // 80: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
+	61,  // 81: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
+	63,  // 82: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
+	55,  // 83: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
+	37,  // 84: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
+	0,   // 85: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
+	67,  // 86: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
+	68,  // 87: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
+	68,  // 88: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
+	70,  // 89: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
+	65,  // 90: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
+	71,  // 91: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
+	62,  // 92: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
+	74,  // 93: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
+	62,  // 94: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
+	77,  // 95: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
+	100, // 96: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	62,  // 97: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
+	81,  // 98: persys.agent.v1.VolumeReadRequest.open:type_name -> persys.agent.v1.VolumeReadOpen
+	82,  // 99: persys.agent.v1.VolumeReadRequest.part:type_name -> persys.agent.v1.VolumeReadPart
+	63,  // 100: persys.agent.v1.VolumeReadOpen.move:type_name -> persys.agent.v1.Generation
+	84,  // 101: persys.agent.v1.VolumeReadResponse.entries:type_name -> persys.agent.v1.VolumeEntry
+	85,  // 102: persys.agent.v1.VolumeReadResponse.block:type_name -> persys.agent.v1.VolumeBlock
+	86,  // 103: persys.agent.v1.VolumeReadResponse.end:type_name -> persys.agent.v1.VolumePartEnd
+	101, // 104: persys.agent.v1.VolumeEntry.attributes:type_name -> persys.agent.v1.VolumeEntry.AttributesEntry
+	44,  // 105: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
+	13,  // 106: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
+	25,  // 107: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
+	27,  // 108: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
+	29,  // 109: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
+	31,  // 110: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
+	33,  // 111: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
+	64,  // 112: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
+	66,  // 113: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
+	72,  // 114: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
+	75,  // 115: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
+	78,  // 116: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
+	80,  // 117: persys.agent.v1.AgentService.ReadVolume:input_type -> persys.agent.v1.VolumeReadRequest
+	10,  // 118: persys.agent.v1.AgentService.ListUsage:input_type -> persys.agent.v1.ListUsageRequest
+	7,   // 119: persys.agent.v1.AgentService.ProbeNetwork:input_type -> persys.agent.v1.ProbeNetworkRequest
+	3,   // 120: persys.agent.v1.AgentService.TraceConnection:input_type -> persys.agent.v1.TraceConnectionRequest
+	24,  // 121: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
+	26,  // 122: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
+	28,  // 123: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
+	30,  // 124: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
+	32,  // 125: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
+	35,  // 126: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
+	65,  // 127: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
+	69,  // 128: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
+	73,  // 129: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
+	76,  // 130: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
+	79,  // 131: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
+	83,  // 132: persys.agent.v1.AgentService.ReadVolume:output_type -> persys.agent.v1.VolumeReadResponse
+	11,  // 133: persys.agent.v1.AgentService.ListUsage:output_type -> persys.agent.v1.ListUsageResponse
+	8,   // 134: persys.agent.v1.AgentService.ProbeNetwork:output_type -> persys.agent.v1.ProbeNetworkResponse
+	4,   // 135: persys.agent.v1.AgentService.TraceConnection:output_type -> persys.agent.v1.TraceConnectionResponse
+	121, // [121:136] is the sub-list for method output_type
+	106, // [106:121] is the sub-list for method input_type
+	106, // [106:106] is the sub-list for extension type_name
+	106, // [106:106] is the sub-list for extension extendee
+	0,   // [0:106] is the sub-list for field type_name
 }
 
 func init() { file_api_agent_v1_agent_proto_init() }
@@ -7949,7 +8566,7 @@ func file_api_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_agent_v1_agent_proto_rawDesc), len(file_api_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   91,
+			NumMessages:   99,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -8893,7 +8893,9 @@ type Volume struct {
 	ByHand    bool   `protobuf:"varint,1577,opt,name=by_hand,json=byHand,proto3" json:"by_hand,omitempty"`
 	CreatedBy string `protobuf:"bytes,1578,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
 	// Since when no workload uses the volume.
-	UnusedSince   *timestamppb.Timestamp `protobuf:"bytes,1579,opt,name=unused_since,json=unusedSince,proto3" json:"unused_since,omitempty"`
+	UnusedSince *timestamppb.Timestamp `protobuf:"bytes,1579,opt,name=unused_since,json=unusedSince,proto3" json:"unused_since,omitempty"`
+	// The move of the volume that has not ended.
+	Move          *VolumeMove `protobuf:"bytes,1590,opt,name=move,proto3" json:"move,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -9061,6 +9063,320 @@ func (x *Volume) GetUnusedSince() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Volume) GetMove() *VolumeMove {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+// VolumeMove is a move of local volumes to another node.
+type VolumeMove struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Workload that uses the volumes and moves with them.
+	WorkloadId string `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	From       string `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	To         string `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
+	// Phase of the move:
+	// copying: the data is copied while the workload runs;
+	// stopping: the workload is being stopped;
+	// final: what changed since is copied;
+	// placed: the workload is on the new node, and the former copy is kept until it has run healthy for a while;
+	// kept: nothing is deleted until a person ends the move;
+	// done: the former copy is being deleted;
+	// undone: the volume stays on its node, which must confirm that it has its copy;
+	// dropping: the new copy is being deleted.
+	Phase string `protobuf:"bytes,4,opt,name=phase,proto3" json:"phase,omitempty"`
+	// Why the move was undone or both copies are kept.
+	Reason     string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	StartedAt  *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	PhaseSince *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=phase_since,json=phaseSince,proto3" json:"phase_since,omitempty"`
+	By         string                 `protobuf:"bytes,8,opt,name=by,proto3" json:"by,omitempty"`
+	// Bytes of the present pass: of all files that are compared, of those that are compared already, and of the
+	// content that was sent.
+	TotalBytes int64 `protobuf:"varint,9,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	DoneBytes  int64 `protobuf:"varint,10,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"`
+	SentBytes  int64 `protobuf:"varint,11,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	// Last problem of the copy.
+	Problem string `protobuf:"bytes,12,opt,name=problem,proto3" json:"problem,omitempty"`
+	// Names of the volumes that move together.
+	Volumes       []string `protobuf:"bytes,13,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeMove) Reset() {
+	*x = VolumeMove{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[124]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeMove) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeMove) ProtoMessage() {}
+
+func (x *VolumeMove) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[124]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeMove.ProtoReflect.Descriptor instead.
+func (*VolumeMove) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{124}
+}
+
+func (x *VolumeMove) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *VolumeMove) GetPhaseSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PhaseSince
+	}
+	return nil
+}
+
+func (x *VolumeMove) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetTotalBytes() int64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *VolumeMove) GetDoneBytes() int64 {
+	if x != nil {
+		return x.DoneBytes
+	}
+	return 0
+}
+
+func (x *VolumeMove) GetSentBytes() int64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+func (x *VolumeMove) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetVolumes() []string {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+type MoveVolumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// <driver>:<name>.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Node that has the volume.
+	NodeId string `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// Empty means the default namespace.
+	Namespace string `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Node to which the volume moves; empty if end is set.
+	To string `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
+	// Most bytes of content per second, at least 1 MiB; 0 = no limit.
+	BytesPerSecond int64 `protobuf:"varint,5,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	// How to end a move: cancel (the volume stays on its node) or settle (the former copy is deleted now). Empty
+	// starts a move.
+	End           string `protobuf:"bytes,6,opt,name=end,proto3" json:"end,omitempty"`
+	RequestId     string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveVolumeRequest) Reset() {
+	*x = MoveVolumeRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[125]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveVolumeRequest) ProtoMessage() {}
+
+func (x *MoveVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[125]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveVolumeRequest.ProtoReflect.Descriptor instead.
+func (*MoveVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{125}
+}
+
+func (x *MoveVolumeRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *MoveVolumeRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *MoveVolumeRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *MoveVolumeRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *MoveVolumeRequest) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *MoveVolumeRequest) GetEnd() string {
+	if x != nil {
+		return x.End
+	}
+	return ""
+}
+
+func (x *MoveVolumeRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type MoveVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Move          *VolumeMove            `protobuf:"bytes,1,opt,name=move,proto3" json:"move,omitempty"`
+	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveVolumeResponse) Reset() {
+	*x = MoveVolumeResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[126]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveVolumeResponse) ProtoMessage() {}
+
+func (x *MoveVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[126]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveVolumeResponse.ProtoReflect.Descriptor instead.
+func (*MoveVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{126}
+}
+
+func (x *MoveVolumeResponse) GetMove() *VolumeMove {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+func (x *MoveVolumeResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 type CreateVolumeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -9081,7 +9397,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[124]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9093,7 +9409,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[124]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9106,7 +9422,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{124}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -9168,7 +9484,7 @@ type CreateVolumeResponse struct {
 
 func (x *CreateVolumeResponse) Reset() {
 	*x = CreateVolumeResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[125]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9180,7 +9496,7 @@ func (x *CreateVolumeResponse) String() string {
 func (*CreateVolumeResponse) ProtoMessage() {}
 
 func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[125]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9193,7 +9509,7 @@ func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*CreateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{125}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *CreateVolumeResponse) GetVolume() *Volume {
@@ -9222,7 +9538,7 @@ type StorageProblem struct {
 
 func (x *StorageProblem) Reset() {
 	*x = StorageProblem{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[126]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9234,7 +9550,7 @@ func (x *StorageProblem) String() string {
 func (*StorageProblem) ProtoMessage() {}
 
 func (x *StorageProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[126]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9247,7 +9563,7 @@ func (x *StorageProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorageProblem.ProtoReflect.Descriptor instead.
 func (*StorageProblem) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{126}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *StorageProblem) GetNodeId() string {
@@ -9286,7 +9602,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[127]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9298,7 +9614,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[127]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9311,7 +9627,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{127}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *DeleteVolumeRequest) GetNodeId() string {
@@ -9351,7 +9667,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[128]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9363,7 +9679,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[128]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9376,7 +9692,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{128}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *DeleteVolumeResponse) GetIndex() uint64 {
@@ -9405,7 +9721,7 @@ type NamespaceAmounts struct {
 
 func (x *NamespaceAmounts) Reset() {
 	*x = NamespaceAmounts{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[129]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9417,7 +9733,7 @@ func (x *NamespaceAmounts) String() string {
 func (*NamespaceAmounts) ProtoMessage() {}
 
 func (x *NamespaceAmounts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[129]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9430,7 +9746,7 @@ func (x *NamespaceAmounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceAmounts.ProtoReflect.Descriptor instead.
 func (*NamespaceAmounts) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{129}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *NamespaceAmounts) GetCpuMillicores() int64 {
@@ -9522,7 +9838,7 @@ type Namespace struct {
 
 func (x *Namespace) Reset() {
 	*x = Namespace{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[130]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9534,7 +9850,7 @@ func (x *Namespace) String() string {
 func (*Namespace) ProtoMessage() {}
 
 func (x *Namespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[130]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9547,7 +9863,7 @@ func (x *Namespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Namespace.ProtoReflect.Descriptor instead.
 func (*Namespace) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{130}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *Namespace) GetName() string {
@@ -9658,7 +9974,7 @@ type ListNamespacesRequest struct {
 
 func (x *ListNamespacesRequest) Reset() {
 	*x = ListNamespacesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[131]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9670,7 +9986,7 @@ func (x *ListNamespacesRequest) String() string {
 func (*ListNamespacesRequest) ProtoMessage() {}
 
 func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[131]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9683,7 +9999,7 @@ func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{131}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ListNamespacesRequest) GetName() string {
@@ -9705,7 +10021,7 @@ type ListNamespacesResponse struct {
 
 func (x *ListNamespacesResponse) Reset() {
 	*x = ListNamespacesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[132]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9717,7 +10033,7 @@ func (x *ListNamespacesResponse) String() string {
 func (*ListNamespacesResponse) ProtoMessage() {}
 
 func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[132]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9730,7 +10046,7 @@ func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamespacesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{132}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
@@ -9773,7 +10089,7 @@ type PutNamespaceRequest struct {
 
 func (x *PutNamespaceRequest) Reset() {
 	*x = PutNamespaceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[133]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9785,7 +10101,7 @@ func (x *PutNamespaceRequest) String() string {
 func (*PutNamespaceRequest) ProtoMessage() {}
 
 func (x *PutNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[133]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9798,7 +10114,7 @@ func (x *PutNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*PutNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{133}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *PutNamespaceRequest) GetName() string {
@@ -9882,7 +10198,7 @@ type NamespaceResponse struct {
 
 func (x *NamespaceResponse) Reset() {
 	*x = NamespaceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[134]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9894,7 +10210,7 @@ func (x *NamespaceResponse) String() string {
 func (*NamespaceResponse) ProtoMessage() {}
 
 func (x *NamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[134]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9907,7 +10223,7 @@ func (x *NamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceResponse.ProtoReflect.Descriptor instead.
 func (*NamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{134}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *NamespaceResponse) GetNamespace() *Namespace {
@@ -9934,7 +10250,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[135]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9946,7 +10262,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[135]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9959,7 +10275,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{135}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -9999,7 +10315,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[136]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10011,7 +10327,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[136]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10024,7 +10340,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{136}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *Policy) GetName() string {
@@ -10100,7 +10416,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[137]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10112,7 +10428,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[137]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10125,7 +10441,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{137}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *ListPoliciesRequest) GetName() string {
@@ -10146,7 +10462,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[138]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10158,7 +10474,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[138]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10171,7 +10487,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{138}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -10204,7 +10520,7 @@ type PutPolicyRequest struct {
 
 func (x *PutPolicyRequest) Reset() {
 	*x = PutPolicyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[139]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10216,7 +10532,7 @@ func (x *PutPolicyRequest) String() string {
 func (*PutPolicyRequest) ProtoMessage() {}
 
 func (x *PutPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[139]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10229,7 +10545,7 @@ func (x *PutPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutPolicyRequest.ProtoReflect.Descriptor instead.
 func (*PutPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{139}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *PutPolicyRequest) GetName() string {
@@ -10270,7 +10586,7 @@ type DeletePolicyRequest struct {
 
 func (x *DeletePolicyRequest) Reset() {
 	*x = DeletePolicyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[140]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10282,7 +10598,7 @@ func (x *DeletePolicyRequest) String() string {
 func (*DeletePolicyRequest) ProtoMessage() {}
 
 func (x *DeletePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[140]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10295,7 +10611,7 @@ func (x *DeletePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePolicyRequest.ProtoReflect.Descriptor instead.
 func (*DeletePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{140}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *DeletePolicyRequest) GetName() string {
@@ -10327,7 +10643,7 @@ type BindPolicyRequest struct {
 
 func (x *BindPolicyRequest) Reset() {
 	*x = BindPolicyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[141]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10339,7 +10655,7 @@ func (x *BindPolicyRequest) String() string {
 func (*BindPolicyRequest) ProtoMessage() {}
 
 func (x *BindPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[141]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10352,7 +10668,7 @@ func (x *BindPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindPolicyRequest.ProtoReflect.Descriptor instead.
 func (*BindPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{141}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *BindPolicyRequest) GetPolicy() string {
@@ -10393,7 +10709,7 @@ type PolicyResponse struct {
 
 func (x *PolicyResponse) Reset() {
 	*x = PolicyResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[142]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10405,7 +10721,7 @@ func (x *PolicyResponse) String() string {
 func (*PolicyResponse) ProtoMessage() {}
 
 func (x *PolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[142]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10418,7 +10734,7 @@ func (x *PolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyResponse.ProtoReflect.Descriptor instead.
 func (*PolicyResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{142}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *PolicyResponse) GetIndex() uint64 {
@@ -10446,7 +10762,7 @@ type Role struct {
 
 func (x *Role) Reset() {
 	*x = Role{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[143]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10458,7 +10774,7 @@ func (x *Role) String() string {
 func (*Role) ProtoMessage() {}
 
 func (x *Role) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[143]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10471,7 +10787,7 @@ func (x *Role) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Role.ProtoReflect.Descriptor instead.
 func (*Role) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{143}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *Role) GetName() string {
@@ -10533,7 +10849,7 @@ type ListRolesRequest struct {
 
 func (x *ListRolesRequest) Reset() {
 	*x = ListRolesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[144]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10545,7 +10861,7 @@ func (x *ListRolesRequest) String() string {
 func (*ListRolesRequest) ProtoMessage() {}
 
 func (x *ListRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[144]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10558,7 +10874,7 @@ func (x *ListRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRolesRequest.ProtoReflect.Descriptor instead.
 func (*ListRolesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{144}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *ListRolesRequest) GetName() string {
@@ -10579,7 +10895,7 @@ type ListRolesResponse struct {
 
 func (x *ListRolesResponse) Reset() {
 	*x = ListRolesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[145]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10591,7 +10907,7 @@ func (x *ListRolesResponse) String() string {
 func (*ListRolesResponse) ProtoMessage() {}
 
 func (x *ListRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[145]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10604,7 +10920,7 @@ func (x *ListRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRolesResponse.ProtoReflect.Descriptor instead.
 func (*ListRolesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{145}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *ListRolesResponse) GetRoles() []*Role {
@@ -10636,7 +10952,7 @@ type PutRoleRequest struct {
 
 func (x *PutRoleRequest) Reset() {
 	*x = PutRoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[146]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10648,7 +10964,7 @@ func (x *PutRoleRequest) String() string {
 func (*PutRoleRequest) ProtoMessage() {}
 
 func (x *PutRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[146]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10661,7 +10977,7 @@ func (x *PutRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRoleRequest.ProtoReflect.Descriptor instead.
 func (*PutRoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{146}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *PutRoleRequest) GetName() string {
@@ -10709,7 +11025,7 @@ type DeleteRoleRequest struct {
 
 func (x *DeleteRoleRequest) Reset() {
 	*x = DeleteRoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[147]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10721,7 +11037,7 @@ func (x *DeleteRoleRequest) String() string {
 func (*DeleteRoleRequest) ProtoMessage() {}
 
 func (x *DeleteRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[147]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10734,7 +11050,7 @@ func (x *DeleteRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRoleRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{147}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *DeleteRoleRequest) GetName() string {
@@ -10761,7 +11077,7 @@ type RoleResponse struct {
 
 func (x *RoleResponse) Reset() {
 	*x = RoleResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[148]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10773,7 +11089,7 @@ func (x *RoleResponse) String() string {
 func (*RoleResponse) ProtoMessage() {}
 
 func (x *RoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[148]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10786,7 +11102,7 @@ func (x *RoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoleResponse.ProtoReflect.Descriptor instead.
 func (*RoleResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{148}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *RoleResponse) GetIndex() uint64 {
@@ -10815,7 +11131,7 @@ type Binding struct {
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[149]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10827,7 +11143,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[149]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10840,7 +11156,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{149}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *Binding) GetRole() string {
@@ -10902,7 +11218,7 @@ type ListBindingsRequest struct {
 
 func (x *ListBindingsRequest) Reset() {
 	*x = ListBindingsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[150]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10914,7 +11230,7 @@ func (x *ListBindingsRequest) String() string {
 func (*ListBindingsRequest) ProtoMessage() {}
 
 func (x *ListBindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[150]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10927,7 +11243,7 @@ func (x *ListBindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBindingsRequest.ProtoReflect.Descriptor instead.
 func (*ListBindingsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{150}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *ListBindingsRequest) GetRole() string {
@@ -10949,7 +11265,7 @@ type ListBindingsResponse struct {
 
 func (x *ListBindingsResponse) Reset() {
 	*x = ListBindingsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[151]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10961,7 +11277,7 @@ func (x *ListBindingsResponse) String() string {
 func (*ListBindingsResponse) ProtoMessage() {}
 
 func (x *ListBindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[151]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10974,7 +11290,7 @@ func (x *ListBindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBindingsResponse.ProtoReflect.Descriptor instead.
 func (*ListBindingsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{151}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *ListBindingsResponse) GetBindings() []*Binding {
@@ -11012,7 +11328,7 @@ type BindRoleRequest struct {
 
 func (x *BindRoleRequest) Reset() {
 	*x = BindRoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[152]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11024,7 +11340,7 @@ func (x *BindRoleRequest) String() string {
 func (*BindRoleRequest) ProtoMessage() {}
 
 func (x *BindRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[152]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11037,7 +11353,7 @@ func (x *BindRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindRoleRequest.ProtoReflect.Descriptor instead.
 func (*BindRoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{152}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *BindRoleRequest) GetRole() string {
@@ -11110,7 +11426,7 @@ type Account struct {
 
 func (x *Account) Reset() {
 	*x = Account{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11122,7 +11438,7 @@ func (x *Account) String() string {
 func (*Account) ProtoMessage() {}
 
 func (x *Account) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11135,7 +11451,7 @@ func (x *Account) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Account.ProtoReflect.Descriptor instead.
 func (*Account) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{153}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *Account) GetName() string {
@@ -11202,7 +11518,7 @@ type ListAccountsRequest struct {
 
 func (x *ListAccountsRequest) Reset() {
 	*x = ListAccountsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11214,7 +11530,7 @@ func (x *ListAccountsRequest) String() string {
 func (*ListAccountsRequest) ProtoMessage() {}
 
 func (x *ListAccountsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11227,7 +11543,7 @@ func (x *ListAccountsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAccountsRequest.ProtoReflect.Descriptor instead.
 func (*ListAccountsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{154}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{157}
 }
 
 type ListAccountsResponse struct {
@@ -11242,7 +11558,7 @@ type ListAccountsResponse struct {
 
 func (x *ListAccountsResponse) Reset() {
 	*x = ListAccountsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11254,7 +11570,7 @@ func (x *ListAccountsResponse) String() string {
 func (*ListAccountsResponse) ProtoMessage() {}
 
 func (x *ListAccountsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11267,7 +11583,7 @@ func (x *ListAccountsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAccountsResponse.ProtoReflect.Descriptor instead.
 func (*ListAccountsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{155}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *ListAccountsResponse) GetAccounts() []*Account {
@@ -11309,7 +11625,7 @@ type CreateAccountRequest struct {
 
 func (x *CreateAccountRequest) Reset() {
 	*x = CreateAccountRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11321,7 +11637,7 @@ func (x *CreateAccountRequest) String() string {
 func (*CreateAccountRequest) ProtoMessage() {}
 
 func (x *CreateAccountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11334,7 +11650,7 @@ func (x *CreateAccountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateAccountRequest.ProtoReflect.Descriptor instead.
 func (*CreateAccountRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{156}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *CreateAccountRequest) GetName() string {
@@ -11419,7 +11735,7 @@ type RotateAccountRequest struct {
 
 func (x *RotateAccountRequest) Reset() {
 	*x = RotateAccountRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11431,7 +11747,7 @@ func (x *RotateAccountRequest) String() string {
 func (*RotateAccountRequest) ProtoMessage() {}
 
 func (x *RotateAccountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11444,7 +11760,7 @@ func (x *RotateAccountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateAccountRequest.ProtoReflect.Descriptor instead.
 func (*RotateAccountRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{157}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *RotateAccountRequest) GetName() string {
@@ -11481,7 +11797,7 @@ type AccountTokenResponse struct {
 
 func (x *AccountTokenResponse) Reset() {
 	*x = AccountTokenResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11493,7 +11809,7 @@ func (x *AccountTokenResponse) String() string {
 func (*AccountTokenResponse) ProtoMessage() {}
 
 func (x *AccountTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11506,7 +11822,7 @@ func (x *AccountTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountTokenResponse.ProtoReflect.Descriptor instead.
 func (*AccountTokenResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{158}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *AccountTokenResponse) GetAccount() *Account {
@@ -11540,7 +11856,7 @@ type DeleteAccountRequest struct {
 
 func (x *DeleteAccountRequest) Reset() {
 	*x = DeleteAccountRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11552,7 +11868,7 @@ func (x *DeleteAccountRequest) String() string {
 func (*DeleteAccountRequest) ProtoMessage() {}
 
 func (x *DeleteAccountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11565,7 +11881,7 @@ func (x *DeleteAccountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteAccountRequest.ProtoReflect.Descriptor instead.
 func (*DeleteAccountRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{159}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *DeleteAccountRequest) GetName() string {
@@ -11593,7 +11909,7 @@ type LinkConsoleRequest struct {
 
 func (x *LinkConsoleRequest) Reset() {
 	*x = LinkConsoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11605,7 +11921,7 @@ func (x *LinkConsoleRequest) String() string {
 func (*LinkConsoleRequest) ProtoMessage() {}
 
 func (x *LinkConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11618,7 +11934,7 @@ func (x *LinkConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkConsoleRequest.ProtoReflect.Descriptor instead.
 func (*LinkConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{160}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *LinkConsoleRequest) GetTtlSeconds() int64 {
@@ -11651,7 +11967,7 @@ type LinkConsoleResponse struct {
 
 func (x *LinkConsoleResponse) Reset() {
 	*x = LinkConsoleResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11663,7 +11979,7 @@ func (x *LinkConsoleResponse) String() string {
 func (*LinkConsoleResponse) ProtoMessage() {}
 
 func (x *LinkConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11676,7 +11992,7 @@ func (x *LinkConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkConsoleResponse.ProtoReflect.Descriptor instead.
 func (*LinkConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{161}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *LinkConsoleResponse) GetSession() *ConsoleSession {
@@ -11719,7 +12035,7 @@ type OpenConsoleRequest struct {
 
 func (x *OpenConsoleRequest) Reset() {
 	*x = OpenConsoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11731,7 +12047,7 @@ func (x *OpenConsoleRequest) String() string {
 func (*OpenConsoleRequest) ProtoMessage() {}
 
 func (x *OpenConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11744,7 +12060,7 @@ func (x *OpenConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenConsoleRequest.ProtoReflect.Descriptor instead.
 func (*OpenConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{162}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *OpenConsoleRequest) GetCode() string {
@@ -11781,7 +12097,7 @@ type OpenConsoleResponse struct {
 
 func (x *OpenConsoleResponse) Reset() {
 	*x = OpenConsoleResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11793,7 +12109,7 @@ func (x *OpenConsoleResponse) String() string {
 func (*OpenConsoleResponse) ProtoMessage() {}
 
 func (x *OpenConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11806,7 +12122,7 @@ func (x *OpenConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenConsoleResponse.ProtoReflect.Descriptor instead.
 func (*OpenConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{163}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *OpenConsoleResponse) GetSession() *ConsoleSession {
@@ -11850,7 +12166,7 @@ type ConsoleSession struct {
 
 func (x *ConsoleSession) Reset() {
 	*x = ConsoleSession{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11862,7 +12178,7 @@ func (x *ConsoleSession) String() string {
 func (*ConsoleSession) ProtoMessage() {}
 
 func (x *ConsoleSession) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11875,7 +12191,7 @@ func (x *ConsoleSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleSession.ProtoReflect.Descriptor instead.
 func (*ConsoleSession) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{164}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *ConsoleSession) GetId() string {
@@ -11935,7 +12251,7 @@ type ListConsolesRequest struct {
 
 func (x *ListConsolesRequest) Reset() {
 	*x = ListConsolesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11947,7 +12263,7 @@ func (x *ListConsolesRequest) String() string {
 func (*ListConsolesRequest) ProtoMessage() {}
 
 func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11960,7 +12276,7 @@ func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{165}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{168}
 }
 
 type ListConsolesResponse struct {
@@ -11975,7 +12291,7 @@ type ListConsolesResponse struct {
 
 func (x *ListConsolesResponse) Reset() {
 	*x = ListConsolesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11987,7 +12303,7 @@ func (x *ListConsolesResponse) String() string {
 func (*ListConsolesResponse) ProtoMessage() {}
 
 func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12000,7 +12316,7 @@ func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{166}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *ListConsolesResponse) GetSessions() []*ConsoleSession {
@@ -12030,7 +12346,7 @@ type EndConsoleRequest struct {
 
 func (x *EndConsoleRequest) Reset() {
 	*x = EndConsoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12042,7 +12358,7 @@ func (x *EndConsoleRequest) String() string {
 func (*EndConsoleRequest) ProtoMessage() {}
 
 func (x *EndConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12055,7 +12371,7 @@ func (x *EndConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndConsoleRequest.ProtoReflect.Descriptor instead.
 func (*EndConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{167}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *EndConsoleRequest) GetId() string {
@@ -12089,7 +12405,7 @@ type EndConsoleResponse struct {
 
 func (x *EndConsoleResponse) Reset() {
 	*x = EndConsoleResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12101,7 +12417,7 @@ func (x *EndConsoleResponse) String() string {
 func (*EndConsoleResponse) ProtoMessage() {}
 
 func (x *EndConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12114,7 +12430,7 @@ func (x *EndConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndConsoleResponse.ProtoReflect.Descriptor instead.
 func (*EndConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{168}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *EndConsoleResponse) GetIndex() uint64 {
@@ -12143,7 +12459,7 @@ type Object struct {
 
 func (x *Object) Reset() {
 	*x = Object{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12155,7 +12471,7 @@ func (x *Object) String() string {
 func (*Object) ProtoMessage() {}
 
 func (x *Object) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12168,7 +12484,7 @@ func (x *Object) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Object.ProtoReflect.Descriptor instead.
 func (*Object) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{169}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *Object) GetKind() string {
@@ -12235,7 +12551,7 @@ type ObjectVersion struct {
 
 func (x *ObjectVersion) Reset() {
 	*x = ObjectVersion{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12247,7 +12563,7 @@ func (x *ObjectVersion) String() string {
 func (*ObjectVersion) ProtoMessage() {}
 
 func (x *ObjectVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12260,7 +12576,7 @@ func (x *ObjectVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectVersion.ProtoReflect.Descriptor instead.
 func (*ObjectVersion) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{170}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *ObjectVersion) GetNumber() uint64 {
@@ -12310,7 +12626,7 @@ type ObjectUser struct {
 
 func (x *ObjectUser) Reset() {
 	*x = ObjectUser{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12322,7 +12638,7 @@ func (x *ObjectUser) String() string {
 func (*ObjectUser) ProtoMessage() {}
 
 func (x *ObjectUser) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12335,7 +12651,7 @@ func (x *ObjectUser) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectUser.ProtoReflect.Descriptor instead.
 func (*ObjectUser) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{171}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *ObjectUser) GetWorkloadId() string {
@@ -12366,7 +12682,7 @@ type ListObjectsRequest struct {
 
 func (x *ListObjectsRequest) Reset() {
 	*x = ListObjectsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12378,7 +12694,7 @@ func (x *ListObjectsRequest) String() string {
 func (*ListObjectsRequest) ProtoMessage() {}
 
 func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12391,7 +12707,7 @@ func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{172}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *ListObjectsRequest) GetKind() string {
@@ -12427,7 +12743,7 @@ type ListObjectsResponse struct {
 
 func (x *ListObjectsResponse) Reset() {
 	*x = ListObjectsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12439,7 +12755,7 @@ func (x *ListObjectsResponse) String() string {
 func (*ListObjectsResponse) ProtoMessage() {}
 
 func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12452,7 +12768,7 @@ func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{173}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *ListObjectsResponse) GetObjects() []*Object {
@@ -12485,7 +12801,7 @@ type PutObjectRequest struct {
 
 func (x *PutObjectRequest) Reset() {
 	*x = PutObjectRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12497,7 +12813,7 @@ func (x *PutObjectRequest) String() string {
 func (*PutObjectRequest) ProtoMessage() {}
 
 func (x *PutObjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12510,7 +12826,7 @@ func (x *PutObjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutObjectRequest.ProtoReflect.Descriptor instead.
 func (*PutObjectRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{174}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *PutObjectRequest) GetKind() string {
@@ -12562,7 +12878,7 @@ type RollBackObjectRequest struct {
 
 func (x *RollBackObjectRequest) Reset() {
 	*x = RollBackObjectRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[175]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12574,7 +12890,7 @@ func (x *RollBackObjectRequest) String() string {
 func (*RollBackObjectRequest) ProtoMessage() {}
 
 func (x *RollBackObjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[175]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12587,7 +12903,7 @@ func (x *RollBackObjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollBackObjectRequest.ProtoReflect.Descriptor instead.
 func (*RollBackObjectRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{175}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *RollBackObjectRequest) GetKind() string {
@@ -12637,7 +12953,7 @@ type DeleteObjectRequest struct {
 
 func (x *DeleteObjectRequest) Reset() {
 	*x = DeleteObjectRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[176]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12649,7 +12965,7 @@ func (x *DeleteObjectRequest) String() string {
 func (*DeleteObjectRequest) ProtoMessage() {}
 
 func (x *DeleteObjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[176]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12662,7 +12978,7 @@ func (x *DeleteObjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteObjectRequest.ProtoReflect.Descriptor instead.
 func (*DeleteObjectRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{176}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *DeleteObjectRequest) GetKind() string {
@@ -12711,7 +13027,7 @@ type ObjectResponse struct {
 
 func (x *ObjectResponse) Reset() {
 	*x = ObjectResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[177]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12723,7 +13039,7 @@ func (x *ObjectResponse) String() string {
 func (*ObjectResponse) ProtoMessage() {}
 
 func (x *ObjectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[177]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12736,7 +13052,7 @@ func (x *ObjectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectResponse.ProtoReflect.Descriptor instead.
 func (*ObjectResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{177}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *ObjectResponse) GetVersion() uint64 {
@@ -12786,7 +13102,7 @@ type GetObjectValueRequest struct {
 
 func (x *GetObjectValueRequest) Reset() {
 	*x = GetObjectValueRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[178]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12798,7 +13114,7 @@ func (x *GetObjectValueRequest) String() string {
 func (*GetObjectValueRequest) ProtoMessage() {}
 
 func (x *GetObjectValueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[178]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12811,7 +13127,7 @@ func (x *GetObjectValueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetObjectValueRequest.ProtoReflect.Descriptor instead.
 func (*GetObjectValueRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{178}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *GetObjectValueRequest) GetName() string {
@@ -12845,7 +13161,7 @@ type GetObjectValueResponse struct {
 
 func (x *GetObjectValueResponse) Reset() {
 	*x = GetObjectValueResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[179]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12857,7 +13173,7 @@ func (x *GetObjectValueResponse) String() string {
 func (*GetObjectValueResponse) ProtoMessage() {}
 
 func (x *GetObjectValueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[179]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12870,7 +13186,7 @@ func (x *GetObjectValueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetObjectValueResponse.ProtoReflect.Descriptor instead.
 func (*GetObjectValueResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{179}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *GetObjectValueResponse) GetData() []byte {
@@ -12895,7 +13211,7 @@ type GetAccessRequest struct {
 
 func (x *GetAccessRequest) Reset() {
 	*x = GetAccessRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[180]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12907,7 +13223,7 @@ func (x *GetAccessRequest) String() string {
 func (*GetAccessRequest) ProtoMessage() {}
 
 func (x *GetAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[180]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12920,7 +13236,7 @@ func (x *GetAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAccessRequest.ProtoReflect.Descriptor instead.
 func (*GetAccessRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{180}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{183}
 }
 
 type GetAccessResponse struct {
@@ -12942,7 +13258,7 @@ type GetAccessResponse struct {
 
 func (x *GetAccessResponse) Reset() {
 	*x = GetAccessResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[181]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12954,7 +13270,7 @@ func (x *GetAccessResponse) String() string {
 func (*GetAccessResponse) ProtoMessage() {}
 
 func (x *GetAccessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[181]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12967,7 +13283,7 @@ func (x *GetAccessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAccessResponse.ProtoReflect.Descriptor instead.
 func (*GetAccessResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{181}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *GetAccessResponse) GetIdentity() string {
@@ -13019,7 +13335,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[182]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13031,7 +13347,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[182]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13044,7 +13360,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{182}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *Grant) GetRole() string {
@@ -13088,7 +13404,7 @@ type CheckAccessRequest struct {
 
 func (x *CheckAccessRequest) Reset() {
 	*x = CheckAccessRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[183]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13100,7 +13416,7 @@ func (x *CheckAccessRequest) String() string {
 func (*CheckAccessRequest) ProtoMessage() {}
 
 func (x *CheckAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[183]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13113,7 +13429,7 @@ func (x *CheckAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAccessRequest.ProtoReflect.Descriptor instead.
 func (*CheckAccessRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{183}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *CheckAccessRequest) GetVerb() string {
@@ -13142,7 +13458,7 @@ type CheckAccessResponse struct {
 
 func (x *CheckAccessResponse) Reset() {
 	*x = CheckAccessResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[184]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13154,7 +13470,7 @@ func (x *CheckAccessResponse) String() string {
 func (*CheckAccessResponse) ProtoMessage() {}
 
 func (x *CheckAccessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[184]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13167,7 +13483,7 @@ func (x *CheckAccessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAccessResponse.ProtoReflect.Descriptor instead.
 func (*CheckAccessResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{184}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *CheckAccessResponse) GetAllowed() bool {
@@ -13200,7 +13516,7 @@ type DeleteNamespaceResponse struct {
 
 func (x *DeleteNamespaceResponse) Reset() {
 	*x = DeleteNamespaceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[185]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13212,7 +13528,7 @@ func (x *DeleteNamespaceResponse) String() string {
 func (*DeleteNamespaceResponse) ProtoMessage() {}
 
 func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[185]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13225,7 +13541,7 @@ func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{185}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *DeleteNamespaceResponse) GetIndex() uint64 {
@@ -13245,7 +13561,7 @@ type GetRolloutRequest struct {
 
 func (x *GetRolloutRequest) Reset() {
 	*x = GetRolloutRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[186]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13257,7 +13573,7 @@ func (x *GetRolloutRequest) String() string {
 func (*GetRolloutRequest) ProtoMessage() {}
 
 func (x *GetRolloutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[186]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13270,7 +13586,7 @@ func (x *GetRolloutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolloutRequest.ProtoReflect.Descriptor instead.
 func (*GetRolloutRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{186}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *GetRolloutRequest) GetGroup() string {
@@ -13306,7 +13622,7 @@ type GetRolloutResponse struct {
 
 func (x *GetRolloutResponse) Reset() {
 	*x = GetRolloutResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[187]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13318,7 +13634,7 @@ func (x *GetRolloutResponse) String() string {
 func (*GetRolloutResponse) ProtoMessage() {}
 
 func (x *GetRolloutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[187]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13331,7 +13647,7 @@ func (x *GetRolloutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolloutResponse.ProtoReflect.Descriptor instead.
 func (*GetRolloutResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{187}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *GetRolloutResponse) GetGroup() string {
@@ -13440,7 +13756,7 @@ type RolloutMember struct {
 
 func (x *RolloutMember) Reset() {
 	*x = RolloutMember{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[188]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13452,7 +13768,7 @@ func (x *RolloutMember) String() string {
 func (*RolloutMember) ProtoMessage() {}
 
 func (x *RolloutMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[188]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13465,7 +13781,7 @@ func (x *RolloutMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutMember.ProtoReflect.Descriptor instead.
 func (*RolloutMember) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{188}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *RolloutMember) GetWorkloadId() string {
@@ -13536,7 +13852,7 @@ type SetRolloutRequest struct {
 
 func (x *SetRolloutRequest) Reset() {
 	*x = SetRolloutRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[189]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13548,7 +13864,7 @@ func (x *SetRolloutRequest) String() string {
 func (*SetRolloutRequest) ProtoMessage() {}
 
 func (x *SetRolloutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[189]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13561,7 +13877,7 @@ func (x *SetRolloutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolloutRequest.ProtoReflect.Descriptor instead.
 func (*SetRolloutRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{189}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{192}
 }
 
 func (x *SetRolloutRequest) GetGroup() string {
@@ -13596,7 +13912,7 @@ type SetRolloutResponse struct {
 
 func (x *SetRolloutResponse) Reset() {
 	*x = SetRolloutResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[190]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13608,7 +13924,7 @@ func (x *SetRolloutResponse) String() string {
 func (*SetRolloutResponse) ProtoMessage() {}
 
 func (x *SetRolloutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[190]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13621,7 +13937,7 @@ func (x *SetRolloutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolloutResponse.ProtoReflect.Descriptor instead.
 func (*SetRolloutResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{190}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{193}
 }
 
 func (x *SetRolloutResponse) GetIndex() uint64 {
@@ -13657,7 +13973,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[191]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[194]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13669,7 +13985,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[191]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[194]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13682,7 +13998,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{191}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{194}
 }
 
 func (x *StartRunRequest) GetWorkloadId() string {
@@ -13735,7 +14051,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[192]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[195]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13747,7 +14063,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[192]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[195]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13760,7 +14076,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{192}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{195}
 }
 
 func (x *StartRunResponse) GetRunId() string {
@@ -13805,7 +14121,7 @@ type ScaleGroupRequest struct {
 
 func (x *ScaleGroupRequest) Reset() {
 	*x = ScaleGroupRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[193]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[196]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13817,7 +14133,7 @@ func (x *ScaleGroupRequest) String() string {
 func (*ScaleGroupRequest) ProtoMessage() {}
 
 func (x *ScaleGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[193]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[196]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13830,7 +14146,7 @@ func (x *ScaleGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScaleGroupRequest.ProtoReflect.Descriptor instead.
 func (*ScaleGroupRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{193}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{196}
 }
 
 func (x *ScaleGroupRequest) GetGroup() string {
@@ -13869,7 +14185,7 @@ type ScaleGroupResponse struct {
 
 func (x *ScaleGroupResponse) Reset() {
 	*x = ScaleGroupResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[194]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[197]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13881,7 +14197,7 @@ func (x *ScaleGroupResponse) String() string {
 func (*ScaleGroupResponse) ProtoMessage() {}
 
 func (x *ScaleGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[194]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[197]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13894,7 +14210,7 @@ func (x *ScaleGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScaleGroupResponse.ProtoReflect.Descriptor instead.
 func (*ScaleGroupResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{194}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{197}
 }
 
 func (x *ScaleGroupResponse) GetWorkloadIds() []string {
@@ -13938,7 +14254,7 @@ type PreviewRebalanceRequest struct {
 
 func (x *PreviewRebalanceRequest) Reset() {
 	*x = PreviewRebalanceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[195]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[198]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13950,7 +14266,7 @@ func (x *PreviewRebalanceRequest) String() string {
 func (*PreviewRebalanceRequest) ProtoMessage() {}
 
 func (x *PreviewRebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[195]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[198]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13963,7 +14279,7 @@ func (x *PreviewRebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreviewRebalanceRequest.ProtoReflect.Descriptor instead.
 func (*PreviewRebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{195}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{198}
 }
 
 func (x *PreviewRebalanceRequest) GetMinGainPercent() uint32 {
@@ -14003,7 +14319,7 @@ type PreviewRebalanceResponse struct {
 
 func (x *PreviewRebalanceResponse) Reset() {
 	*x = PreviewRebalanceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[196]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[199]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14015,7 +14331,7 @@ func (x *PreviewRebalanceResponse) String() string {
 func (*PreviewRebalanceResponse) ProtoMessage() {}
 
 func (x *PreviewRebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[196]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[199]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14028,7 +14344,7 @@ func (x *PreviewRebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreviewRebalanceResponse.ProtoReflect.Descriptor instead.
 func (*PreviewRebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{196}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{199}
 }
 
 func (x *PreviewRebalanceResponse) GetMoves() []*RebalanceMove {
@@ -14094,7 +14410,7 @@ type ApplyRebalanceRequest struct {
 
 func (x *ApplyRebalanceRequest) Reset() {
 	*x = ApplyRebalanceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[197]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[200]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14106,7 +14422,7 @@ func (x *ApplyRebalanceRequest) String() string {
 func (*ApplyRebalanceRequest) ProtoMessage() {}
 
 func (x *ApplyRebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[197]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[200]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14119,7 +14435,7 @@ func (x *ApplyRebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyRebalanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyRebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{197}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{200}
 }
 
 func (x *ApplyRebalanceRequest) GetRequestId() string {
@@ -14158,7 +14474,7 @@ type ApplyRebalanceResponse struct {
 
 func (x *ApplyRebalanceResponse) Reset() {
 	*x = ApplyRebalanceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[198]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[201]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14170,7 +14486,7 @@ func (x *ApplyRebalanceResponse) String() string {
 func (*ApplyRebalanceResponse) ProtoMessage() {}
 
 func (x *ApplyRebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[198]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[201]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14183,7 +14499,7 @@ func (x *ApplyRebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyRebalanceResponse.ProtoReflect.Descriptor instead.
 func (*ApplyRebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{198}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{201}
 }
 
 func (x *ApplyRebalanceResponse) GetMoves() []*RebalanceMove {
@@ -14223,7 +14539,7 @@ type RebalanceMove struct {
 
 func (x *RebalanceMove) Reset() {
 	*x = RebalanceMove{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[199]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[202]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14235,7 +14551,7 @@ func (x *RebalanceMove) String() string {
 func (*RebalanceMove) ProtoMessage() {}
 
 func (x *RebalanceMove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[199]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[202]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14248,7 +14564,7 @@ func (x *RebalanceMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceMove.ProtoReflect.Descriptor instead.
 func (*RebalanceMove) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{199}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{202}
 }
 
 func (x *RebalanceMove) GetWorkloadId() string {
@@ -14300,7 +14616,7 @@ type Imbalance struct {
 
 func (x *Imbalance) Reset() {
 	*x = Imbalance{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[200]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[203]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14312,7 +14628,7 @@ func (x *Imbalance) String() string {
 func (*Imbalance) ProtoMessage() {}
 
 func (x *Imbalance) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[200]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[203]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14325,7 +14641,7 @@ func (x *Imbalance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Imbalance.ProtoReflect.Descriptor instead.
 func (*Imbalance) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{200}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{203}
 }
 
 func (x *Imbalance) GetDeviationPercent() float64 {
@@ -14359,7 +14675,7 @@ type ImmovableWorkloads struct {
 
 func (x *ImmovableWorkloads) Reset() {
 	*x = ImmovableWorkloads{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[201]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[204]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14371,7 +14687,7 @@ func (x *ImmovableWorkloads) String() string {
 func (*ImmovableWorkloads) ProtoMessage() {}
 
 func (x *ImmovableWorkloads) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[201]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[204]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14384,7 +14700,7 @@ func (x *ImmovableWorkloads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImmovableWorkloads.ProtoReflect.Descriptor instead.
 func (*ImmovableWorkloads) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{201}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{204}
 }
 
 func (x *ImmovableWorkloads) GetReason() string {
@@ -14436,7 +14752,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[202]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[205]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14448,7 +14764,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[202]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[205]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14461,7 +14777,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{202}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{205}
 }
 
 func (x *Network) GetId() uint32 {
@@ -14586,7 +14902,7 @@ type NetworkSlice struct {
 
 func (x *NetworkSlice) Reset() {
 	*x = NetworkSlice{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[203]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[206]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14598,7 +14914,7 @@ func (x *NetworkSlice) String() string {
 func (*NetworkSlice) ProtoMessage() {}
 
 func (x *NetworkSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[203]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[206]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14611,7 +14927,7 @@ func (x *NetworkSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkSlice.ProtoReflect.Descriptor instead.
 func (*NetworkSlice) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{203}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{206}
 }
 
 func (x *NetworkSlice) GetNodeId() string {
@@ -14673,7 +14989,7 @@ type CheckNetworkRequest struct {
 
 func (x *CheckNetworkRequest) Reset() {
 	*x = CheckNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[204]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[207]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14685,7 +15001,7 @@ func (x *CheckNetworkRequest) String() string {
 func (*CheckNetworkRequest) ProtoMessage() {}
 
 func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[204]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[207]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14698,7 +15014,7 @@ func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CheckNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{204}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{207}
 }
 
 func (x *CheckNetworkRequest) GetName() string {
@@ -14730,7 +15046,7 @@ type CheckNetworkResponse struct {
 
 func (x *CheckNetworkResponse) Reset() {
 	*x = CheckNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[205]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[208]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14742,7 +15058,7 @@ func (x *CheckNetworkResponse) String() string {
 func (*CheckNetworkResponse) ProtoMessage() {}
 
 func (x *CheckNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[205]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[208]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14755,7 +15071,7 @@ func (x *CheckNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNetworkResponse.ProtoReflect.Descriptor instead.
 func (*CheckNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{205}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{208}
 }
 
 func (x *CheckNetworkResponse) GetPaths() []*NetworkPath {
@@ -14801,7 +15117,7 @@ type NetworkPath struct {
 
 func (x *NetworkPath) Reset() {
 	*x = NetworkPath{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[206]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[209]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14813,7 +15129,7 @@ func (x *NetworkPath) String() string {
 func (*NetworkPath) ProtoMessage() {}
 
 func (x *NetworkPath) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[206]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[209]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14826,7 +15142,7 @@ func (x *NetworkPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkPath.ProtoReflect.Descriptor instead.
 func (*NetworkPath) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{206}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{209}
 }
 
 func (x *NetworkPath) GetFrom() string {
@@ -14895,7 +15211,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[207]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[210]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14907,7 +15223,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[207]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[210]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14920,7 +15236,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{207}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{210}
 }
 
 func (x *TraceRequest) GetHost() string {
@@ -14962,7 +15278,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[208]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[211]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14974,7 +15290,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[208]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[211]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14987,7 +15303,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{208}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{211}
 }
 
 func (x *TraceResponse) GetHops() []*TraceHop {
@@ -15027,7 +15343,7 @@ type TraceHop struct {
 
 func (x *TraceHop) Reset() {
 	*x = TraceHop{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[209]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[212]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15039,7 +15355,7 @@ func (x *TraceHop) String() string {
 func (*TraceHop) ProtoMessage() {}
 
 func (x *TraceHop) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[209]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[212]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15052,7 +15368,7 @@ func (x *TraceHop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceHop.ProtoReflect.Descriptor instead.
 func (*TraceHop) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{209}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{212}
 }
 
 func (x *TraceHop) GetStep() string {
@@ -15111,7 +15427,7 @@ type ListUsageRequest struct {
 
 func (x *ListUsageRequest) Reset() {
 	*x = ListUsageRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[210]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[213]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15123,7 +15439,7 @@ func (x *ListUsageRequest) String() string {
 func (*ListUsageRequest) ProtoMessage() {}
 
 func (x *ListUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[210]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[213]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15136,7 +15452,7 @@ func (x *ListUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsageRequest.ProtoReflect.Descriptor instead.
 func (*ListUsageRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{210}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{213}
 }
 
 func (x *ListUsageRequest) GetWorkloadId() string {
@@ -15173,7 +15489,7 @@ type ListUsageResponse struct {
 
 func (x *ListUsageResponse) Reset() {
 	*x = ListUsageResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[211]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[214]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15185,7 +15501,7 @@ func (x *ListUsageResponse) String() string {
 func (*ListUsageResponse) ProtoMessage() {}
 
 func (x *ListUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[211]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[214]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15198,7 +15514,7 @@ func (x *ListUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsageResponse.ProtoReflect.Descriptor instead.
 func (*ListUsageResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{211}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{214}
 }
 
 func (x *ListUsageResponse) GetSamples() []*UsageSample {
@@ -15236,7 +15552,7 @@ type UsageSample struct {
 
 func (x *UsageSample) Reset() {
 	*x = UsageSample{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[212]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[215]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15248,7 +15564,7 @@ func (x *UsageSample) String() string {
 func (*UsageSample) ProtoMessage() {}
 
 func (x *UsageSample) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[212]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[215]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15261,7 +15577,7 @@ func (x *UsageSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSample.ProtoReflect.Descriptor instead.
 func (*UsageSample) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{212}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{215}
 }
 
 func (x *UsageSample) GetStart() *timestamppb.Timestamp {
@@ -15310,7 +15626,7 @@ type ListScrapeTargetsRequest struct {
 
 func (x *ListScrapeTargetsRequest) Reset() {
 	*x = ListScrapeTargetsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[213]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[216]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15322,7 +15638,7 @@ func (x *ListScrapeTargetsRequest) String() string {
 func (*ListScrapeTargetsRequest) ProtoMessage() {}
 
 func (x *ListScrapeTargetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[213]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[216]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15335,7 +15651,7 @@ func (x *ListScrapeTargetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListScrapeTargetsRequest.ProtoReflect.Descriptor instead.
 func (*ListScrapeTargetsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{213}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{216}
 }
 
 func (x *ListScrapeTargetsRequest) GetNamespace() string {
@@ -15355,7 +15671,7 @@ type ListScrapeTargetsResponse struct {
 
 func (x *ListScrapeTargetsResponse) Reset() {
 	*x = ListScrapeTargetsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[214]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[217]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15367,7 +15683,7 @@ func (x *ListScrapeTargetsResponse) String() string {
 func (*ListScrapeTargetsResponse) ProtoMessage() {}
 
 func (x *ListScrapeTargetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[214]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[217]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15380,7 +15696,7 @@ func (x *ListScrapeTargetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListScrapeTargetsResponse.ProtoReflect.Descriptor instead.
 func (*ListScrapeTargetsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{214}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{217}
 }
 
 func (x *ListScrapeTargetsResponse) GetGroups() []*ScrapeGroup {
@@ -15410,7 +15726,7 @@ type ScrapeGroup struct {
 
 func (x *ScrapeGroup) Reset() {
 	*x = ScrapeGroup{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[215]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[218]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15422,7 +15738,7 @@ func (x *ScrapeGroup) String() string {
 func (*ScrapeGroup) ProtoMessage() {}
 
 func (x *ScrapeGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[215]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[218]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15435,7 +15751,7 @@ func (x *ScrapeGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrapeGroup.ProtoReflect.Descriptor instead.
 func (*ScrapeGroup) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{215}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{218}
 }
 
 func (x *ScrapeGroup) GetTargets() []string {
@@ -15462,7 +15778,7 @@ type ListNetworksRequest struct {
 
 func (x *ListNetworksRequest) Reset() {
 	*x = ListNetworksRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[216]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[219]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15474,7 +15790,7 @@ func (x *ListNetworksRequest) String() string {
 func (*ListNetworksRequest) ProtoMessage() {}
 
 func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[216]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[219]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15487,7 +15803,7 @@ func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksRequest.ProtoReflect.Descriptor instead.
 func (*ListNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{216}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{219}
 }
 
 func (x *ListNetworksRequest) GetNamespace() string {
@@ -15507,7 +15823,7 @@ type ListNetworksResponse struct {
 
 func (x *ListNetworksResponse) Reset() {
 	*x = ListNetworksResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[217]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[220]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15519,7 +15835,7 @@ func (x *ListNetworksResponse) String() string {
 func (*ListNetworksResponse) ProtoMessage() {}
 
 func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[217]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[220]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15532,7 +15848,7 @@ func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksResponse.ProtoReflect.Descriptor instead.
 func (*ListNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{217}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{220}
 }
 
 func (x *ListNetworksResponse) GetNetworks() []*Network {
@@ -15560,7 +15876,7 @@ type GetNetworkRequest struct {
 
 func (x *GetNetworkRequest) Reset() {
 	*x = GetNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[218]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[221]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15572,7 +15888,7 @@ func (x *GetNetworkRequest) String() string {
 func (*GetNetworkRequest) ProtoMessage() {}
 
 func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[218]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[221]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15585,7 +15901,7 @@ func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*GetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{218}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{221}
 }
 
 func (x *GetNetworkRequest) GetName() string {
@@ -15612,7 +15928,7 @@ type GetNetworkResponse struct {
 
 func (x *GetNetworkResponse) Reset() {
 	*x = GetNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[219]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[222]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15624,7 +15940,7 @@ func (x *GetNetworkResponse) String() string {
 func (*GetNetworkResponse) ProtoMessage() {}
 
 func (x *GetNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[219]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[222]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15637,7 +15953,7 @@ func (x *GetNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNetworkResponse.ProtoReflect.Descriptor instead.
 func (*GetNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{219}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{222}
 }
 
 func (x *GetNetworkResponse) GetNetwork() *Network {
@@ -15674,7 +15990,7 @@ type CreateNetworkRequest struct {
 
 func (x *CreateNetworkRequest) Reset() {
 	*x = CreateNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[220]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[223]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15686,7 +16002,7 @@ func (x *CreateNetworkRequest) String() string {
 func (*CreateNetworkRequest) ProtoMessage() {}
 
 func (x *CreateNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[220]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[223]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15699,7 +16015,7 @@ func (x *CreateNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CreateNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{220}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{223}
 }
 
 func (x *CreateNetworkRequest) GetName() string {
@@ -15748,7 +16064,7 @@ type CreateNetworkResponse struct {
 
 func (x *CreateNetworkResponse) Reset() {
 	*x = CreateNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[221]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[224]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15760,7 +16076,7 @@ func (x *CreateNetworkResponse) String() string {
 func (*CreateNetworkResponse) ProtoMessage() {}
 
 func (x *CreateNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[221]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[224]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15773,7 +16089,7 @@ func (x *CreateNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNetworkResponse.ProtoReflect.Descriptor instead.
 func (*CreateNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{221}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{224}
 }
 
 func (x *CreateNetworkResponse) GetNetwork() *Network {
@@ -15803,7 +16119,7 @@ type DeleteNetworkRequest struct {
 
 func (x *DeleteNetworkRequest) Reset() {
 	*x = DeleteNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[222]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[225]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15815,7 +16131,7 @@ func (x *DeleteNetworkRequest) String() string {
 func (*DeleteNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[222]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[225]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15828,7 +16144,7 @@ func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{222}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{225}
 }
 
 func (x *DeleteNetworkRequest) GetName() string {
@@ -15861,7 +16177,7 @@ type DeleteNetworkResponse struct {
 
 func (x *DeleteNetworkResponse) Reset() {
 	*x = DeleteNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[223]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[226]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15873,7 +16189,7 @@ func (x *DeleteNetworkResponse) String() string {
 func (*DeleteNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[223]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[226]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15886,7 +16202,7 @@ func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{223}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{226}
 }
 
 func (x *DeleteNetworkResponse) GetIndex() uint64 {
@@ -16648,7 +16964,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x13ListVolumesResponse\x123\n" +
 	"\avolumes\x18\x01 \x03(\v2\x19.persys.cluster.v1.VolumeR\avolumes\x12=\n" +
 	"\bproblems\x18\x02 \x03(\v2!.persys.cluster.v1.StorageProblemR\bproblems\x12\x15\n" +
-	"\x05index\x18\xa5\f \x01(\x04R\x05index\"\xda\x04\n" +
+	"\x05index\x18\xa5\f \x01(\x04R\x05index\"\x8e\x05\n" +
 	"\x06Volume\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x16\n" +
@@ -16673,7 +16989,42 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\aby_hand\x18\xa9\f \x01(\bR\x06byHand\x12\x1e\n" +
 	"\n" +
 	"created_by\x18\xaa\f \x01(\tR\tcreatedBy\x12>\n" +
-	"\funused_since\x18\xab\f \x01(\v2\x1a.google.protobuf.TimestampR\vunusedSince\"\xc4\x01\n" +
+	"\funused_since\x18\xab\f \x01(\v2\x1a.google.protobuf.TimestampR\vunusedSince\x122\n" +
+	"\x04move\x18\xb6\f \x01(\v2\x1d.persys.cluster.v1.VolumeMoveR\x04move\"\x9a\x03\n" +
+	"\n" +
+	"VolumeMove\x12\x1f\n" +
+	"\vworkload_id\x18\x01 \x01(\tR\n" +
+	"workloadId\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\tR\x02to\x12\x14\n" +
+	"\x05phase\x18\x04 \x01(\tR\x05phase\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x129\n" +
+	"\n" +
+	"started_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12;\n" +
+	"\vphase_since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"phaseSince\x12\x0e\n" +
+	"\x02by\x18\b \x01(\tR\x02by\x12\x1f\n" +
+	"\vtotal_bytes\x18\t \x01(\x03R\n" +
+	"totalBytes\x12\x1d\n" +
+	"\n" +
+	"done_bytes\x18\n" +
+	" \x01(\x03R\tdoneBytes\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\v \x01(\x03R\tsentBytes\x12\x18\n" +
+	"\aproblem\x18\f \x01(\tR\aproblem\x12\x18\n" +
+	"\avolumes\x18\r \x03(\tR\avolumes\"\xc5\x01\n" +
+	"\x11MoveVolumeRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
+	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x0e\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\x12(\n" +
+	"\x10bytes_per_second\x18\x05 \x01(\x03R\x0ebytesPerSecond\x12\x10\n" +
+	"\x03end\x18\x06 \x01(\tR\x03end\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\a \x01(\tR\trequestId\"]\n" +
+	"\x12MoveVolumeResponse\x121\n" +
+	"\x04move\x18\x01 \x01(\v2\x1d.persys.cluster.v1.VolumeMoveR\x04move\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"\xc4\x01\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x16\n" +
@@ -17260,7 +17611,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\"-\n" +
 	"\x15DeleteNetworkResponse\x12\x14\n" +
-	"\x05index\x18\x01 \x01(\x04R\x05index2\xa5<\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index2\x80=\n" +
 	"\aCluster\x12M\n" +
 	"\x06Status\x12 .persys.cluster.v1.StatusRequest\x1a!.persys.cluster.v1.StatusResponse\x12F\n" +
 	"\x06Events\x12 .persys.cluster.v1.EventsRequest\x1a\x18.persys.cluster.v1.Event0\x01\x12J\n" +
@@ -17309,7 +17660,9 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x0eCollectGarbage\x12(.persys.cluster.v1.CollectGarbageRequest\x1a).persys.cluster.v1.CollectGarbageResponse\x12\\\n" +
 	"\vListVolumes\x12%.persys.cluster.v1.ListVolumesRequest\x1a&.persys.cluster.v1.ListVolumesResponse\x12_\n" +
 	"\fCreateVolume\x12&.persys.cluster.v1.CreateVolumeRequest\x1a'.persys.cluster.v1.CreateVolumeResponse\x12_\n" +
-	"\fDeleteVolume\x12&.persys.cluster.v1.DeleteVolumeRequest\x1a'.persys.cluster.v1.DeleteVolumeResponse\x12e\n" +
+	"\fDeleteVolume\x12&.persys.cluster.v1.DeleteVolumeRequest\x1a'.persys.cluster.v1.DeleteVolumeResponse\x12Y\n" +
+	"\n" +
+	"MoveVolume\x12$.persys.cluster.v1.MoveVolumeRequest\x1a%.persys.cluster.v1.MoveVolumeResponse\x12e\n" +
 	"\x0eListNamespaces\x12(.persys.cluster.v1.ListNamespacesRequest\x1a).persys.cluster.v1.ListNamespacesResponse\x12\\\n" +
 	"\fPutNamespace\x12&.persys.cluster.v1.PutNamespaceRequest\x1a$.persys.cluster.v1.NamespaceResponse\x12h\n" +
 	"\x0fDeleteNamespace\x12).persys.cluster.v1.DeleteNamespaceRequest\x1a*.persys.cluster.v1.DeleteNamespaceResponse\x12_\n" +
@@ -17388,7 +17741,7 @@ func file_api_cluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_api_cluster_v1_cluster_proto_rawDescData
 }
 
-var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 233)
+var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 236)
 var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*RotateClusterKeyRequest)(nil),    // 0: persys.cluster.v1.RotateClusterKeyRequest
 	(*RotateClusterKeyResponse)(nil),   // 1: persys.cluster.v1.RotateClusterKeyResponse
@@ -17514,174 +17867,177 @@ var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*ListVolumesRequest)(nil),         // 121: persys.cluster.v1.ListVolumesRequest
 	(*ListVolumesResponse)(nil),        // 122: persys.cluster.v1.ListVolumesResponse
 	(*Volume)(nil),                     // 123: persys.cluster.v1.Volume
-	(*CreateVolumeRequest)(nil),        // 124: persys.cluster.v1.CreateVolumeRequest
-	(*CreateVolumeResponse)(nil),       // 125: persys.cluster.v1.CreateVolumeResponse
-	(*StorageProblem)(nil),             // 126: persys.cluster.v1.StorageProblem
-	(*DeleteVolumeRequest)(nil),        // 127: persys.cluster.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 128: persys.cluster.v1.DeleteVolumeResponse
-	(*NamespaceAmounts)(nil),           // 129: persys.cluster.v1.NamespaceAmounts
-	(*Namespace)(nil),                  // 130: persys.cluster.v1.Namespace
-	(*ListNamespacesRequest)(nil),      // 131: persys.cluster.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),     // 132: persys.cluster.v1.ListNamespacesResponse
-	(*PutNamespaceRequest)(nil),        // 133: persys.cluster.v1.PutNamespaceRequest
-	(*NamespaceResponse)(nil),          // 134: persys.cluster.v1.NamespaceResponse
-	(*DeleteNamespaceRequest)(nil),     // 135: persys.cluster.v1.DeleteNamespaceRequest
-	(*Policy)(nil),                     // 136: persys.cluster.v1.Policy
-	(*ListPoliciesRequest)(nil),        // 137: persys.cluster.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),       // 138: persys.cluster.v1.ListPoliciesResponse
-	(*PutPolicyRequest)(nil),           // 139: persys.cluster.v1.PutPolicyRequest
-	(*DeletePolicyRequest)(nil),        // 140: persys.cluster.v1.DeletePolicyRequest
-	(*BindPolicyRequest)(nil),          // 141: persys.cluster.v1.BindPolicyRequest
-	(*PolicyResponse)(nil),             // 142: persys.cluster.v1.PolicyResponse
-	(*Role)(nil),                       // 143: persys.cluster.v1.Role
-	(*ListRolesRequest)(nil),           // 144: persys.cluster.v1.ListRolesRequest
-	(*ListRolesResponse)(nil),          // 145: persys.cluster.v1.ListRolesResponse
-	(*PutRoleRequest)(nil),             // 146: persys.cluster.v1.PutRoleRequest
-	(*DeleteRoleRequest)(nil),          // 147: persys.cluster.v1.DeleteRoleRequest
-	(*RoleResponse)(nil),               // 148: persys.cluster.v1.RoleResponse
-	(*Binding)(nil),                    // 149: persys.cluster.v1.Binding
-	(*ListBindingsRequest)(nil),        // 150: persys.cluster.v1.ListBindingsRequest
-	(*ListBindingsResponse)(nil),       // 151: persys.cluster.v1.ListBindingsResponse
-	(*BindRoleRequest)(nil),            // 152: persys.cluster.v1.BindRoleRequest
-	(*Account)(nil),                    // 153: persys.cluster.v1.Account
-	(*ListAccountsRequest)(nil),        // 154: persys.cluster.v1.ListAccountsRequest
-	(*ListAccountsResponse)(nil),       // 155: persys.cluster.v1.ListAccountsResponse
-	(*CreateAccountRequest)(nil),       // 156: persys.cluster.v1.CreateAccountRequest
-	(*RotateAccountRequest)(nil),       // 157: persys.cluster.v1.RotateAccountRequest
-	(*AccountTokenResponse)(nil),       // 158: persys.cluster.v1.AccountTokenResponse
-	(*DeleteAccountRequest)(nil),       // 159: persys.cluster.v1.DeleteAccountRequest
-	(*LinkConsoleRequest)(nil),         // 160: persys.cluster.v1.LinkConsoleRequest
-	(*LinkConsoleResponse)(nil),        // 161: persys.cluster.v1.LinkConsoleResponse
-	(*OpenConsoleRequest)(nil),         // 162: persys.cluster.v1.OpenConsoleRequest
-	(*OpenConsoleResponse)(nil),        // 163: persys.cluster.v1.OpenConsoleResponse
-	(*ConsoleSession)(nil),             // 164: persys.cluster.v1.ConsoleSession
-	(*ListConsolesRequest)(nil),        // 165: persys.cluster.v1.ListConsolesRequest
-	(*ListConsolesResponse)(nil),       // 166: persys.cluster.v1.ListConsolesResponse
-	(*EndConsoleRequest)(nil),          // 167: persys.cluster.v1.EndConsoleRequest
-	(*EndConsoleResponse)(nil),         // 168: persys.cluster.v1.EndConsoleResponse
-	(*Object)(nil),                     // 169: persys.cluster.v1.Object
-	(*ObjectVersion)(nil),              // 170: persys.cluster.v1.ObjectVersion
-	(*ObjectUser)(nil),                 // 171: persys.cluster.v1.ObjectUser
-	(*ListObjectsRequest)(nil),         // 172: persys.cluster.v1.ListObjectsRequest
-	(*ListObjectsResponse)(nil),        // 173: persys.cluster.v1.ListObjectsResponse
-	(*PutObjectRequest)(nil),           // 174: persys.cluster.v1.PutObjectRequest
-	(*RollBackObjectRequest)(nil),      // 175: persys.cluster.v1.RollBackObjectRequest
-	(*DeleteObjectRequest)(nil),        // 176: persys.cluster.v1.DeleteObjectRequest
-	(*ObjectResponse)(nil),             // 177: persys.cluster.v1.ObjectResponse
-	(*GetObjectValueRequest)(nil),      // 178: persys.cluster.v1.GetObjectValueRequest
-	(*GetObjectValueResponse)(nil),     // 179: persys.cluster.v1.GetObjectValueResponse
-	(*GetAccessRequest)(nil),           // 180: persys.cluster.v1.GetAccessRequest
-	(*GetAccessResponse)(nil),          // 181: persys.cluster.v1.GetAccessResponse
-	(*Grant)(nil),                      // 182: persys.cluster.v1.Grant
-	(*CheckAccessRequest)(nil),         // 183: persys.cluster.v1.CheckAccessRequest
-	(*CheckAccessResponse)(nil),        // 184: persys.cluster.v1.CheckAccessResponse
-	(*DeleteNamespaceResponse)(nil),    // 185: persys.cluster.v1.DeleteNamespaceResponse
-	(*GetRolloutRequest)(nil),          // 186: persys.cluster.v1.GetRolloutRequest
-	(*GetRolloutResponse)(nil),         // 187: persys.cluster.v1.GetRolloutResponse
-	(*RolloutMember)(nil),              // 188: persys.cluster.v1.RolloutMember
-	(*SetRolloutRequest)(nil),          // 189: persys.cluster.v1.SetRolloutRequest
-	(*SetRolloutResponse)(nil),         // 190: persys.cluster.v1.SetRolloutResponse
-	(*StartRunRequest)(nil),            // 191: persys.cluster.v1.StartRunRequest
-	(*StartRunResponse)(nil),           // 192: persys.cluster.v1.StartRunResponse
-	(*ScaleGroupRequest)(nil),          // 193: persys.cluster.v1.ScaleGroupRequest
-	(*ScaleGroupResponse)(nil),         // 194: persys.cluster.v1.ScaleGroupResponse
-	(*PreviewRebalanceRequest)(nil),    // 195: persys.cluster.v1.PreviewRebalanceRequest
-	(*PreviewRebalanceResponse)(nil),   // 196: persys.cluster.v1.PreviewRebalanceResponse
-	(*ApplyRebalanceRequest)(nil),      // 197: persys.cluster.v1.ApplyRebalanceRequest
-	(*ApplyRebalanceResponse)(nil),     // 198: persys.cluster.v1.ApplyRebalanceResponse
-	(*RebalanceMove)(nil),              // 199: persys.cluster.v1.RebalanceMove
-	(*Imbalance)(nil),                  // 200: persys.cluster.v1.Imbalance
-	(*ImmovableWorkloads)(nil),         // 201: persys.cluster.v1.ImmovableWorkloads
-	(*Network)(nil),                    // 202: persys.cluster.v1.Network
-	(*NetworkSlice)(nil),               // 203: persys.cluster.v1.NetworkSlice
-	(*CheckNetworkRequest)(nil),        // 204: persys.cluster.v1.CheckNetworkRequest
-	(*CheckNetworkResponse)(nil),       // 205: persys.cluster.v1.CheckNetworkResponse
-	(*NetworkPath)(nil),                // 206: persys.cluster.v1.NetworkPath
-	(*TraceRequest)(nil),               // 207: persys.cluster.v1.TraceRequest
-	(*TraceResponse)(nil),              // 208: persys.cluster.v1.TraceResponse
-	(*TraceHop)(nil),                   // 209: persys.cluster.v1.TraceHop
-	(*ListUsageRequest)(nil),           // 210: persys.cluster.v1.ListUsageRequest
-	(*ListUsageResponse)(nil),          // 211: persys.cluster.v1.ListUsageResponse
-	(*UsageSample)(nil),                // 212: persys.cluster.v1.UsageSample
-	(*ListScrapeTargetsRequest)(nil),   // 213: persys.cluster.v1.ListScrapeTargetsRequest
-	(*ListScrapeTargetsResponse)(nil),  // 214: persys.cluster.v1.ListScrapeTargetsResponse
-	(*ScrapeGroup)(nil),                // 215: persys.cluster.v1.ScrapeGroup
-	(*ListNetworksRequest)(nil),        // 216: persys.cluster.v1.ListNetworksRequest
-	(*ListNetworksResponse)(nil),       // 217: persys.cluster.v1.ListNetworksResponse
-	(*GetNetworkRequest)(nil),          // 218: persys.cluster.v1.GetNetworkRequest
-	(*GetNetworkResponse)(nil),         // 219: persys.cluster.v1.GetNetworkResponse
-	(*CreateNetworkRequest)(nil),       // 220: persys.cluster.v1.CreateNetworkRequest
-	(*CreateNetworkResponse)(nil),      // 221: persys.cluster.v1.CreateNetworkResponse
-	(*DeleteNetworkRequest)(nil),       // 222: persys.cluster.v1.DeleteNetworkRequest
-	(*DeleteNetworkResponse)(nil),      // 223: persys.cluster.v1.DeleteNetworkResponse
-	nil,                                // 224: persys.cluster.v1.Event.DetailsEntry
-	nil,                                // 225: persys.cluster.v1.LabelNodeRequest.LabelsEntry
-	nil,                                // 226: persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	nil,                                // 227: persys.cluster.v1.Namespace.NodeLabelsEntry
-	nil,                                // 228: persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
-	nil,                                // 229: persys.cluster.v1.Account.ClaimsEntry
-	nil,                                // 230: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
-	nil,                                // 231: persys.cluster.v1.StartRunRequest.ParametersEntry
-	nil,                                // 232: persys.cluster.v1.ScrapeGroup.LabelsEntry
-	(*timestamppb.Timestamp)(nil),      // 233: google.protobuf.Timestamp
-	(*v1.WorkloadView)(nil),            // 234: persys.control.v1.WorkloadView
-	(*v1.WorkloadAction)(nil),          // 235: persys.control.v1.WorkloadAction
-	(*v1.AutoscaleStatus)(nil),         // 236: persys.control.v1.AutoscaleStatus
-	(*v1.Stopping)(nil),                // 237: persys.control.v1.Stopping
-	(*v1.ApplyWorkloadRequest)(nil),    // 238: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 239: persys.control.v1.ApplyWorkloadResponse
-	(*v1.TakenBack)(nil),               // 240: persys.control.v1.TakenBack
-	(*v1.Taint)(nil),                   // 241: persys.control.v1.Taint
-	(*v1.NodeView)(nil),                // 242: persys.control.v1.NodeView
-	(*v1.WorkloadSpec)(nil),            // 243: persys.control.v1.WorkloadSpec
-	(*v1.Generation)(nil),              // 244: persys.control.v1.Generation
-	(*v1.UpdateStrategy)(nil),          // 245: persys.control.v1.UpdateStrategy
-	(*v11.NetworkMember)(nil),          // 246: persys.agent.v1.NetworkMember
-	(*v11.NetworkService)(nil),         // 247: persys.agent.v1.NetworkService
-	(*v11.NetworkIngress)(nil),         // 248: persys.agent.v1.NetworkIngress
+	(*VolumeMove)(nil),                 // 124: persys.cluster.v1.VolumeMove
+	(*MoveVolumeRequest)(nil),          // 125: persys.cluster.v1.MoveVolumeRequest
+	(*MoveVolumeResponse)(nil),         // 126: persys.cluster.v1.MoveVolumeResponse
+	(*CreateVolumeRequest)(nil),        // 127: persys.cluster.v1.CreateVolumeRequest
+	(*CreateVolumeResponse)(nil),       // 128: persys.cluster.v1.CreateVolumeResponse
+	(*StorageProblem)(nil),             // 129: persys.cluster.v1.StorageProblem
+	(*DeleteVolumeRequest)(nil),        // 130: persys.cluster.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 131: persys.cluster.v1.DeleteVolumeResponse
+	(*NamespaceAmounts)(nil),           // 132: persys.cluster.v1.NamespaceAmounts
+	(*Namespace)(nil),                  // 133: persys.cluster.v1.Namespace
+	(*ListNamespacesRequest)(nil),      // 134: persys.cluster.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),     // 135: persys.cluster.v1.ListNamespacesResponse
+	(*PutNamespaceRequest)(nil),        // 136: persys.cluster.v1.PutNamespaceRequest
+	(*NamespaceResponse)(nil),          // 137: persys.cluster.v1.NamespaceResponse
+	(*DeleteNamespaceRequest)(nil),     // 138: persys.cluster.v1.DeleteNamespaceRequest
+	(*Policy)(nil),                     // 139: persys.cluster.v1.Policy
+	(*ListPoliciesRequest)(nil),        // 140: persys.cluster.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),       // 141: persys.cluster.v1.ListPoliciesResponse
+	(*PutPolicyRequest)(nil),           // 142: persys.cluster.v1.PutPolicyRequest
+	(*DeletePolicyRequest)(nil),        // 143: persys.cluster.v1.DeletePolicyRequest
+	(*BindPolicyRequest)(nil),          // 144: persys.cluster.v1.BindPolicyRequest
+	(*PolicyResponse)(nil),             // 145: persys.cluster.v1.PolicyResponse
+	(*Role)(nil),                       // 146: persys.cluster.v1.Role
+	(*ListRolesRequest)(nil),           // 147: persys.cluster.v1.ListRolesRequest
+	(*ListRolesResponse)(nil),          // 148: persys.cluster.v1.ListRolesResponse
+	(*PutRoleRequest)(nil),             // 149: persys.cluster.v1.PutRoleRequest
+	(*DeleteRoleRequest)(nil),          // 150: persys.cluster.v1.DeleteRoleRequest
+	(*RoleResponse)(nil),               // 151: persys.cluster.v1.RoleResponse
+	(*Binding)(nil),                    // 152: persys.cluster.v1.Binding
+	(*ListBindingsRequest)(nil),        // 153: persys.cluster.v1.ListBindingsRequest
+	(*ListBindingsResponse)(nil),       // 154: persys.cluster.v1.ListBindingsResponse
+	(*BindRoleRequest)(nil),            // 155: persys.cluster.v1.BindRoleRequest
+	(*Account)(nil),                    // 156: persys.cluster.v1.Account
+	(*ListAccountsRequest)(nil),        // 157: persys.cluster.v1.ListAccountsRequest
+	(*ListAccountsResponse)(nil),       // 158: persys.cluster.v1.ListAccountsResponse
+	(*CreateAccountRequest)(nil),       // 159: persys.cluster.v1.CreateAccountRequest
+	(*RotateAccountRequest)(nil),       // 160: persys.cluster.v1.RotateAccountRequest
+	(*AccountTokenResponse)(nil),       // 161: persys.cluster.v1.AccountTokenResponse
+	(*DeleteAccountRequest)(nil),       // 162: persys.cluster.v1.DeleteAccountRequest
+	(*LinkConsoleRequest)(nil),         // 163: persys.cluster.v1.LinkConsoleRequest
+	(*LinkConsoleResponse)(nil),        // 164: persys.cluster.v1.LinkConsoleResponse
+	(*OpenConsoleRequest)(nil),         // 165: persys.cluster.v1.OpenConsoleRequest
+	(*OpenConsoleResponse)(nil),        // 166: persys.cluster.v1.OpenConsoleResponse
+	(*ConsoleSession)(nil),             // 167: persys.cluster.v1.ConsoleSession
+	(*ListConsolesRequest)(nil),        // 168: persys.cluster.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil),       // 169: persys.cluster.v1.ListConsolesResponse
+	(*EndConsoleRequest)(nil),          // 170: persys.cluster.v1.EndConsoleRequest
+	(*EndConsoleResponse)(nil),         // 171: persys.cluster.v1.EndConsoleResponse
+	(*Object)(nil),                     // 172: persys.cluster.v1.Object
+	(*ObjectVersion)(nil),              // 173: persys.cluster.v1.ObjectVersion
+	(*ObjectUser)(nil),                 // 174: persys.cluster.v1.ObjectUser
+	(*ListObjectsRequest)(nil),         // 175: persys.cluster.v1.ListObjectsRequest
+	(*ListObjectsResponse)(nil),        // 176: persys.cluster.v1.ListObjectsResponse
+	(*PutObjectRequest)(nil),           // 177: persys.cluster.v1.PutObjectRequest
+	(*RollBackObjectRequest)(nil),      // 178: persys.cluster.v1.RollBackObjectRequest
+	(*DeleteObjectRequest)(nil),        // 179: persys.cluster.v1.DeleteObjectRequest
+	(*ObjectResponse)(nil),             // 180: persys.cluster.v1.ObjectResponse
+	(*GetObjectValueRequest)(nil),      // 181: persys.cluster.v1.GetObjectValueRequest
+	(*GetObjectValueResponse)(nil),     // 182: persys.cluster.v1.GetObjectValueResponse
+	(*GetAccessRequest)(nil),           // 183: persys.cluster.v1.GetAccessRequest
+	(*GetAccessResponse)(nil),          // 184: persys.cluster.v1.GetAccessResponse
+	(*Grant)(nil),                      // 185: persys.cluster.v1.Grant
+	(*CheckAccessRequest)(nil),         // 186: persys.cluster.v1.CheckAccessRequest
+	(*CheckAccessResponse)(nil),        // 187: persys.cluster.v1.CheckAccessResponse
+	(*DeleteNamespaceResponse)(nil),    // 188: persys.cluster.v1.DeleteNamespaceResponse
+	(*GetRolloutRequest)(nil),          // 189: persys.cluster.v1.GetRolloutRequest
+	(*GetRolloutResponse)(nil),         // 190: persys.cluster.v1.GetRolloutResponse
+	(*RolloutMember)(nil),              // 191: persys.cluster.v1.RolloutMember
+	(*SetRolloutRequest)(nil),          // 192: persys.cluster.v1.SetRolloutRequest
+	(*SetRolloutResponse)(nil),         // 193: persys.cluster.v1.SetRolloutResponse
+	(*StartRunRequest)(nil),            // 194: persys.cluster.v1.StartRunRequest
+	(*StartRunResponse)(nil),           // 195: persys.cluster.v1.StartRunResponse
+	(*ScaleGroupRequest)(nil),          // 196: persys.cluster.v1.ScaleGroupRequest
+	(*ScaleGroupResponse)(nil),         // 197: persys.cluster.v1.ScaleGroupResponse
+	(*PreviewRebalanceRequest)(nil),    // 198: persys.cluster.v1.PreviewRebalanceRequest
+	(*PreviewRebalanceResponse)(nil),   // 199: persys.cluster.v1.PreviewRebalanceResponse
+	(*ApplyRebalanceRequest)(nil),      // 200: persys.cluster.v1.ApplyRebalanceRequest
+	(*ApplyRebalanceResponse)(nil),     // 201: persys.cluster.v1.ApplyRebalanceResponse
+	(*RebalanceMove)(nil),              // 202: persys.cluster.v1.RebalanceMove
+	(*Imbalance)(nil),                  // 203: persys.cluster.v1.Imbalance
+	(*ImmovableWorkloads)(nil),         // 204: persys.cluster.v1.ImmovableWorkloads
+	(*Network)(nil),                    // 205: persys.cluster.v1.Network
+	(*NetworkSlice)(nil),               // 206: persys.cluster.v1.NetworkSlice
+	(*CheckNetworkRequest)(nil),        // 207: persys.cluster.v1.CheckNetworkRequest
+	(*CheckNetworkResponse)(nil),       // 208: persys.cluster.v1.CheckNetworkResponse
+	(*NetworkPath)(nil),                // 209: persys.cluster.v1.NetworkPath
+	(*TraceRequest)(nil),               // 210: persys.cluster.v1.TraceRequest
+	(*TraceResponse)(nil),              // 211: persys.cluster.v1.TraceResponse
+	(*TraceHop)(nil),                   // 212: persys.cluster.v1.TraceHop
+	(*ListUsageRequest)(nil),           // 213: persys.cluster.v1.ListUsageRequest
+	(*ListUsageResponse)(nil),          // 214: persys.cluster.v1.ListUsageResponse
+	(*UsageSample)(nil),                // 215: persys.cluster.v1.UsageSample
+	(*ListScrapeTargetsRequest)(nil),   // 216: persys.cluster.v1.ListScrapeTargetsRequest
+	(*ListScrapeTargetsResponse)(nil),  // 217: persys.cluster.v1.ListScrapeTargetsResponse
+	(*ScrapeGroup)(nil),                // 218: persys.cluster.v1.ScrapeGroup
+	(*ListNetworksRequest)(nil),        // 219: persys.cluster.v1.ListNetworksRequest
+	(*ListNetworksResponse)(nil),       // 220: persys.cluster.v1.ListNetworksResponse
+	(*GetNetworkRequest)(nil),          // 221: persys.cluster.v1.GetNetworkRequest
+	(*GetNetworkResponse)(nil),         // 222: persys.cluster.v1.GetNetworkResponse
+	(*CreateNetworkRequest)(nil),       // 223: persys.cluster.v1.CreateNetworkRequest
+	(*CreateNetworkResponse)(nil),      // 224: persys.cluster.v1.CreateNetworkResponse
+	(*DeleteNetworkRequest)(nil),       // 225: persys.cluster.v1.DeleteNetworkRequest
+	(*DeleteNetworkResponse)(nil),      // 226: persys.cluster.v1.DeleteNetworkResponse
+	nil,                                // 227: persys.cluster.v1.Event.DetailsEntry
+	nil,                                // 228: persys.cluster.v1.LabelNodeRequest.LabelsEntry
+	nil,                                // 229: persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	nil,                                // 230: persys.cluster.v1.Namespace.NodeLabelsEntry
+	nil,                                // 231: persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
+	nil,                                // 232: persys.cluster.v1.Account.ClaimsEntry
+	nil,                                // 233: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	nil,                                // 234: persys.cluster.v1.StartRunRequest.ParametersEntry
+	nil,                                // 235: persys.cluster.v1.ScrapeGroup.LabelsEntry
+	(*timestamppb.Timestamp)(nil),      // 236: google.protobuf.Timestamp
+	(*v1.WorkloadView)(nil),            // 237: persys.control.v1.WorkloadView
+	(*v1.WorkloadAction)(nil),          // 238: persys.control.v1.WorkloadAction
+	(*v1.AutoscaleStatus)(nil),         // 239: persys.control.v1.AutoscaleStatus
+	(*v1.Stopping)(nil),                // 240: persys.control.v1.Stopping
+	(*v1.ApplyWorkloadRequest)(nil),    // 241: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 242: persys.control.v1.ApplyWorkloadResponse
+	(*v1.TakenBack)(nil),               // 243: persys.control.v1.TakenBack
+	(*v1.Taint)(nil),                   // 244: persys.control.v1.Taint
+	(*v1.NodeView)(nil),                // 245: persys.control.v1.NodeView
+	(*v1.WorkloadSpec)(nil),            // 246: persys.control.v1.WorkloadSpec
+	(*v1.Generation)(nil),              // 247: persys.control.v1.Generation
+	(*v1.UpdateStrategy)(nil),          // 248: persys.control.v1.UpdateStrategy
+	(*v11.NetworkMember)(nil),          // 249: persys.agent.v1.NetworkMember
+	(*v11.NetworkService)(nil),         // 250: persys.agent.v1.NetworkService
+	(*v11.NetworkIngress)(nil),         // 251: persys.agent.v1.NetworkIngress
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
-	233, // 0: persys.cluster.v1.ClusterKeyStatusResponse.changed_at:type_name -> google.protobuf.Timestamp
+	236, // 0: persys.cluster.v1.ClusterKeyStatusResponse.changed_at:type_name -> google.protobuf.Timestamp
 	4,   // 1: persys.cluster.v1.ClusterKeyStatusResponse.replicas:type_name -> persys.cluster.v1.ClusterKeyReplica
 	13,  // 2: persys.cluster.v1.BundleResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	233, // 3: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
+	236, // 3: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
 	16,  // 4: persys.cluster.v1.CreateTokenResponse.info:type_name -> persys.cluster.v1.TokenInfo
-	233, // 5: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
-	233, // 6: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
+	236, // 5: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
+	236, // 6: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
 	16,  // 7: persys.cluster.v1.ListTokensResponse.tokens:type_name -> persys.cluster.v1.TokenInfo
-	233, // 8: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
-	233, // 9: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
+	236, // 8: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
+	236, // 9: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
 	22,  // 10: persys.cluster.v1.ListIdentitiesResponse.identities:type_name -> persys.cluster.v1.IdentityInfo
 	13,  // 11: persys.cluster.v1.ListIdentitiesResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	233, // 12: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
-	233, // 13: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
+	236, // 12: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
+	236, // 13: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
 	27,  // 14: persys.cluster.v1.ListAuthoritiesResponse.authorities:type_name -> persys.cluster.v1.AuthorityInfo
 	27,  // 15: persys.cluster.v1.PutAuthorityResponse.authority:type_name -> persys.cluster.v1.AuthorityInfo
-	233, // 16: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	236, // 16: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	36,  // 17: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
-	233, // 18: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	233, // 19: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
-	224, // 20: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
+	236, // 18: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	236, // 19: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
+	227, // 20: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
 	42,  // 21: persys.cluster.v1.AuditRecord.details:type_name -> persys.cluster.v1.AuditDetail
-	234, // 22: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
+	237, // 22: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
 	47,  // 23: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
 	46,  // 24: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	235, // 25: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
-	236, // 26: persys.cluster.v1.WhyResponse.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	237, // 27: persys.cluster.v1.WhyResponse.stopping:type_name -> persys.control.v1.Stopping
-	238, // 28: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	239, // 29: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	238, // 30: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	238, // 25: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
+	239, // 26: persys.cluster.v1.WhyResponse.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	240, // 27: persys.cluster.v1.WhyResponse.stopping:type_name -> persys.control.v1.Stopping
+	241, // 28: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	242, // 29: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	241, // 30: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
 	52,  // 31: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
 	47,  // 32: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
 	46,  // 33: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	240, // 34: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
+	243, // 34: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
 	53,  // 35: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
-	238, // 36: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	239, // 37: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	225, // 38: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
-	241, // 39: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
-	242, // 40: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	241, // 36: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	242, // 37: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	228, // 38: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
+	244, // 39: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
+	245, // 40: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
 	63,  // 41: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
 	68,  // 42: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
 	69,  // 43: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
@@ -17689,22 +18045,22 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	71,  // 45: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
 	66,  // 46: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
 	72,  // 47: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
-	226, // 48: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	233, // 49: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	233, // 50: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	233, // 51: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	229, // 48: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	236, // 49: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	236, // 50: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	236, // 51: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
 	76,  // 52: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	233, // 53: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
+	236, // 53: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
 	52,  // 54: persys.cluster.v1.WorkloadRevision.changes:type_name -> persys.cluster.v1.FieldChange
-	243, // 55: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
+	246, // 55: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
 	79,  // 56: persys.cluster.v1.ListRevisionsResponse.revisions:type_name -> persys.cluster.v1.WorkloadRevision
 	52,  // 57: persys.cluster.v1.ListRevisionsResponse.changes:type_name -> persys.cluster.v1.FieldChange
-	233, // 58: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	236, // 58: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
 	89,  // 59: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
 	89,  // 60: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
 	89,  // 61: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
 	94,  // 62: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
-	233, // 63: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	236, // 63: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	93,  // 64: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
 	89,  // 65: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
 	99,  // 66: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
@@ -17712,278 +18068,284 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	109, // 68: persys.cluster.v1.MirrorStatusResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
 	93,  // 69: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
 	92,  // 70: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
-	233, // 71: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
+	236, // 71: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
 	113, // 72: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
-	238, // 73: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
+	241, // 73: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
 	120, // 74: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
 	123, // 75: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
-	126, // 76: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
-	233, // 77: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
-	233, // 78: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
-	233, // 79: persys.cluster.v1.Volume.unused_since:type_name -> google.protobuf.Timestamp
-	123, // 80: persys.cluster.v1.CreateVolumeResponse.volume:type_name -> persys.cluster.v1.Volume
-	129, // 81: persys.cluster.v1.Namespace.quota:type_name -> persys.cluster.v1.NamespaceAmounts
-	129, // 82: persys.cluster.v1.Namespace.used:type_name -> persys.cluster.v1.NamespaceAmounts
-	233, // 83: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
-	233, // 84: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
-	227, // 85: persys.cluster.v1.Namespace.node_labels:type_name -> persys.cluster.v1.Namespace.NodeLabelsEntry
-	130, // 86: persys.cluster.v1.ListNamespacesResponse.namespaces:type_name -> persys.cluster.v1.Namespace
-	129, // 87: persys.cluster.v1.PutNamespaceRequest.quota:type_name -> persys.cluster.v1.NamespaceAmounts
-	228, // 88: persys.cluster.v1.PutNamespaceRequest.node_labels:type_name -> persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
-	130, // 89: persys.cluster.v1.NamespaceResponse.namespace:type_name -> persys.cluster.v1.Namespace
-	233, // 90: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
-	136, // 91: persys.cluster.v1.ListPoliciesResponse.policies:type_name -> persys.cluster.v1.Policy
-	233, // 92: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
-	143, // 93: persys.cluster.v1.ListRolesResponse.roles:type_name -> persys.cluster.v1.Role
-	233, // 94: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
-	149, // 95: persys.cluster.v1.ListBindingsResponse.bindings:type_name -> persys.cluster.v1.Binding
-	233, // 96: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
-	229, // 97: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
-	233, // 98: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
-	153, // 99: persys.cluster.v1.ListAccountsResponse.accounts:type_name -> persys.cluster.v1.Account
-	230, // 100: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
-	153, // 101: persys.cluster.v1.AccountTokenResponse.account:type_name -> persys.cluster.v1.Account
-	164, // 102: persys.cluster.v1.LinkConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
-	164, // 103: persys.cluster.v1.OpenConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
-	233, // 104: persys.cluster.v1.ConsoleSession.created_at:type_name -> google.protobuf.Timestamp
-	233, // 105: persys.cluster.v1.ConsoleSession.code_expires_at:type_name -> google.protobuf.Timestamp
-	233, // 106: persys.cluster.v1.ConsoleSession.opened_at:type_name -> google.protobuf.Timestamp
-	233, // 107: persys.cluster.v1.ConsoleSession.expires_at:type_name -> google.protobuf.Timestamp
-	164, // 108: persys.cluster.v1.ListConsolesResponse.sessions:type_name -> persys.cluster.v1.ConsoleSession
-	233, // 109: persys.cluster.v1.Object.created_at:type_name -> google.protobuf.Timestamp
-	170, // 110: persys.cluster.v1.Object.versions:type_name -> persys.cluster.v1.ObjectVersion
-	171, // 111: persys.cluster.v1.Object.users:type_name -> persys.cluster.v1.ObjectUser
-	233, // 112: persys.cluster.v1.ObjectVersion.at:type_name -> google.protobuf.Timestamp
-	169, // 113: persys.cluster.v1.ListObjectsResponse.objects:type_name -> persys.cluster.v1.Object
-	182, // 114: persys.cluster.v1.GetAccessResponse.grants:type_name -> persys.cluster.v1.Grant
-	233, // 115: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
-	233, // 116: persys.cluster.v1.GetAccessResponse.session_expires_at:type_name -> google.protobuf.Timestamp
-	244, // 117: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
-	245, // 118: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
-	188, // 119: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
-	233, // 120: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
-	233, // 121: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
-	231, // 122: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
-	199, // 123: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
-	200, // 124: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
-	200, // 125: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
-	201, // 126: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
-	199, // 127: persys.cluster.v1.ApplyRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
-	199, // 128: persys.cluster.v1.ApplyRebalanceResponse.dropped:type_name -> persys.cluster.v1.RebalanceMove
-	233, // 129: persys.cluster.v1.Network.created_at:type_name -> google.protobuf.Timestamp
-	203, // 130: persys.cluster.v1.Network.slices:type_name -> persys.cluster.v1.NetworkSlice
-	246, // 131: persys.cluster.v1.Network.members:type_name -> persys.agent.v1.NetworkMember
-	247, // 132: persys.cluster.v1.Network.services:type_name -> persys.agent.v1.NetworkService
-	248, // 133: persys.cluster.v1.Network.ingress:type_name -> persys.agent.v1.NetworkIngress
-	233, // 134: persys.cluster.v1.NetworkSlice.empty_since:type_name -> google.protobuf.Timestamp
-	206, // 135: persys.cluster.v1.CheckNetworkResponse.paths:type_name -> persys.cluster.v1.NetworkPath
-	209, // 136: persys.cluster.v1.TraceResponse.hops:type_name -> persys.cluster.v1.TraceHop
-	212, // 137: persys.cluster.v1.ListUsageResponse.samples:type_name -> persys.cluster.v1.UsageSample
-	233, // 138: persys.cluster.v1.UsageSample.start:type_name -> google.protobuf.Timestamp
-	215, // 139: persys.cluster.v1.ListScrapeTargetsResponse.groups:type_name -> persys.cluster.v1.ScrapeGroup
-	232, // 140: persys.cluster.v1.ScrapeGroup.labels:type_name -> persys.cluster.v1.ScrapeGroup.LabelsEntry
-	202, // 141: persys.cluster.v1.ListNetworksResponse.networks:type_name -> persys.cluster.v1.Network
-	202, // 142: persys.cluster.v1.GetNetworkResponse.network:type_name -> persys.cluster.v1.Network
-	202, // 143: persys.cluster.v1.CreateNetworkResponse.network:type_name -> persys.cluster.v1.Network
-	35,  // 144: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	39,  // 145: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	40,  // 146: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
-	43,  // 147: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	45,  // 148: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	49,  // 149: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	51,  // 150: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	55,  // 151: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	57,  // 152: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	58,  // 153: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	59,  // 154: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	60,  // 155: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	61,  // 156: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
-	62,  // 157: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
-	195, // 158: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
-	197, // 159: persys.cluster.v1.Cluster.ApplyRebalance:input_type -> persys.cluster.v1.ApplyRebalanceRequest
-	65,  // 160: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	67,  // 161: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
-	73,  // 162: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
-	75,  // 163: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	78,  // 164: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
-	81,  // 165: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
-	82,  // 166: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	84,  // 167: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	86,  // 168: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	88,  // 169: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	91,  // 170: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	33,  // 171: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	95,  // 172: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
-	97,  // 173: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
-	110, // 174: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
-	100, // 175: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
-	102, // 176: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
-	104, // 177: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
-	108, // 178: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
-	106, // 179: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
-	112, // 180: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
-	115, // 181: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
-	116, // 182: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
-	118, // 183: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
-	121, // 184: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
-	124, // 185: persys.cluster.v1.Cluster.CreateVolume:input_type -> persys.cluster.v1.CreateVolumeRequest
-	127, // 186: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
-	131, // 187: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
-	133, // 188: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
-	135, // 189: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
-	137, // 190: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
-	139, // 191: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
-	140, // 192: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
-	141, // 193: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
-	144, // 194: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
-	146, // 195: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
-	147, // 196: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
-	150, // 197: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
-	152, // 198: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
-	154, // 199: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
-	156, // 200: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
-	157, // 201: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
-	159, // 202: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
-	160, // 203: persys.cluster.v1.Cluster.LinkConsole:input_type -> persys.cluster.v1.LinkConsoleRequest
-	162, // 204: persys.cluster.v1.Cluster.OpenConsole:input_type -> persys.cluster.v1.OpenConsoleRequest
-	165, // 205: persys.cluster.v1.Cluster.ListConsoles:input_type -> persys.cluster.v1.ListConsolesRequest
-	167, // 206: persys.cluster.v1.Cluster.EndConsole:input_type -> persys.cluster.v1.EndConsoleRequest
-	172, // 207: persys.cluster.v1.Cluster.ListObjects:input_type -> persys.cluster.v1.ListObjectsRequest
-	174, // 208: persys.cluster.v1.Cluster.PutObject:input_type -> persys.cluster.v1.PutObjectRequest
-	175, // 209: persys.cluster.v1.Cluster.RollBackObject:input_type -> persys.cluster.v1.RollBackObjectRequest
-	176, // 210: persys.cluster.v1.Cluster.DeleteObject:input_type -> persys.cluster.v1.DeleteObjectRequest
-	178, // 211: persys.cluster.v1.Cluster.ShowSecret:input_type -> persys.cluster.v1.GetObjectValueRequest
-	178, // 212: persys.cluster.v1.Cluster.GetConfig:input_type -> persys.cluster.v1.GetObjectValueRequest
-	180, // 213: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
-	183, // 214: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
-	186, // 215: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
-	189, // 216: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
-	191, // 217: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
-	193, // 218: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
-	216, // 219: persys.cluster.v1.Cluster.ListNetworks:input_type -> persys.cluster.v1.ListNetworksRequest
-	218, // 220: persys.cluster.v1.Cluster.GetNetwork:input_type -> persys.cluster.v1.GetNetworkRequest
-	204, // 221: persys.cluster.v1.Cluster.CheckNetwork:input_type -> persys.cluster.v1.CheckNetworkRequest
-	207, // 222: persys.cluster.v1.Cluster.Trace:input_type -> persys.cluster.v1.TraceRequest
-	220, // 223: persys.cluster.v1.Cluster.CreateNetwork:input_type -> persys.cluster.v1.CreateNetworkRequest
-	222, // 224: persys.cluster.v1.Cluster.DeleteNetwork:input_type -> persys.cluster.v1.DeleteNetworkRequest
-	210, // 225: persys.cluster.v1.Cluster.ListUsage:input_type -> persys.cluster.v1.ListUsageRequest
-	213, // 226: persys.cluster.v1.Cluster.ListScrapeTargets:input_type -> persys.cluster.v1.ListScrapeTargetsRequest
-	7,   // 227: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
-	9,   // 228: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
-	11,  // 229: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
-	14,  // 230: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
-	17,  // 231: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
-	19,  // 232: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
-	21,  // 233: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
-	24,  // 234: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
-	26,  // 235: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
-	29,  // 236: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
-	31,  // 237: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
-	5,   // 238: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
-	0,   // 239: persys.cluster.v1.Trust.RotateClusterKey:input_type -> persys.cluster.v1.RotateClusterKeyRequest
-	2,   // 240: persys.cluster.v1.Trust.ClusterKeyStatus:input_type -> persys.cluster.v1.ClusterKeyStatusRequest
-	37,  // 241: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	38,  // 242: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	41,  // 243: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
-	44,  // 244: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	48,  // 245: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	50,  // 246: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	54,  // 247: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	56,  // 248: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	64,  // 249: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 250: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 251: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 252: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 253: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 254: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
-	196, // 255: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
-	198, // 256: persys.cluster.v1.Cluster.ApplyRebalance:output_type -> persys.cluster.v1.ApplyRebalanceResponse
-	66,  // 257: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	70,  // 258: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
-	74,  // 259: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
-	77,  // 260: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	80,  // 261: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
-	239, // 262: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
-	83,  // 263: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	85,  // 264: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	87,  // 265: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	90,  // 266: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	92,  // 267: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	34,  // 268: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	96,  // 269: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
-	98,  // 270: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
-	111, // 271: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
-	101, // 272: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
-	103, // 273: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
-	105, // 274: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
-	109, // 275: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
-	107, // 276: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
-	114, // 277: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
-	117, // 278: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	117, // 279: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	119, // 280: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
-	122, // 281: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
-	125, // 282: persys.cluster.v1.Cluster.CreateVolume:output_type -> persys.cluster.v1.CreateVolumeResponse
-	128, // 283: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
-	132, // 284: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
-	134, // 285: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
-	185, // 286: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
-	138, // 287: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
-	142, // 288: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	142, // 289: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
-	142, // 290: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	145, // 291: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
-	148, // 292: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
-	148, // 293: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
-	151, // 294: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
-	148, // 295: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
-	155, // 296: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
-	158, // 297: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	158, // 298: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	148, // 299: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
-	161, // 300: persys.cluster.v1.Cluster.LinkConsole:output_type -> persys.cluster.v1.LinkConsoleResponse
-	163, // 301: persys.cluster.v1.Cluster.OpenConsole:output_type -> persys.cluster.v1.OpenConsoleResponse
-	166, // 302: persys.cluster.v1.Cluster.ListConsoles:output_type -> persys.cluster.v1.ListConsolesResponse
-	168, // 303: persys.cluster.v1.Cluster.EndConsole:output_type -> persys.cluster.v1.EndConsoleResponse
-	173, // 304: persys.cluster.v1.Cluster.ListObjects:output_type -> persys.cluster.v1.ListObjectsResponse
-	177, // 305: persys.cluster.v1.Cluster.PutObject:output_type -> persys.cluster.v1.ObjectResponse
-	177, // 306: persys.cluster.v1.Cluster.RollBackObject:output_type -> persys.cluster.v1.ObjectResponse
-	177, // 307: persys.cluster.v1.Cluster.DeleteObject:output_type -> persys.cluster.v1.ObjectResponse
-	179, // 308: persys.cluster.v1.Cluster.ShowSecret:output_type -> persys.cluster.v1.GetObjectValueResponse
-	179, // 309: persys.cluster.v1.Cluster.GetConfig:output_type -> persys.cluster.v1.GetObjectValueResponse
-	181, // 310: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
-	184, // 311: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
-	187, // 312: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
-	190, // 313: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
-	192, // 314: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
-	194, // 315: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
-	217, // 316: persys.cluster.v1.Cluster.ListNetworks:output_type -> persys.cluster.v1.ListNetworksResponse
-	219, // 317: persys.cluster.v1.Cluster.GetNetwork:output_type -> persys.cluster.v1.GetNetworkResponse
-	205, // 318: persys.cluster.v1.Cluster.CheckNetwork:output_type -> persys.cluster.v1.CheckNetworkResponse
-	208, // 319: persys.cluster.v1.Cluster.Trace:output_type -> persys.cluster.v1.TraceResponse
-	221, // 320: persys.cluster.v1.Cluster.CreateNetwork:output_type -> persys.cluster.v1.CreateNetworkResponse
-	223, // 321: persys.cluster.v1.Cluster.DeleteNetwork:output_type -> persys.cluster.v1.DeleteNetworkResponse
-	211, // 322: persys.cluster.v1.Cluster.ListUsage:output_type -> persys.cluster.v1.ListUsageResponse
-	214, // 323: persys.cluster.v1.Cluster.ListScrapeTargets:output_type -> persys.cluster.v1.ListScrapeTargetsResponse
-	8,   // 324: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
-	10,  // 325: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
-	12,  // 326: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
-	15,  // 327: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
-	18,  // 328: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
-	20,  // 329: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
-	23,  // 330: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
-	25,  // 331: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
-	28,  // 332: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
-	30,  // 333: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
-	32,  // 334: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
-	6,   // 335: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
-	1,   // 336: persys.cluster.v1.Trust.RotateClusterKey:output_type -> persys.cluster.v1.RotateClusterKeyResponse
-	3,   // 337: persys.cluster.v1.Trust.ClusterKeyStatus:output_type -> persys.cluster.v1.ClusterKeyStatusResponse
-	241, // [241:338] is the sub-list for method output_type
-	144, // [144:241] is the sub-list for method input_type
-	144, // [144:144] is the sub-list for extension type_name
-	144, // [144:144] is the sub-list for extension extendee
-	0,   // [0:144] is the sub-list for field type_name
+	129, // 76: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
+	236, // 77: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	236, // 78: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
+	236, // 79: persys.cluster.v1.Volume.unused_since:type_name -> google.protobuf.Timestamp
+	124, // 80: persys.cluster.v1.Volume.move:type_name -> persys.cluster.v1.VolumeMove
+	236, // 81: persys.cluster.v1.VolumeMove.started_at:type_name -> google.protobuf.Timestamp
+	236, // 82: persys.cluster.v1.VolumeMove.phase_since:type_name -> google.protobuf.Timestamp
+	124, // 83: persys.cluster.v1.MoveVolumeResponse.move:type_name -> persys.cluster.v1.VolumeMove
+	123, // 84: persys.cluster.v1.CreateVolumeResponse.volume:type_name -> persys.cluster.v1.Volume
+	132, // 85: persys.cluster.v1.Namespace.quota:type_name -> persys.cluster.v1.NamespaceAmounts
+	132, // 86: persys.cluster.v1.Namespace.used:type_name -> persys.cluster.v1.NamespaceAmounts
+	236, // 87: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
+	236, // 88: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
+	230, // 89: persys.cluster.v1.Namespace.node_labels:type_name -> persys.cluster.v1.Namespace.NodeLabelsEntry
+	133, // 90: persys.cluster.v1.ListNamespacesResponse.namespaces:type_name -> persys.cluster.v1.Namespace
+	132, // 91: persys.cluster.v1.PutNamespaceRequest.quota:type_name -> persys.cluster.v1.NamespaceAmounts
+	231, // 92: persys.cluster.v1.PutNamespaceRequest.node_labels:type_name -> persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
+	133, // 93: persys.cluster.v1.NamespaceResponse.namespace:type_name -> persys.cluster.v1.Namespace
+	236, // 94: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
+	139, // 95: persys.cluster.v1.ListPoliciesResponse.policies:type_name -> persys.cluster.v1.Policy
+	236, // 96: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
+	146, // 97: persys.cluster.v1.ListRolesResponse.roles:type_name -> persys.cluster.v1.Role
+	236, // 98: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
+	152, // 99: persys.cluster.v1.ListBindingsResponse.bindings:type_name -> persys.cluster.v1.Binding
+	236, // 100: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
+	232, // 101: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
+	236, // 102: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
+	156, // 103: persys.cluster.v1.ListAccountsResponse.accounts:type_name -> persys.cluster.v1.Account
+	233, // 104: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	156, // 105: persys.cluster.v1.AccountTokenResponse.account:type_name -> persys.cluster.v1.Account
+	167, // 106: persys.cluster.v1.LinkConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
+	167, // 107: persys.cluster.v1.OpenConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
+	236, // 108: persys.cluster.v1.ConsoleSession.created_at:type_name -> google.protobuf.Timestamp
+	236, // 109: persys.cluster.v1.ConsoleSession.code_expires_at:type_name -> google.protobuf.Timestamp
+	236, // 110: persys.cluster.v1.ConsoleSession.opened_at:type_name -> google.protobuf.Timestamp
+	236, // 111: persys.cluster.v1.ConsoleSession.expires_at:type_name -> google.protobuf.Timestamp
+	167, // 112: persys.cluster.v1.ListConsolesResponse.sessions:type_name -> persys.cluster.v1.ConsoleSession
+	236, // 113: persys.cluster.v1.Object.created_at:type_name -> google.protobuf.Timestamp
+	173, // 114: persys.cluster.v1.Object.versions:type_name -> persys.cluster.v1.ObjectVersion
+	174, // 115: persys.cluster.v1.Object.users:type_name -> persys.cluster.v1.ObjectUser
+	236, // 116: persys.cluster.v1.ObjectVersion.at:type_name -> google.protobuf.Timestamp
+	172, // 117: persys.cluster.v1.ListObjectsResponse.objects:type_name -> persys.cluster.v1.Object
+	185, // 118: persys.cluster.v1.GetAccessResponse.grants:type_name -> persys.cluster.v1.Grant
+	236, // 119: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
+	236, // 120: persys.cluster.v1.GetAccessResponse.session_expires_at:type_name -> google.protobuf.Timestamp
+	247, // 121: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
+	248, // 122: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
+	191, // 123: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
+	236, // 124: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
+	236, // 125: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
+	234, // 126: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
+	202, // 127: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
+	203, // 128: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
+	203, // 129: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
+	204, // 130: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
+	202, // 131: persys.cluster.v1.ApplyRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
+	202, // 132: persys.cluster.v1.ApplyRebalanceResponse.dropped:type_name -> persys.cluster.v1.RebalanceMove
+	236, // 133: persys.cluster.v1.Network.created_at:type_name -> google.protobuf.Timestamp
+	206, // 134: persys.cluster.v1.Network.slices:type_name -> persys.cluster.v1.NetworkSlice
+	249, // 135: persys.cluster.v1.Network.members:type_name -> persys.agent.v1.NetworkMember
+	250, // 136: persys.cluster.v1.Network.services:type_name -> persys.agent.v1.NetworkService
+	251, // 137: persys.cluster.v1.Network.ingress:type_name -> persys.agent.v1.NetworkIngress
+	236, // 138: persys.cluster.v1.NetworkSlice.empty_since:type_name -> google.protobuf.Timestamp
+	209, // 139: persys.cluster.v1.CheckNetworkResponse.paths:type_name -> persys.cluster.v1.NetworkPath
+	212, // 140: persys.cluster.v1.TraceResponse.hops:type_name -> persys.cluster.v1.TraceHop
+	215, // 141: persys.cluster.v1.ListUsageResponse.samples:type_name -> persys.cluster.v1.UsageSample
+	236, // 142: persys.cluster.v1.UsageSample.start:type_name -> google.protobuf.Timestamp
+	218, // 143: persys.cluster.v1.ListScrapeTargetsResponse.groups:type_name -> persys.cluster.v1.ScrapeGroup
+	235, // 144: persys.cluster.v1.ScrapeGroup.labels:type_name -> persys.cluster.v1.ScrapeGroup.LabelsEntry
+	205, // 145: persys.cluster.v1.ListNetworksResponse.networks:type_name -> persys.cluster.v1.Network
+	205, // 146: persys.cluster.v1.GetNetworkResponse.network:type_name -> persys.cluster.v1.Network
+	205, // 147: persys.cluster.v1.CreateNetworkResponse.network:type_name -> persys.cluster.v1.Network
+	35,  // 148: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	39,  // 149: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	40,  // 150: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
+	43,  // 151: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	45,  // 152: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	49,  // 153: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	51,  // 154: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	55,  // 155: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	57,  // 156: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	58,  // 157: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	59,  // 158: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	60,  // 159: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	61,  // 160: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
+	62,  // 161: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
+	198, // 162: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
+	200, // 163: persys.cluster.v1.Cluster.ApplyRebalance:input_type -> persys.cluster.v1.ApplyRebalanceRequest
+	65,  // 164: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	67,  // 165: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
+	73,  // 166: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
+	75,  // 167: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	78,  // 168: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
+	81,  // 169: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
+	82,  // 170: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	84,  // 171: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	86,  // 172: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	88,  // 173: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	91,  // 174: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	33,  // 175: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	95,  // 176: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	97,  // 177: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	110, // 178: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	100, // 179: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
+	102, // 180: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
+	104, // 181: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
+	108, // 182: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
+	106, // 183: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
+	112, // 184: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
+	115, // 185: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
+	116, // 186: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
+	118, // 187: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
+	121, // 188: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
+	127, // 189: persys.cluster.v1.Cluster.CreateVolume:input_type -> persys.cluster.v1.CreateVolumeRequest
+	130, // 190: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
+	125, // 191: persys.cluster.v1.Cluster.MoveVolume:input_type -> persys.cluster.v1.MoveVolumeRequest
+	134, // 192: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
+	136, // 193: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
+	138, // 194: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
+	140, // 195: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
+	142, // 196: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
+	143, // 197: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
+	144, // 198: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
+	147, // 199: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
+	149, // 200: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
+	150, // 201: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
+	153, // 202: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
+	155, // 203: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
+	157, // 204: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
+	159, // 205: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
+	160, // 206: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
+	162, // 207: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
+	163, // 208: persys.cluster.v1.Cluster.LinkConsole:input_type -> persys.cluster.v1.LinkConsoleRequest
+	165, // 209: persys.cluster.v1.Cluster.OpenConsole:input_type -> persys.cluster.v1.OpenConsoleRequest
+	168, // 210: persys.cluster.v1.Cluster.ListConsoles:input_type -> persys.cluster.v1.ListConsolesRequest
+	170, // 211: persys.cluster.v1.Cluster.EndConsole:input_type -> persys.cluster.v1.EndConsoleRequest
+	175, // 212: persys.cluster.v1.Cluster.ListObjects:input_type -> persys.cluster.v1.ListObjectsRequest
+	177, // 213: persys.cluster.v1.Cluster.PutObject:input_type -> persys.cluster.v1.PutObjectRequest
+	178, // 214: persys.cluster.v1.Cluster.RollBackObject:input_type -> persys.cluster.v1.RollBackObjectRequest
+	179, // 215: persys.cluster.v1.Cluster.DeleteObject:input_type -> persys.cluster.v1.DeleteObjectRequest
+	181, // 216: persys.cluster.v1.Cluster.ShowSecret:input_type -> persys.cluster.v1.GetObjectValueRequest
+	181, // 217: persys.cluster.v1.Cluster.GetConfig:input_type -> persys.cluster.v1.GetObjectValueRequest
+	183, // 218: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
+	186, // 219: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
+	189, // 220: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
+	192, // 221: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
+	194, // 222: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
+	196, // 223: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
+	219, // 224: persys.cluster.v1.Cluster.ListNetworks:input_type -> persys.cluster.v1.ListNetworksRequest
+	221, // 225: persys.cluster.v1.Cluster.GetNetwork:input_type -> persys.cluster.v1.GetNetworkRequest
+	207, // 226: persys.cluster.v1.Cluster.CheckNetwork:input_type -> persys.cluster.v1.CheckNetworkRequest
+	210, // 227: persys.cluster.v1.Cluster.Trace:input_type -> persys.cluster.v1.TraceRequest
+	223, // 228: persys.cluster.v1.Cluster.CreateNetwork:input_type -> persys.cluster.v1.CreateNetworkRequest
+	225, // 229: persys.cluster.v1.Cluster.DeleteNetwork:input_type -> persys.cluster.v1.DeleteNetworkRequest
+	213, // 230: persys.cluster.v1.Cluster.ListUsage:input_type -> persys.cluster.v1.ListUsageRequest
+	216, // 231: persys.cluster.v1.Cluster.ListScrapeTargets:input_type -> persys.cluster.v1.ListScrapeTargetsRequest
+	7,   // 232: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
+	9,   // 233: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
+	11,  // 234: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
+	14,  // 235: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
+	17,  // 236: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
+	19,  // 237: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
+	21,  // 238: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
+	24,  // 239: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
+	26,  // 240: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
+	29,  // 241: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
+	31,  // 242: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
+	5,   // 243: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
+	0,   // 244: persys.cluster.v1.Trust.RotateClusterKey:input_type -> persys.cluster.v1.RotateClusterKeyRequest
+	2,   // 245: persys.cluster.v1.Trust.ClusterKeyStatus:input_type -> persys.cluster.v1.ClusterKeyStatusRequest
+	37,  // 246: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	38,  // 247: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	41,  // 248: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
+	44,  // 249: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	48,  // 250: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	50,  // 251: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	54,  // 252: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	56,  // 253: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	64,  // 254: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 255: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 256: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 257: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 258: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 259: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
+	199, // 260: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
+	201, // 261: persys.cluster.v1.Cluster.ApplyRebalance:output_type -> persys.cluster.v1.ApplyRebalanceResponse
+	66,  // 262: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	70,  // 263: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
+	74,  // 264: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
+	77,  // 265: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	80,  // 266: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
+	242, // 267: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
+	83,  // 268: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	85,  // 269: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	87,  // 270: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	90,  // 271: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	92,  // 272: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	34,  // 273: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	96,  // 274: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	98,  // 275: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	111, // 276: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	101, // 277: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
+	103, // 278: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
+	105, // 279: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
+	109, // 280: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
+	107, // 281: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
+	114, // 282: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
+	117, // 283: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	117, // 284: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	119, // 285: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
+	122, // 286: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
+	128, // 287: persys.cluster.v1.Cluster.CreateVolume:output_type -> persys.cluster.v1.CreateVolumeResponse
+	131, // 288: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
+	126, // 289: persys.cluster.v1.Cluster.MoveVolume:output_type -> persys.cluster.v1.MoveVolumeResponse
+	135, // 290: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
+	137, // 291: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
+	188, // 292: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
+	141, // 293: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
+	145, // 294: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	145, // 295: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
+	145, // 296: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	148, // 297: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
+	151, // 298: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
+	151, // 299: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
+	154, // 300: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
+	151, // 301: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
+	158, // 302: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
+	161, // 303: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	161, // 304: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	151, // 305: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
+	164, // 306: persys.cluster.v1.Cluster.LinkConsole:output_type -> persys.cluster.v1.LinkConsoleResponse
+	166, // 307: persys.cluster.v1.Cluster.OpenConsole:output_type -> persys.cluster.v1.OpenConsoleResponse
+	169, // 308: persys.cluster.v1.Cluster.ListConsoles:output_type -> persys.cluster.v1.ListConsolesResponse
+	171, // 309: persys.cluster.v1.Cluster.EndConsole:output_type -> persys.cluster.v1.EndConsoleResponse
+	176, // 310: persys.cluster.v1.Cluster.ListObjects:output_type -> persys.cluster.v1.ListObjectsResponse
+	180, // 311: persys.cluster.v1.Cluster.PutObject:output_type -> persys.cluster.v1.ObjectResponse
+	180, // 312: persys.cluster.v1.Cluster.RollBackObject:output_type -> persys.cluster.v1.ObjectResponse
+	180, // 313: persys.cluster.v1.Cluster.DeleteObject:output_type -> persys.cluster.v1.ObjectResponse
+	182, // 314: persys.cluster.v1.Cluster.ShowSecret:output_type -> persys.cluster.v1.GetObjectValueResponse
+	182, // 315: persys.cluster.v1.Cluster.GetConfig:output_type -> persys.cluster.v1.GetObjectValueResponse
+	184, // 316: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
+	187, // 317: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
+	190, // 318: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
+	193, // 319: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
+	195, // 320: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
+	197, // 321: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
+	220, // 322: persys.cluster.v1.Cluster.ListNetworks:output_type -> persys.cluster.v1.ListNetworksResponse
+	222, // 323: persys.cluster.v1.Cluster.GetNetwork:output_type -> persys.cluster.v1.GetNetworkResponse
+	208, // 324: persys.cluster.v1.Cluster.CheckNetwork:output_type -> persys.cluster.v1.CheckNetworkResponse
+	211, // 325: persys.cluster.v1.Cluster.Trace:output_type -> persys.cluster.v1.TraceResponse
+	224, // 326: persys.cluster.v1.Cluster.CreateNetwork:output_type -> persys.cluster.v1.CreateNetworkResponse
+	226, // 327: persys.cluster.v1.Cluster.DeleteNetwork:output_type -> persys.cluster.v1.DeleteNetworkResponse
+	214, // 328: persys.cluster.v1.Cluster.ListUsage:output_type -> persys.cluster.v1.ListUsageResponse
+	217, // 329: persys.cluster.v1.Cluster.ListScrapeTargets:output_type -> persys.cluster.v1.ListScrapeTargetsResponse
+	8,   // 330: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
+	10,  // 331: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
+	12,  // 332: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
+	15,  // 333: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
+	18,  // 334: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
+	20,  // 335: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
+	23,  // 336: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
+	25,  // 337: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
+	28,  // 338: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
+	30,  // 339: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
+	32,  // 340: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
+	6,   // 341: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
+	1,   // 342: persys.cluster.v1.Trust.RotateClusterKey:output_type -> persys.cluster.v1.RotateClusterKeyResponse
+	3,   // 343: persys.cluster.v1.Trust.ClusterKeyStatus:output_type -> persys.cluster.v1.ClusterKeyStatusResponse
+	246, // [246:344] is the sub-list for method output_type
+	148, // [148:246] is the sub-list for method input_type
+	148, // [148:148] is the sub-list for extension type_name
+	148, // [148:148] is the sub-list for extension extendee
+	0,   // [0:148] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }
@@ -18003,16 +18365,16 @@ func file_api_cluster_v1_cluster_proto_init() {
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
 	}
-	file_api_cluster_v1_cluster_proto_msgTypes[133].OneofWrappers = []any{}
-	file_api_cluster_v1_cluster_proto_msgTypes[139].OneofWrappers = []any{}
-	file_api_cluster_v1_cluster_proto_msgTypes[146].OneofWrappers = []any{}
+	file_api_cluster_v1_cluster_proto_msgTypes[136].OneofWrappers = []any{}
+	file_api_cluster_v1_cluster_proto_msgTypes[142].OneofWrappers = []any{}
+	file_api_cluster_v1_cluster_proto_msgTypes[149].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_cluster_v1_cluster_proto_rawDesc), len(file_api_cluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   233,
+			NumMessages:   236,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -647,6 +647,8 @@ type NodeCapabilities struct {
 	// Set if the agent keeps secrets and configs as files in memory, and signals containers that have new
 	// versions of them. Not set by older agents, nor on machines without a tmpfs.
 	MemoryFiles bool `protobuf:"varint,1542,opt,name=memory_files,json=memoryFiles,proto3" json:"memory_files,omitempty"`
+	// The agent can move volumes to and from other nodes.
+	VolumeMoves bool `protobuf:"varint,1592,opt,name=volume_moves,json=volumeMoves,proto3" json:"volume_moves,omitempty"`
 	// Numbers of devices by name, such as nvidia.com/gpu, that workloads can reserve.
 	Devices map[string]int64 `protobuf:"bytes,1551,rep,name=devices,proto3" json:"devices,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// What the node can do for networks that span nodes. Absent if the agent does not support such networks.
@@ -793,6 +795,13 @@ func (x *NodeCapabilities) GetMetricsPort() uint32 {
 func (x *NodeCapabilities) GetMemoryFiles() bool {
 	if x != nil {
 		return x.MemoryFiles
+	}
+	return false
+}
+
+func (x *NodeCapabilities) GetVolumeMoves() bool {
+	if x != nil {
+		return x.VolumeMoves
 	}
 	return false
 }
@@ -1230,7 +1239,9 @@ type HeartbeatRequest struct {
 	NetworkIncarnation uint64 `protobuf:"varint,1484,opt,name=network_incarnation,json=networkIncarnation,proto3" json:"network_incarnation,omitempty"`
 	// Managed volumes of the node. Only in heartbeats with full set, and in the heartbeat after a change of
 	// the volumes.
-	Volumes       *VolumeReport `protobuf:"bytes,1580,opt,name=volumes,proto3" json:"volumes,omitempty"`
+	Volumes *VolumeReport `protobuf:"bytes,1580,opt,name=volumes,proto3" json:"volumes,omitempty"`
+	// Moves of volumes in which the node takes part, as the node sees them.
+	Moves         []*MoveReport `protobuf:"bytes,1590,rep,name=moves,proto3" json:"moves,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1342,6 +1353,113 @@ func (x *HeartbeatRequest) GetVolumes() *VolumeReport {
 	return nil
 }
 
+func (x *HeartbeatRequest) GetMoves() []*MoveReport {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
+}
+
+// MoveReport is a node's view of one move of volumes.
+type MoveReport struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	// Id of the move.
+	Move *Generation `protobuf:"bytes,2,opt,name=move,proto3" json:"move,omitempty"`
+	// What the node has done: copying (the first copy is not complete), copied (a pass is complete), ready (the
+	// copy is complete and on disk), failed (the copy cannot be made), kept (the former node keeps its copy),
+	// held (the former node has taken its copy back into use), dropped (the node has no copy that the move does
+	// not need any more).
+	State   string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	Message string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	// Bytes of the present pass: of all files that are compared, of those that are compared already, and of the
+	// content that was sent.
+	TotalBytes    int64 `protobuf:"varint,5,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	DoneBytes     int64 `protobuf:"varint,6,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"`
+	SentBytes     int64 `protobuf:"varint,7,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveReport) Reset() {
+	*x = MoveReport{}
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveReport) ProtoMessage() {}
+
+func (x *MoveReport) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveReport.ProtoReflect.Descriptor instead.
+func (*MoveReport) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *MoveReport) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *MoveReport) GetMove() *Generation {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+func (x *MoveReport) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *MoveReport) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *MoveReport) GetTotalBytes() int64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *MoveReport) GetDoneBytes() int64 {
+	if x != nil {
+		return x.DoneBytes
+	}
+	return 0
+}
+
+func (x *MoveReport) GetSentBytes() int64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
 // VolumeReport lists the managed volumes of a node.
 type VolumeReport struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -1355,7 +1473,7 @@ type VolumeReport struct {
 
 func (x *VolumeReport) Reset() {
 	*x = VolumeReport{}
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1367,7 +1485,7 @@ func (x *VolumeReport) String() string {
 func (*VolumeReport) ProtoMessage() {}
 
 func (x *VolumeReport) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1380,7 +1498,7 @@ func (x *VolumeReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeReport.ProtoReflect.Descriptor instead.
 func (*VolumeReport) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *VolumeReport) GetVolumes() []*HeldVolume {
@@ -1413,14 +1531,18 @@ type HeldVolume struct {
 	// Workload that used the volume last; empty = none, or it was deleted.
 	Owner string `protobuf:"bytes,7,opt,name=owner,proto3" json:"owner,omitempty"`
 	// A user created the volume.
-	ByHand        bool `protobuf:"varint,8,opt,name=by_hand,json=byHand,proto3" json:"by_hand,omitempty"`
+	ByHand bool `protobuf:"varint,8,opt,name=by_hand,json=byHand,proto3" json:"by_hand,omitempty"`
+	// Id of the move that made this copy; absent if the volume never moved.
+	Copy *Generation `protobuf:"bytes,9,opt,name=copy,proto3" json:"copy,omitempty"`
+	// The copy is not in use: the node set it aside for a move, or it has just been copied to the node.
+	Aside         bool `protobuf:"varint,10,opt,name=aside,proto3" json:"aside,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeldVolume) Reset() {
 	*x = HeldVolume{}
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1432,7 +1554,7 @@ func (x *HeldVolume) String() string {
 func (*HeldVolume) ProtoMessage() {}
 
 func (x *HeldVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1445,7 +1567,7 @@ func (x *HeldVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldVolume.ProtoReflect.Descriptor instead.
 func (*HeldVolume) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *HeldVolume) GetName() string {
@@ -1504,6 +1626,20 @@ func (x *HeldVolume) GetByHand() bool {
 	return false
 }
 
+func (x *HeldVolume) GetCopy() *Generation {
+	if x != nil {
+		return x.Copy
+	}
+	return nil
+}
+
+func (x *HeldVolume) GetAside() bool {
+	if x != nil {
+		return x.Aside
+	}
+	return false
+}
+
 // Usage of a storage pool.
 type StoragePoolUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1518,7 +1654,7 @@ type StoragePoolUsage struct {
 
 func (x *StoragePoolUsage) Reset() {
 	*x = StoragePoolUsage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1530,7 +1666,7 @@ func (x *StoragePoolUsage) String() string {
 func (*StoragePoolUsage) ProtoMessage() {}
 
 func (x *StoragePoolUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1543,7 +1679,7 @@ func (x *StoragePoolUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolUsage.ProtoReflect.Descriptor instead.
 func (*StoragePoolUsage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StoragePoolUsage) GetName() string {
@@ -1599,7 +1735,7 @@ type NodeUsage struct {
 
 func (x *NodeUsage) Reset() {
 	*x = NodeUsage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +1747,7 @@ func (x *NodeUsage) String() string {
 func (*NodeUsage) ProtoMessage() {}
 
 func (x *NodeUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +1760,7 @@ func (x *NodeUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUsage.ProtoReflect.Descriptor instead.
 func (*NodeUsage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NodeUsage) GetCpuAllocatedMillicores() int64 {
@@ -1722,14 +1858,16 @@ type HeartbeatResponse struct {
 	SendFull bool `protobuf:"varint,1005,opt,name=send_full,json=sendFull,proto3" json:"send_full,omitempty"`
 	// The networks that the node has to set up, if the agent's view of them is outdated. Absent if the
 	// agent's view is up to date, or if the node has never taken part in a network.
-	Networks      *v1.NetworkView `protobuf:"bytes,1481,opt,name=networks,proto3" json:"networks,omitempty"`
+	Networks *v1.NetworkView `protobuf:"bytes,1481,opt,name=networks,proto3" json:"networks,omitempty"`
+	// Moves of volumes in which the node takes part. Absent from schedulers that do not move volumes.
+	Moves         *VolumeMoves `protobuf:"bytes,1591,opt,name=moves,proto3" json:"moves,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1741,7 +1879,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1754,7 +1892,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *HeartbeatResponse) GetAcknowledged() bool {
@@ -1827,6 +1965,181 @@ func (x *HeartbeatResponse) GetNetworks() *v1.NetworkView {
 	return nil
 }
 
+func (x *HeartbeatResponse) GetMoves() *VolumeMoves {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
+}
+
+// VolumeMoves lists all moves of volumes in which a node takes part.
+type VolumeMoves struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Moves         []*VolumeMove          `protobuf:"bytes,1,rep,name=moves,proto3" json:"moves,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeMoves) Reset() {
+	*x = VolumeMoves{}
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeMoves) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeMoves) ProtoMessage() {}
+
+func (x *VolumeMoves) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeMoves.ProtoReflect.Descriptor instead.
+func (*VolumeMoves) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *VolumeMoves) GetMoves() []*VolumeMove {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
+}
+
+// VolumeMove is one move of the volumes of a workload.
+type VolumeMove struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the move; a later move has a higher one.
+	Id         *Generation `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	WorkloadId string      `protobuf:"bytes,2,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	// Empty means the default namespace.
+	Namespace string `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Names of the volumes.
+	Volumes []string `protobuf:"bytes,4,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	// Storage pools of the volumes, in the same order; empty means the first pool of a node.
+	Pools []string `protobuf:"bytes,5,rep,name=pools,proto3" json:"pools,omitempty"`
+	From  string   `protobuf:"bytes,6,opt,name=from,proto3" json:"from,omitempty"`
+	To    string   `protobuf:"bytes,7,opt,name=to,proto3" json:"to,omitempty"`
+	// host:port of the agent of the node from.
+	Endpoint string `protobuf:"bytes,8,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	// copying, stopping, final, placed, kept, done, undone or dropping.
+	Phase          string `protobuf:"bytes,9,opt,name=phase,proto3" json:"phase,omitempty"`
+	BytesPerSecond int64  `protobuf:"varint,10,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *VolumeMove) Reset() {
+	*x = VolumeMove{}
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeMove) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeMove) ProtoMessage() {}
+
+func (x *VolumeMove) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeMove.ProtoReflect.Descriptor instead.
+func (*VolumeMove) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *VolumeMove) GetId() *Generation {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+func (x *VolumeMove) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetVolumes() []string {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *VolumeMove) GetPools() []string {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+func (x *VolumeMove) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
 type ApplyWorkloadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Id, required, of the form [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
@@ -1859,7 +2172,7 @@ type ApplyWorkloadRequest struct {
 
 func (x *ApplyWorkloadRequest) Reset() {
 	*x = ApplyWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1871,7 +2184,7 @@ func (x *ApplyWorkloadRequest) String() string {
 func (*ApplyWorkloadRequest) ProtoMessage() {}
 
 func (x *ApplyWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1884,7 +2197,7 @@ func (x *ApplyWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ApplyWorkloadRequest) GetWorkloadId() string {
@@ -1976,7 +2289,7 @@ type ApplyWorkloadResponse struct {
 
 func (x *ApplyWorkloadResponse) Reset() {
 	*x = ApplyWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1988,7 +2301,7 @@ func (x *ApplyWorkloadResponse) String() string {
 func (*ApplyWorkloadResponse) ProtoMessage() {}
 
 func (x *ApplyWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2001,7 +2314,7 @@ func (x *ApplyWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ApplyWorkloadResponse) GetSuccess() bool {
@@ -2110,7 +2423,7 @@ type TakenBack struct {
 
 func (x *TakenBack) Reset() {
 	*x = TakenBack{}
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2122,7 +2435,7 @@ func (x *TakenBack) String() string {
 func (*TakenBack) ProtoMessage() {}
 
 func (x *TakenBack) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2135,7 +2448,7 @@ func (x *TakenBack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakenBack.ProtoReflect.Descriptor instead.
 func (*TakenBack) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TakenBack) GetField() string {
@@ -2203,7 +2516,7 @@ type DeleteWorkloadRequest struct {
 
 func (x *DeleteWorkloadRequest) Reset() {
 	*x = DeleteWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2215,7 +2528,7 @@ func (x *DeleteWorkloadRequest) String() string {
 func (*DeleteWorkloadRequest) ProtoMessage() {}
 
 func (x *DeleteWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2228,7 +2541,7 @@ func (x *DeleteWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeleteWorkloadRequest) GetWorkloadId() string {
@@ -2282,7 +2595,7 @@ type DeleteWorkloadResponse struct {
 
 func (x *DeleteWorkloadResponse) Reset() {
 	*x = DeleteWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2294,7 +2607,7 @@ func (x *DeleteWorkloadResponse) String() string {
 func (*DeleteWorkloadResponse) ProtoMessage() {}
 
 func (x *DeleteWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2307,7 +2620,7 @@ func (x *DeleteWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeleteWorkloadResponse) GetSuccess() bool {
@@ -2417,7 +2730,7 @@ type WorkloadSpec struct {
 
 func (x *WorkloadSpec) Reset() {
 	*x = WorkloadSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2429,7 +2742,7 @@ func (x *WorkloadSpec) String() string {
 func (*WorkloadSpec) ProtoMessage() {}
 
 func (x *WorkloadSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2442,7 +2755,7 @@ func (x *WorkloadSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadSpec.ProtoReflect.Descriptor instead.
 func (*WorkloadSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WorkloadSpec) GetType() string {
@@ -2692,7 +3005,7 @@ type Autoscale struct {
 
 func (x *Autoscale) Reset() {
 	*x = Autoscale{}
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2704,7 +3017,7 @@ func (x *Autoscale) String() string {
 func (*Autoscale) ProtoMessage() {}
 
 func (x *Autoscale) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2717,7 +3030,7 @@ func (x *Autoscale) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Autoscale.ProtoReflect.Descriptor instead.
 func (*Autoscale) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Autoscale) GetMin() int32 {
@@ -2766,7 +3079,7 @@ type AutoscaleStatus struct {
 
 func (x *AutoscaleStatus) Reset() {
 	*x = AutoscaleStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2778,7 +3091,7 @@ func (x *AutoscaleStatus) String() string {
 func (*AutoscaleStatus) ProtoMessage() {}
 
 func (x *AutoscaleStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2791,7 +3104,7 @@ func (x *AutoscaleStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AutoscaleStatus.ProtoReflect.Descriptor instead.
 func (*AutoscaleStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AutoscaleStatus) GetSettings() *Autoscale {
@@ -2864,7 +3177,7 @@ type RescheduleSpec struct {
 
 func (x *RescheduleSpec) Reset() {
 	*x = RescheduleSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2876,7 +3189,7 @@ func (x *RescheduleSpec) String() string {
 func (*RescheduleSpec) ProtoMessage() {}
 
 func (x *RescheduleSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2889,7 +3202,7 @@ func (x *RescheduleSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RescheduleSpec.ProtoReflect.Descriptor instead.
 func (*RescheduleSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RescheduleSpec) GetAttempts() int32 {
@@ -2922,7 +3235,7 @@ type SpreadRule struct {
 
 func (x *SpreadRule) Reset() {
 	*x = SpreadRule{}
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2934,7 +3247,7 @@ func (x *SpreadRule) String() string {
 func (*SpreadRule) ProtoMessage() {}
 
 func (x *SpreadRule) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2947,7 +3260,7 @@ func (x *SpreadRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpreadRule.ProtoReflect.Descriptor instead.
 func (*SpreadRule) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SpreadRule) GetBy() string {
@@ -2995,7 +3308,7 @@ type AffinityRule struct {
 
 func (x *AffinityRule) Reset() {
 	*x = AffinityRule{}
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3007,7 +3320,7 @@ func (x *AffinityRule) String() string {
 func (*AffinityRule) ProtoMessage() {}
 
 func (x *AffinityRule) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3020,7 +3333,7 @@ func (x *AffinityRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AffinityRule.ProtoReflect.Descriptor instead.
 func (*AffinityRule) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AffinityRule) GetNode() *Constraint {
@@ -3099,7 +3412,7 @@ type JobSpec struct {
 
 func (x *JobSpec) Reset() {
 	*x = JobSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3111,7 +3424,7 @@ func (x *JobSpec) String() string {
 func (*JobSpec) ProtoMessage() {}
 
 func (x *JobSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3124,7 +3437,7 @@ func (x *JobSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSpec.ProtoReflect.Descriptor instead.
 func (*JobSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *JobSpec) GetCompletions() int32 {
@@ -3195,7 +3508,7 @@ type ParameterizedSpec struct {
 
 func (x *ParameterizedSpec) Reset() {
 	*x = ParameterizedSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3207,7 +3520,7 @@ func (x *ParameterizedSpec) String() string {
 func (*ParameterizedSpec) ProtoMessage() {}
 
 func (x *ParameterizedSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3220,7 +3533,7 @@ func (x *ParameterizedSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParameterizedSpec.ProtoReflect.Descriptor instead.
 func (*ParameterizedSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ParameterizedSpec) GetParameters() []*ParameterSpec {
@@ -3251,7 +3564,7 @@ type ParameterSpec struct {
 
 func (x *ParameterSpec) Reset() {
 	*x = ParameterSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3263,7 +3576,7 @@ func (x *ParameterSpec) String() string {
 func (*ParameterSpec) ProtoMessage() {}
 
 func (x *ParameterSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3276,7 +3589,7 @@ func (x *ParameterSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParameterSpec.ProtoReflect.Descriptor instead.
 func (*ParameterSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ParameterSpec) GetName() string {
@@ -3325,7 +3638,7 @@ type CronSpec struct {
 
 func (x *CronSpec) Reset() {
 	*x = CronSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3337,7 +3650,7 @@ func (x *CronSpec) String() string {
 func (*CronSpec) ProtoMessage() {}
 
 func (x *CronSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3350,7 +3663,7 @@ func (x *CronSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CronSpec.ProtoReflect.Descriptor instead.
 func (*CronSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CronSpec) GetSchedule() string {
@@ -3423,7 +3736,7 @@ type TemplateView struct {
 
 func (x *TemplateView) Reset() {
 	*x = TemplateView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3435,7 +3748,7 @@ func (x *TemplateView) String() string {
 func (*TemplateView) ProtoMessage() {}
 
 func (x *TemplateView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3448,7 +3761,7 @@ func (x *TemplateView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateView.ProtoReflect.Descriptor instead.
 func (*TemplateView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *TemplateView) GetCron() *CronSpec {
@@ -3507,7 +3820,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3519,7 +3832,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3532,7 +3845,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Exit) GetCode() int32 {
@@ -3580,7 +3893,7 @@ type JobResult struct {
 
 func (x *JobResult) Reset() {
 	*x = JobResult{}
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3592,7 +3905,7 @@ func (x *JobResult) String() string {
 func (*JobResult) ProtoMessage() {}
 
 func (x *JobResult) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3605,7 +3918,7 @@ func (x *JobResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobResult.ProtoReflect.Descriptor instead.
 func (*JobResult) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *JobResult) GetSucceeded() bool {
@@ -3668,7 +3981,7 @@ type UpdateStrategy struct {
 
 func (x *UpdateStrategy) Reset() {
 	*x = UpdateStrategy{}
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3680,7 +3993,7 @@ func (x *UpdateStrategy) String() string {
 func (*UpdateStrategy) ProtoMessage() {}
 
 func (x *UpdateStrategy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3693,7 +4006,7 @@ func (x *UpdateStrategy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStrategy.ProtoReflect.Descriptor instead.
 func (*UpdateStrategy) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *UpdateStrategy) GetMaxParallel() int32 {
@@ -3766,7 +4079,7 @@ type HealthCheck struct {
 
 func (x *HealthCheck) Reset() {
 	*x = HealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3778,7 +4091,7 @@ func (x *HealthCheck) String() string {
 func (*HealthCheck) ProtoMessage() {}
 
 func (x *HealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3791,7 +4104,7 @@ func (x *HealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
 func (*HealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *HealthCheck) GetHttp() string {
@@ -3876,7 +4189,7 @@ type ResourceRequirements struct {
 
 func (x *ResourceRequirements) Reset() {
 	*x = ResourceRequirements{}
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3888,7 +4201,7 @@ func (x *ResourceRequirements) String() string {
 func (*ResourceRequirements) ProtoMessage() {}
 
 func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3901,7 +4214,7 @@ func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceRequirements.ProtoReflect.Descriptor instead.
 func (*ResourceRequirements) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ResourceRequirements) GetCpuMillicores() int64 {
@@ -4074,7 +4387,7 @@ type ContainerSpec struct {
 
 func (x *ContainerSpec) Reset() {
 	*x = ContainerSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4086,7 +4399,7 @@ func (x *ContainerSpec) String() string {
 func (*ContainerSpec) ProtoMessage() {}
 
 func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4099,7 +4412,7 @@ func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerSpec.ProtoReflect.Descriptor instead.
 func (*ContainerSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ContainerSpec) GetImage() string {
@@ -4587,7 +4900,7 @@ type BlkioConfig struct {
 
 func (x *BlkioConfig) Reset() {
 	*x = BlkioConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4599,7 +4912,7 @@ func (x *BlkioConfig) String() string {
 func (*BlkioConfig) ProtoMessage() {}
 
 func (x *BlkioConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4612,7 +4925,7 @@ func (x *BlkioConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlkioConfig.ProtoReflect.Descriptor instead.
 func (*BlkioConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *BlkioConfig) GetWeight() int32 {
@@ -4668,7 +4981,7 @@ type WeightDevice struct {
 
 func (x *WeightDevice) Reset() {
 	*x = WeightDevice{}
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4680,7 +4993,7 @@ func (x *WeightDevice) String() string {
 func (*WeightDevice) ProtoMessage() {}
 
 func (x *WeightDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4693,7 +5006,7 @@ func (x *WeightDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightDevice.ProtoReflect.Descriptor instead.
 func (*WeightDevice) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WeightDevice) GetPath() string {
@@ -4722,7 +5035,7 @@ type ThrottleDevice struct {
 
 func (x *ThrottleDevice) Reset() {
 	*x = ThrottleDevice{}
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4734,7 +5047,7 @@ func (x *ThrottleDevice) String() string {
 func (*ThrottleDevice) ProtoMessage() {}
 
 func (x *ThrottleDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4747,7 +5060,7 @@ func (x *ThrottleDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThrottleDevice.ProtoReflect.Descriptor instead.
 func (*ThrottleDevice) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ThrottleDevice) GetPath() string {
@@ -4787,7 +5100,7 @@ type ObjectFile struct {
 
 func (x *ObjectFile) Reset() {
 	*x = ObjectFile{}
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4799,7 +5112,7 @@ func (x *ObjectFile) String() string {
 func (*ObjectFile) ProtoMessage() {}
 
 func (x *ObjectFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4812,7 +5125,7 @@ func (x *ObjectFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFile.ProtoReflect.Descriptor instead.
 func (*ObjectFile) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ObjectFile) GetSource() string {
@@ -4869,7 +5182,7 @@ type ContainerNetwork struct {
 
 func (x *ContainerNetwork) Reset() {
 	*x = ContainerNetwork{}
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4881,7 +5194,7 @@ func (x *ContainerNetwork) String() string {
 func (*ContainerNetwork) ProtoMessage() {}
 
 func (x *ContainerNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4894,7 +5207,7 @@ func (x *ContainerNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerNetwork.ProtoReflect.Descriptor instead.
 func (*ContainerNetwork) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ContainerNetwork) GetName() string {
@@ -4922,7 +5235,7 @@ type Ulimit struct {
 
 func (x *Ulimit) Reset() {
 	*x = Ulimit{}
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4934,7 +5247,7 @@ func (x *Ulimit) String() string {
 func (*Ulimit) ProtoMessage() {}
 
 func (x *Ulimit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4947,7 +5260,7 @@ func (x *Ulimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
 func (*Ulimit) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Ulimit) GetSoft() int64 {
@@ -4979,7 +5292,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4991,7 +5304,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5004,7 +5317,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Device) GetSource() string {
@@ -5043,7 +5356,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5055,7 +5368,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5068,7 +5381,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DeviceRequest) GetDriver() string {
@@ -5117,7 +5430,7 @@ type Logging struct {
 
 func (x *Logging) Reset() {
 	*x = Logging{}
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5129,7 +5442,7 @@ func (x *Logging) String() string {
 func (*Logging) ProtoMessage() {}
 
 func (x *Logging) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5142,7 +5455,7 @@ func (x *Logging) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Logging.ProtoReflect.Descriptor instead.
 func (*Logging) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Logging) GetDriver() string {
@@ -5176,7 +5489,7 @@ type EngineHealthCheck struct {
 
 func (x *EngineHealthCheck) Reset() {
 	*x = EngineHealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5188,7 +5501,7 @@ func (x *EngineHealthCheck) String() string {
 func (*EngineHealthCheck) ProtoMessage() {}
 
 func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5201,7 +5514,7 @@ func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineHealthCheck.ProtoReflect.Descriptor instead.
 func (*EngineHealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *EngineHealthCheck) GetTest() []string {
@@ -5259,7 +5572,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5271,7 +5584,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5284,7 +5597,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -5331,7 +5644,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5343,7 +5656,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5356,7 +5669,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Port) GetHostPort() int32 {
@@ -5433,7 +5746,7 @@ type ComposeSpec struct {
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5445,7 +5758,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5458,7 +5771,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ComposeSpec) GetSourceType() string {
@@ -5551,7 +5864,7 @@ type StackObject struct {
 
 func (x *StackObject) Reset() {
 	*x = StackObject{}
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5563,7 +5876,7 @@ func (x *StackObject) String() string {
 func (*StackObject) ProtoMessage() {}
 
 func (x *StackObject) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5576,7 +5889,7 @@ func (x *StackObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackObject.ProtoReflect.Descriptor instead.
 func (*StackObject) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *StackObject) GetService() string {
@@ -5616,7 +5929,7 @@ type StackFile struct {
 
 func (x *StackFile) Reset() {
 	*x = StackFile{}
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5628,7 +5941,7 @@ func (x *StackFile) String() string {
 func (*StackFile) ProtoMessage() {}
 
 func (x *StackFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5641,7 +5954,7 @@ func (x *StackFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackFile.ProtoReflect.Descriptor instead.
 func (*StackFile) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *StackFile) GetPath() string {
@@ -5692,7 +6005,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5704,7 +6017,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5717,7 +6030,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *VMSpec) GetVcpus() int32 {
@@ -5789,7 +6102,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5801,7 +6114,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5814,7 +6127,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -5851,7 +6164,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5863,7 +6176,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5876,7 +6189,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DiskConfig) GetPoolName() string {
@@ -5914,7 +6227,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5926,7 +6239,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5939,7 +6252,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *NetworkConfig) GetBridge() string {
@@ -5985,7 +6298,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5997,7 +6310,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6010,7 +6323,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -6063,7 +6376,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6075,7 +6388,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6088,7 +6401,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -6181,7 +6494,7 @@ type WorkloadUsageSnapshot struct {
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6193,7 +6506,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6206,7 +6519,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -6329,7 +6642,7 @@ type ReasonDetail struct {
 
 func (x *ReasonDetail) Reset() {
 	*x = ReasonDetail{}
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6341,7 +6654,7 @@ func (x *ReasonDetail) String() string {
 func (*ReasonDetail) ProtoMessage() {}
 
 func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6354,7 +6667,7 @@ func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonDetail.ProtoReflect.Descriptor instead.
 func (*ReasonDetail) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ReasonDetail) GetCode() string {
@@ -6439,7 +6752,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6451,7 +6764,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6464,7 +6777,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *WorkloadStatus) GetWorkloadId() string {
@@ -6627,7 +6940,7 @@ type RetryWorkloadRequest struct {
 
 func (x *RetryWorkloadRequest) Reset() {
 	*x = RetryWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6639,7 +6952,7 @@ func (x *RetryWorkloadRequest) String() string {
 func (*RetryWorkloadRequest) ProtoMessage() {}
 
 func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6652,7 +6965,7 @@ func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RetryWorkloadRequest) GetWorkloadId() string {
@@ -6698,7 +7011,7 @@ type RetryWorkloadResponse struct {
 
 func (x *RetryWorkloadResponse) Reset() {
 	*x = RetryWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6710,7 +7023,7 @@ func (x *RetryWorkloadResponse) String() string {
 func (*RetryWorkloadResponse) ProtoMessage() {}
 
 func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6723,7 +7036,7 @@ func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RetryWorkloadResponse) GetAccepted() bool {
@@ -6772,7 +7085,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6784,7 +7097,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6797,7 +7110,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListNodesRequest) GetStatus() string {
@@ -6848,7 +7161,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6860,7 +7173,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6873,7 +7186,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -6915,7 +7228,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6927,7 +7240,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6940,7 +7253,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListNodesResponse) GetNodes() []*NodeView {
@@ -6994,7 +7307,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7006,7 +7319,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7019,7 +7332,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GetNodeResponse) GetNode() *NodeView {
@@ -7110,7 +7423,7 @@ type NodeView struct {
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7122,7 +7435,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7135,7 +7448,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *NodeView) GetNodeId() string {
@@ -7361,7 +7674,7 @@ type DeviceView struct {
 
 func (x *DeviceView) Reset() {
 	*x = DeviceView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7373,7 +7686,7 @@ func (x *DeviceView) String() string {
 func (*DeviceView) ProtoMessage() {}
 
 func (x *DeviceView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7386,7 +7699,7 @@ func (x *DeviceView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceView.ProtoReflect.Descriptor instead.
 func (*DeviceView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *DeviceView) GetName() string {
@@ -7438,7 +7751,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7450,7 +7763,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7463,7 +7776,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListWorkloadsRequest) GetNodeId() string {
@@ -7551,7 +7864,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7563,7 +7876,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7576,7 +7889,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *GetWorkloadRequest) GetWorkloadId() string {
@@ -7625,7 +7938,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7637,7 +7950,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7650,7 +7963,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*WorkloadView {
@@ -7708,7 +8021,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7720,7 +8033,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7733,7 +8046,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *WorkloadView {
@@ -7853,7 +8166,7 @@ type WorkloadView struct {
 
 func (x *WorkloadView) Reset() {
 	*x = WorkloadView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7865,7 +8178,7 @@ func (x *WorkloadView) String() string {
 func (*WorkloadView) ProtoMessage() {}
 
 func (x *WorkloadView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7878,7 +8191,7 @@ func (x *WorkloadView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadView.ProtoReflect.Descriptor instead.
 func (*WorkloadView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *WorkloadView) GetWorkloadId() string {
@@ -8191,7 +8504,7 @@ type Stopping struct {
 
 func (x *Stopping) Reset() {
 	*x = Stopping{}
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8203,7 +8516,7 @@ func (x *Stopping) String() string {
 func (*Stopping) ProtoMessage() {}
 
 func (x *Stopping) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8216,7 +8529,7 @@ func (x *Stopping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stopping.ProtoReflect.Descriptor instead.
 func (*Stopping) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Stopping) GetNodeIds() []string {
@@ -8260,7 +8573,7 @@ type SystemMembers struct {
 
 func (x *SystemMembers) Reset() {
 	*x = SystemMembers{}
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8272,7 +8585,7 @@ func (x *SystemMembers) String() string {
 func (*SystemMembers) ProtoMessage() {}
 
 func (x *SystemMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8285,7 +8598,7 @@ func (x *SystemMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMembers.ProtoReflect.Descriptor instead.
 func (*SystemMembers) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *SystemMembers) GetNodes() int32 {
@@ -8333,7 +8646,7 @@ type SystemMember struct {
 
 func (x *SystemMember) Reset() {
 	*x = SystemMember{}
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8345,7 +8658,7 @@ func (x *SystemMember) String() string {
 func (*SystemMember) ProtoMessage() {}
 
 func (x *SystemMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8358,7 +8671,7 @@ func (x *SystemMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMember.ProtoReflect.Descriptor instead.
 func (*SystemMember) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *SystemMember) GetNodeId() string {
@@ -8421,7 +8734,7 @@ type WorkloadAction struct {
 
 func (x *WorkloadAction) Reset() {
 	*x = WorkloadAction{}
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8433,7 +8746,7 @@ func (x *WorkloadAction) String() string {
 func (*WorkloadAction) ProtoMessage() {}
 
 func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8446,7 +8759,7 @@ func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
 func (*WorkloadAction) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *WorkloadAction) GetTaskId() string {
@@ -8510,7 +8823,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[79]
+	mi := &file_api_control_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8522,7 +8835,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[79]
+	mi := &file_api_control_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8535,7 +8848,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -8611,7 +8924,7 @@ type GetClusterSummaryResponse struct {
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[80]
+	mi := &file_api_control_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8623,7 +8936,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[80]
+	mi := &file_api_control_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8636,7 +8949,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -8852,7 +9165,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[81]
+	mi := &file_api_control_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8864,7 +9177,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[81]
+	mi := &file_api_control_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8877,7 +9190,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -9047,7 +9360,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[82]
+	mi := &file_api_control_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9059,7 +9372,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[82]
+	mi := &file_api_control_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9072,7 +9385,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -9105,7 +9418,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[83]
+	mi := &file_api_control_v1_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9117,7 +9430,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[83]
+	mi := &file_api_control_v1_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9130,7 +9443,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{83}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -9176,7 +9489,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[84]
+	mi := &file_api_control_v1_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9188,7 +9501,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[84]
+	mi := &file_api_control_v1_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9201,7 +9514,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{84}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Constraint) GetKey() string {
@@ -9239,7 +9552,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[85]
+	mi := &file_api_control_v1_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9251,7 +9564,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[85]
+	mi := &file_api_control_v1_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9264,7 +9577,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{85}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Toleration) GetKey() string {
@@ -9307,7 +9620,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[86]
+	mi := &file_api_control_v1_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9319,7 +9632,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[86]
+	mi := &file_api_control_v1_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9332,7 +9645,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{86}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Taint) GetKey() string {
@@ -9387,7 +9700,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[87]
+	mi := &file_api_control_v1_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9399,7 +9712,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[87]
+	mi := &file_api_control_v1_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9412,7 +9725,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{87}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -9463,7 +9776,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[88]
+	mi := &file_api_control_v1_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9475,7 +9788,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[88]
+	mi := &file_api_control_v1_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9488,7 +9801,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{88}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -9552,7 +9865,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05shard\x18\xf2\a \x01(\tR\x05shard\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd1\a\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf5\a\n" +
 	"\x10NodeCapabilities\x120\n" +
 	"\x14cpu_total_millicores\x18\x01 \x01(\x03R\x12cpuTotalMillicores\x12&\n" +
 	"\x0fmemory_total_mb\x18\x02 \x01(\x03R\rmemoryTotalMb\x12C\n" +
@@ -9569,7 +9882,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x10disk_reserved_gb\x18\xef\a \x01(\x03R\x0ediskReservedGb\x12=\n" +
 	"\x1aresource_threshold_percent\x18\xf0\a \x01(\rR\x18resourceThresholdPercent\x12\"\n" +
 	"\fmetrics_port\x18\xa2\f \x01(\rR\vmetricsPort\x12\"\n" +
-	"\fmemory_files\x18\x86\f \x01(\bR\vmemoryFiles\x12K\n" +
+	"\fmemory_files\x18\x86\f \x01(\bR\vmemoryFiles\x12\"\n" +
+	"\fvolume_moves\x18\xb8\f \x01(\bR\vvolumeMoves\x12K\n" +
 	"\adevices\x18\x8f\f \x03(\v20.persys.control.v1.NodeCapabilities.DevicesEntryR\adevices\x12B\n" +
 	"\n" +
 	"networking\x18\xca\v \x01(\v2!.persys.control.v1.NodeNetworkingR\n" +
@@ -9609,7 +9923,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\x12\x16\n" +
 	"\x06digest\x18\x05 \x01(\x04R\x06digest\"P\n" +
 	"\x19WatchNetworkNamesResponse\x123\n" +
-	"\x05names\x18\x01 \x01(\v2\x1d.persys.agent.v1.NetworkNamesR\x05names\"\xa0\x04\n" +
+	"\x05names\x18\x01 \x01(\v2\x1d.persys.agent.v1.NetworkNamesR\x05names\"\xd6\x04\n" +
 	"\x10HeartbeatRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x122\n" +
 	"\x05usage\x18\x02 \x01(\v2\x1c.persys.control.v1.NodeUsageR\x05usage\x12N\n" +
@@ -9622,10 +9936,24 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"cluster_id\x18\xea\a \x01(\tR\tclusterId\x12$\n" +
 	"\rnetwork_index\x18\xc8\v \x01(\x04R\fnetworkIndex\x120\n" +
 	"\x13network_incarnation\x18\xcc\v \x01(\x04R\x12networkIncarnation\x12:\n" +
-	"\avolumes\x18\xac\f \x01(\v2\x1f.persys.control.v1.VolumeReportR\avolumes\"c\n" +
+	"\avolumes\x18\xac\f \x01(\v2\x1f.persys.control.v1.VolumeReportR\avolumes\x124\n" +
+	"\x05moves\x18\xb6\f \x03(\v2\x1d.persys.control.v1.MoveReportR\x05moves\"\xef\x01\n" +
+	"\n" +
+	"MoveReport\x12\x1f\n" +
+	"\vworkload_id\x18\x01 \x01(\tR\n" +
+	"workloadId\x121\n" +
+	"\x04move\x18\x02 \x01(\v2\x1d.persys.control.v1.GenerationR\x04move\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\x12\x1f\n" +
+	"\vtotal_bytes\x18\x05 \x01(\x03R\n" +
+	"totalBytes\x12\x1d\n" +
+	"\n" +
+	"done_bytes\x18\x06 \x01(\x03R\tdoneBytes\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\a \x01(\x03R\tsentBytes\"c\n" +
 	"\fVolumeReport\x127\n" +
 	"\avolumes\x18\x01 \x03(\v2\x1d.persys.control.v1.HeldVolumeR\avolumes\x12\x1a\n" +
-	"\bcomplete\x18\x02 \x01(\bR\bcomplete\"\xca\x01\n" +
+	"\bcomplete\x18\x02 \x01(\bR\bcomplete\"\x93\x02\n" +
 	"\n" +
 	"HeldVolume\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
@@ -9635,7 +9963,10 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04pool\x18\x05 \x01(\tR\x04pool\x12\x16\n" +
 	"\x06retain\x18\x06 \x01(\bR\x06retain\x12\x14\n" +
 	"\x05owner\x18\a \x01(\tR\x05owner\x12\x17\n" +
-	"\aby_hand\x18\b \x01(\bR\x06byHand\"Z\n" +
+	"\aby_hand\x18\b \x01(\bR\x06byHand\x121\n" +
+	"\x04copy\x18\t \x01(\v2\x1d.persys.control.v1.GenerationR\x04copy\x12\x14\n" +
+	"\x05aside\x18\n" +
+	" \x01(\bR\x05aside\"Z\n" +
 	"\x10StoragePoolUsage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x17\n" +
 	"\aused_gb\x18\x02 \x01(\x03R\x06usedGb\x12\x19\n" +
@@ -9653,7 +9984,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"netRxBytes\x12!\n" +
 	"\fnet_tx_bytes\x18\xf4\a \x01(\x03R\n" +
 	"netTxBytes\x12:\n" +
-	"\x19network_names_age_seconds\x18\xd2\v \x01(\rR\x16networkNamesAgeSeconds\"\xd7\x03\n" +
+	"\x19network_names_age_seconds\x18\xd2\v \x01(\rR\x16networkNamesAgeSeconds\"\x8e\x04\n" +
 	"\x11HeartbeatResponse\x12\"\n" +
 	"\facknowledged\x18\x01 \x01(\bR\facknowledged\x12\x1d\n" +
 	"\n" +
@@ -9666,7 +9997,24 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\vleader_addr\x18\xec\a \x01(\tR\n" +
 	"leaderAddr\x12\x1c\n" +
 	"\tsend_full\x18\xed\a \x01(\bR\bsendFull\x129\n" +
-	"\bnetworks\x18\xc9\v \x01(\v2\x1c.persys.agent.v1.NetworkViewR\bnetworks\"\xb5\x02\n" +
+	"\bnetworks\x18\xc9\v \x01(\v2\x1c.persys.agent.v1.NetworkViewR\bnetworks\x125\n" +
+	"\x05moves\x18\xb7\f \x01(\v2\x1e.persys.control.v1.VolumeMovesR\x05moves\"B\n" +
+	"\vVolumeMoves\x123\n" +
+	"\x05moves\x18\x01 \x03(\v2\x1d.persys.control.v1.VolumeMoveR\x05moves\"\xaa\x02\n" +
+	"\n" +
+	"VolumeMove\x12-\n" +
+	"\x02id\x18\x01 \x01(\v2\x1d.persys.control.v1.GenerationR\x02id\x12\x1f\n" +
+	"\vworkload_id\x18\x02 \x01(\tR\n" +
+	"workloadId\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x18\n" +
+	"\avolumes\x18\x04 \x03(\tR\avolumes\x12\x14\n" +
+	"\x05pools\x18\x05 \x03(\tR\x05pools\x12\x12\n" +
+	"\x04from\x18\x06 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\a \x01(\tR\x02to\x12\x1a\n" +
+	"\bendpoint\x18\b \x01(\tR\bendpoint\x12\x14\n" +
+	"\x05phase\x18\t \x01(\tR\x05phase\x12(\n" +
+	"\x10bytes_per_second\x18\n" +
+	" \x01(\x03R\x0ebytesPerSecond\"\xb5\x02\n" +
 	"\x14ApplyWorkloadRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x123\n" +
@@ -10577,7 +10925,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 107)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 110)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -10593,304 +10941,313 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*WatchNetworkNamesRequest)(nil),           // 11: persys.control.v1.WatchNetworkNamesRequest
 	(*WatchNetworkNamesResponse)(nil),          // 12: persys.control.v1.WatchNetworkNamesResponse
 	(*HeartbeatRequest)(nil),                   // 13: persys.control.v1.HeartbeatRequest
-	(*VolumeReport)(nil),                       // 14: persys.control.v1.VolumeReport
-	(*HeldVolume)(nil),                         // 15: persys.control.v1.HeldVolume
-	(*StoragePoolUsage)(nil),                   // 16: persys.control.v1.StoragePoolUsage
-	(*NodeUsage)(nil),                          // 17: persys.control.v1.NodeUsage
-	(*HeartbeatResponse)(nil),                  // 18: persys.control.v1.HeartbeatResponse
-	(*ApplyWorkloadRequest)(nil),               // 19: persys.control.v1.ApplyWorkloadRequest
-	(*ApplyWorkloadResponse)(nil),              // 20: persys.control.v1.ApplyWorkloadResponse
-	(*TakenBack)(nil),                          // 21: persys.control.v1.TakenBack
-	(*DeleteWorkloadRequest)(nil),              // 22: persys.control.v1.DeleteWorkloadRequest
-	(*DeleteWorkloadResponse)(nil),             // 23: persys.control.v1.DeleteWorkloadResponse
-	(*WorkloadSpec)(nil),                       // 24: persys.control.v1.WorkloadSpec
-	(*Autoscale)(nil),                          // 25: persys.control.v1.Autoscale
-	(*AutoscaleStatus)(nil),                    // 26: persys.control.v1.AutoscaleStatus
-	(*RescheduleSpec)(nil),                     // 27: persys.control.v1.RescheduleSpec
-	(*SpreadRule)(nil),                         // 28: persys.control.v1.SpreadRule
-	(*AffinityRule)(nil),                       // 29: persys.control.v1.AffinityRule
-	(*JobSpec)(nil),                            // 30: persys.control.v1.JobSpec
-	(*ParameterizedSpec)(nil),                  // 31: persys.control.v1.ParameterizedSpec
-	(*ParameterSpec)(nil),                      // 32: persys.control.v1.ParameterSpec
-	(*CronSpec)(nil),                           // 33: persys.control.v1.CronSpec
-	(*TemplateView)(nil),                       // 34: persys.control.v1.TemplateView
-	(*Exit)(nil),                               // 35: persys.control.v1.Exit
-	(*JobResult)(nil),                          // 36: persys.control.v1.JobResult
-	(*UpdateStrategy)(nil),                     // 37: persys.control.v1.UpdateStrategy
-	(*HealthCheck)(nil),                        // 38: persys.control.v1.HealthCheck
-	(*ResourceRequirements)(nil),               // 39: persys.control.v1.ResourceRequirements
-	(*ContainerSpec)(nil),                      // 40: persys.control.v1.ContainerSpec
-	(*BlkioConfig)(nil),                        // 41: persys.control.v1.BlkioConfig
-	(*WeightDevice)(nil),                       // 42: persys.control.v1.WeightDevice
-	(*ThrottleDevice)(nil),                     // 43: persys.control.v1.ThrottleDevice
-	(*ObjectFile)(nil),                         // 44: persys.control.v1.ObjectFile
-	(*ContainerNetwork)(nil),                   // 45: persys.control.v1.ContainerNetwork
-	(*Ulimit)(nil),                             // 46: persys.control.v1.Ulimit
-	(*Device)(nil),                             // 47: persys.control.v1.Device
-	(*DeviceRequest)(nil),                      // 48: persys.control.v1.DeviceRequest
-	(*Logging)(nil),                            // 49: persys.control.v1.Logging
-	(*EngineHealthCheck)(nil),                  // 50: persys.control.v1.EngineHealthCheck
-	(*VolumeMount)(nil),                        // 51: persys.control.v1.VolumeMount
-	(*Port)(nil),                               // 52: persys.control.v1.Port
-	(*ComposeSpec)(nil),                        // 53: persys.control.v1.ComposeSpec
-	(*StackObject)(nil),                        // 54: persys.control.v1.StackObject
-	(*StackFile)(nil),                          // 55: persys.control.v1.StackFile
-	(*VMSpec)(nil),                             // 56: persys.control.v1.VMSpec
-	(*VMLogin)(nil),                            // 57: persys.control.v1.VMLogin
-	(*DiskConfig)(nil),                         // 58: persys.control.v1.DiskConfig
-	(*NetworkConfig)(nil),                      // 59: persys.control.v1.NetworkConfig
-	(*CloudInitConfig)(nil),                    // 60: persys.control.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),                  // 61: persys.control.v1.ManagedVolumeSpec
-	(*WorkloadUsageSnapshot)(nil),              // 62: persys.control.v1.WorkloadUsageSnapshot
-	(*ReasonDetail)(nil),                       // 63: persys.control.v1.ReasonDetail
-	(*WorkloadStatus)(nil),                     // 64: persys.control.v1.WorkloadStatus
-	(*RetryWorkloadRequest)(nil),               // 65: persys.control.v1.RetryWorkloadRequest
-	(*RetryWorkloadResponse)(nil),              // 66: persys.control.v1.RetryWorkloadResponse
-	(*ListNodesRequest)(nil),                   // 67: persys.control.v1.ListNodesRequest
-	(*GetNodeRequest)(nil),                     // 68: persys.control.v1.GetNodeRequest
-	(*ListNodesResponse)(nil),                  // 69: persys.control.v1.ListNodesResponse
-	(*GetNodeResponse)(nil),                    // 70: persys.control.v1.GetNodeResponse
-	(*NodeView)(nil),                           // 71: persys.control.v1.NodeView
-	(*DeviceView)(nil),                         // 72: persys.control.v1.DeviceView
-	(*ListWorkloadsRequest)(nil),               // 73: persys.control.v1.ListWorkloadsRequest
-	(*GetWorkloadRequest)(nil),                 // 74: persys.control.v1.GetWorkloadRequest
-	(*ListWorkloadsResponse)(nil),              // 75: persys.control.v1.ListWorkloadsResponse
-	(*GetWorkloadResponse)(nil),                // 76: persys.control.v1.GetWorkloadResponse
-	(*WorkloadView)(nil),                       // 77: persys.control.v1.WorkloadView
-	(*Stopping)(nil),                           // 78: persys.control.v1.Stopping
-	(*SystemMembers)(nil),                      // 79: persys.control.v1.SystemMembers
-	(*SystemMember)(nil),                       // 80: persys.control.v1.SystemMember
-	(*WorkloadAction)(nil),                     // 81: persys.control.v1.WorkloadAction
-	(*GetClusterSummaryRequest)(nil),           // 82: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 83: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 84: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 85: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 86: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 87: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 88: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 89: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 90: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 91: persys.control.v1.StreamError
-	nil,                                        // 92: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 93: persys.control.v1.NodeCapabilities.DevicesEntry
-	nil,                                        // 94: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 95: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 96: persys.control.v1.WorkloadSpec.TagsEntry
-	nil,                                        // 97: persys.control.v1.ResourceRequirements.DevicesEntry
-	nil,                                        // 98: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 99: persys.control.v1.ContainerSpec.UlimitsEntry
-	nil,                                        // 100: persys.control.v1.ContainerSpec.SysctlsEntry
-	nil,                                        // 101: persys.control.v1.ContainerSpec.LabelsEntry
-	nil,                                        // 102: persys.control.v1.ContainerSpec.AnnotationsEntry
-	nil,                                        // 103: persys.control.v1.ContainerSpec.EnvSecretsEntry
-	nil,                                        // 104: persys.control.v1.ContainerSpec.EnvConfigsEntry
-	nil,                                        // 105: persys.control.v1.DeviceRequest.OptionsEntry
-	nil,                                        // 106: persys.control.v1.Logging.OptionsEntry
-	nil,                                        // 107: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 108: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 109: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 110: google.protobuf.Timestamp
-	(*v1.NetworkNames)(nil),                    // 111: persys.agent.v1.NetworkNames
-	(*v1.NetworkView)(nil),                     // 112: persys.agent.v1.NetworkView
-	(*durationpb.Duration)(nil),                // 113: google.protobuf.Duration
+	(*MoveReport)(nil),                         // 14: persys.control.v1.MoveReport
+	(*VolumeReport)(nil),                       // 15: persys.control.v1.VolumeReport
+	(*HeldVolume)(nil),                         // 16: persys.control.v1.HeldVolume
+	(*StoragePoolUsage)(nil),                   // 17: persys.control.v1.StoragePoolUsage
+	(*NodeUsage)(nil),                          // 18: persys.control.v1.NodeUsage
+	(*HeartbeatResponse)(nil),                  // 19: persys.control.v1.HeartbeatResponse
+	(*VolumeMoves)(nil),                        // 20: persys.control.v1.VolumeMoves
+	(*VolumeMove)(nil),                         // 21: persys.control.v1.VolumeMove
+	(*ApplyWorkloadRequest)(nil),               // 22: persys.control.v1.ApplyWorkloadRequest
+	(*ApplyWorkloadResponse)(nil),              // 23: persys.control.v1.ApplyWorkloadResponse
+	(*TakenBack)(nil),                          // 24: persys.control.v1.TakenBack
+	(*DeleteWorkloadRequest)(nil),              // 25: persys.control.v1.DeleteWorkloadRequest
+	(*DeleteWorkloadResponse)(nil),             // 26: persys.control.v1.DeleteWorkloadResponse
+	(*WorkloadSpec)(nil),                       // 27: persys.control.v1.WorkloadSpec
+	(*Autoscale)(nil),                          // 28: persys.control.v1.Autoscale
+	(*AutoscaleStatus)(nil),                    // 29: persys.control.v1.AutoscaleStatus
+	(*RescheduleSpec)(nil),                     // 30: persys.control.v1.RescheduleSpec
+	(*SpreadRule)(nil),                         // 31: persys.control.v1.SpreadRule
+	(*AffinityRule)(nil),                       // 32: persys.control.v1.AffinityRule
+	(*JobSpec)(nil),                            // 33: persys.control.v1.JobSpec
+	(*ParameterizedSpec)(nil),                  // 34: persys.control.v1.ParameterizedSpec
+	(*ParameterSpec)(nil),                      // 35: persys.control.v1.ParameterSpec
+	(*CronSpec)(nil),                           // 36: persys.control.v1.CronSpec
+	(*TemplateView)(nil),                       // 37: persys.control.v1.TemplateView
+	(*Exit)(nil),                               // 38: persys.control.v1.Exit
+	(*JobResult)(nil),                          // 39: persys.control.v1.JobResult
+	(*UpdateStrategy)(nil),                     // 40: persys.control.v1.UpdateStrategy
+	(*HealthCheck)(nil),                        // 41: persys.control.v1.HealthCheck
+	(*ResourceRequirements)(nil),               // 42: persys.control.v1.ResourceRequirements
+	(*ContainerSpec)(nil),                      // 43: persys.control.v1.ContainerSpec
+	(*BlkioConfig)(nil),                        // 44: persys.control.v1.BlkioConfig
+	(*WeightDevice)(nil),                       // 45: persys.control.v1.WeightDevice
+	(*ThrottleDevice)(nil),                     // 46: persys.control.v1.ThrottleDevice
+	(*ObjectFile)(nil),                         // 47: persys.control.v1.ObjectFile
+	(*ContainerNetwork)(nil),                   // 48: persys.control.v1.ContainerNetwork
+	(*Ulimit)(nil),                             // 49: persys.control.v1.Ulimit
+	(*Device)(nil),                             // 50: persys.control.v1.Device
+	(*DeviceRequest)(nil),                      // 51: persys.control.v1.DeviceRequest
+	(*Logging)(nil),                            // 52: persys.control.v1.Logging
+	(*EngineHealthCheck)(nil),                  // 53: persys.control.v1.EngineHealthCheck
+	(*VolumeMount)(nil),                        // 54: persys.control.v1.VolumeMount
+	(*Port)(nil),                               // 55: persys.control.v1.Port
+	(*ComposeSpec)(nil),                        // 56: persys.control.v1.ComposeSpec
+	(*StackObject)(nil),                        // 57: persys.control.v1.StackObject
+	(*StackFile)(nil),                          // 58: persys.control.v1.StackFile
+	(*VMSpec)(nil),                             // 59: persys.control.v1.VMSpec
+	(*VMLogin)(nil),                            // 60: persys.control.v1.VMLogin
+	(*DiskConfig)(nil),                         // 61: persys.control.v1.DiskConfig
+	(*NetworkConfig)(nil),                      // 62: persys.control.v1.NetworkConfig
+	(*CloudInitConfig)(nil),                    // 63: persys.control.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),                  // 64: persys.control.v1.ManagedVolumeSpec
+	(*WorkloadUsageSnapshot)(nil),              // 65: persys.control.v1.WorkloadUsageSnapshot
+	(*ReasonDetail)(nil),                       // 66: persys.control.v1.ReasonDetail
+	(*WorkloadStatus)(nil),                     // 67: persys.control.v1.WorkloadStatus
+	(*RetryWorkloadRequest)(nil),               // 68: persys.control.v1.RetryWorkloadRequest
+	(*RetryWorkloadResponse)(nil),              // 69: persys.control.v1.RetryWorkloadResponse
+	(*ListNodesRequest)(nil),                   // 70: persys.control.v1.ListNodesRequest
+	(*GetNodeRequest)(nil),                     // 71: persys.control.v1.GetNodeRequest
+	(*ListNodesResponse)(nil),                  // 72: persys.control.v1.ListNodesResponse
+	(*GetNodeResponse)(nil),                    // 73: persys.control.v1.GetNodeResponse
+	(*NodeView)(nil),                           // 74: persys.control.v1.NodeView
+	(*DeviceView)(nil),                         // 75: persys.control.v1.DeviceView
+	(*ListWorkloadsRequest)(nil),               // 76: persys.control.v1.ListWorkloadsRequest
+	(*GetWorkloadRequest)(nil),                 // 77: persys.control.v1.GetWorkloadRequest
+	(*ListWorkloadsResponse)(nil),              // 78: persys.control.v1.ListWorkloadsResponse
+	(*GetWorkloadResponse)(nil),                // 79: persys.control.v1.GetWorkloadResponse
+	(*WorkloadView)(nil),                       // 80: persys.control.v1.WorkloadView
+	(*Stopping)(nil),                           // 81: persys.control.v1.Stopping
+	(*SystemMembers)(nil),                      // 82: persys.control.v1.SystemMembers
+	(*SystemMember)(nil),                       // 83: persys.control.v1.SystemMember
+	(*WorkloadAction)(nil),                     // 84: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 85: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 86: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 87: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 88: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 89: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 90: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 91: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 92: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 93: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 94: persys.control.v1.StreamError
+	nil,                                        // 95: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 96: persys.control.v1.NodeCapabilities.DevicesEntry
+	nil,                                        // 97: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 98: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 99: persys.control.v1.WorkloadSpec.TagsEntry
+	nil,                                        // 100: persys.control.v1.ResourceRequirements.DevicesEntry
+	nil,                                        // 101: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 102: persys.control.v1.ContainerSpec.UlimitsEntry
+	nil,                                        // 103: persys.control.v1.ContainerSpec.SysctlsEntry
+	nil,                                        // 104: persys.control.v1.ContainerSpec.LabelsEntry
+	nil,                                        // 105: persys.control.v1.ContainerSpec.AnnotationsEntry
+	nil,                                        // 106: persys.control.v1.ContainerSpec.EnvSecretsEntry
+	nil,                                        // 107: persys.control.v1.ContainerSpec.EnvConfigsEntry
+	nil,                                        // 108: persys.control.v1.DeviceRequest.OptionsEntry
+	nil,                                        // 109: persys.control.v1.Logging.OptionsEntry
+	nil,                                        // 110: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 111: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 112: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 113: google.protobuf.Timestamp
+	(*v1.NetworkNames)(nil),                    // 114: persys.agent.v1.NetworkNames
+	(*v1.NetworkView)(nil),                     // 115: persys.agent.v1.NetworkView
+	(*durationpb.Duration)(nil),                // 116: google.protobuf.Duration
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	110, // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	113, // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
 	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	110, // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	113, // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
 	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	92,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	110, // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	95,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	113, // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
 	9,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	89,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
-	93,  // 9: persys.control.v1.NodeCapabilities.devices:type_name -> persys.control.v1.NodeCapabilities.DevicesEntry
+	92,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	96,  // 9: persys.control.v1.NodeCapabilities.devices:type_name -> persys.control.v1.NodeCapabilities.DevicesEntry
 	8,   // 10: persys.control.v1.NodeCapabilities.networking:type_name -> persys.control.v1.NodeNetworking
-	110, // 11: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	86,  // 12: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
-	111, // 13: persys.control.v1.WatchNetworkNamesResponse.names:type_name -> persys.agent.v1.NetworkNames
-	17,  // 14: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
-	64,  // 15: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	110, // 16: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
-	62,  // 17: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	14,  // 18: persys.control.v1.HeartbeatRequest.volumes:type_name -> persys.control.v1.VolumeReport
-	15,  // 19: persys.control.v1.VolumeReport.volumes:type_name -> persys.control.v1.HeldVolume
-	16,  // 20: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	110, // 21: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	86,  // 22: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
-	112, // 23: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
-	24,  // 24: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
-	0,   // 25: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	85,  // 26: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	85,  // 27: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
-	21,  // 28: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
-	110, // 29: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
-	39,  // 30: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
-	40,  // 31: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
-	53,  // 32: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
-	56,  // 33: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	94,  // 34: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	87,  // 35: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	95,  // 36: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	88,  // 37: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
-	38,  // 38: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
-	37,  // 39: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
-	30,  // 40: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
-	33,  // 41: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
-	27,  // 42: persys.control.v1.WorkloadSpec.reschedule:type_name -> persys.control.v1.RescheduleSpec
-	28,  // 43: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
-	29,  // 44: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
-	29,  // 45: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
-	96,  // 46: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
-	25,  // 47: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
-	25,  // 48: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
-	110, // 49: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
-	110, // 50: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
-	87,  // 51: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
-	31,  // 52: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
-	32,  // 53: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
-	33,  // 54: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
-	110, // 55: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
-	110, // 56: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
-	110, // 57: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
-	110, // 58: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
-	110, // 59: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
-	110, // 60: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
-	110, // 61: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
-	35,  // 62: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
-	97,  // 63: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
-	98,  // 64: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
-	51,  // 65: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
-	52,  // 66: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
-	61,  // 67: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	99,  // 68: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
-	100, // 69: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
-	47,  // 70: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
-	48,  // 71: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
-	49,  // 72: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
-	101, // 73: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
-	102, // 74: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
-	50,  // 75: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
-	41,  // 76: persys.control.v1.ContainerSpec.blkio_config:type_name -> persys.control.v1.BlkioConfig
-	45,  // 77: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
-	44,  // 78: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
-	44,  // 79: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
-	103, // 80: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
-	104, // 81: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
-	42,  // 82: persys.control.v1.BlkioConfig.weight_device:type_name -> persys.control.v1.WeightDevice
-	43,  // 83: persys.control.v1.BlkioConfig.device_read_bps:type_name -> persys.control.v1.ThrottleDevice
-	43,  // 84: persys.control.v1.BlkioConfig.device_read_iops:type_name -> persys.control.v1.ThrottleDevice
-	43,  // 85: persys.control.v1.BlkioConfig.device_write_bps:type_name -> persys.control.v1.ThrottleDevice
-	43,  // 86: persys.control.v1.BlkioConfig.device_write_iops:type_name -> persys.control.v1.ThrottleDevice
-	105, // 87: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
-	106, // 88: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
-	113, // 89: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	113, // 90: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	113, // 91: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	113, // 92: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	107, // 93: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
-	61,  // 94: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	55,  // 95: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
-	54,  // 96: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
-	44,  // 97: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
-	58,  // 98: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
-	59,  // 99: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
-	60,  // 100: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
-	61,  // 101: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	57,  // 102: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	110, // 103: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	110, // 104: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	110, // 105: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
-	0,   // 106: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	110, // 107: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
-	63,  // 108: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
-	62,  // 109: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	85,  // 110: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	110, // 111: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
-	52,  // 112: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
-	35,  // 113: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
-	2,   // 114: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 115: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
-	71,  // 116: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
-	71,  // 117: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	110, // 118: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	110, // 119: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	108, // 120: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	110, // 121: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	89,  // 122: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	90,  // 123: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	17,  // 124: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	72,  // 125: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
-	2,   // 126: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 127: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	77,  // 128: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	77,  // 129: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	19,  // 130: persys.control.v1.GetWorkloadResponse.applies:type_name -> persys.control.v1.ApplyWorkloadRequest
-	110, // 131: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	110, // 132: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	63,  // 133: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	62,  // 134: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	85,  // 135: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	110, // 136: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	109, // 137: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	52,  // 138: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	24,  // 139: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	81,  // 140: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	36,  // 141: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
-	34,  // 142: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
-	110, // 143: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
-	26,  // 144: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	79,  // 145: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
-	78,  // 146: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
-	110, // 147: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
-	80,  // 148: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
-	110, // 149: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	110, // 150: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	110, // 151: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 152: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	110, // 153: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 154: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	13,  // 155: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	19,  // 156: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	22,  // 157: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	10,  // 158: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	18,  // 159: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	20,  // 160: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	23,  // 161: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	91,  // 162: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	110, // 163: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
-	46,  // 164: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
-	6,   // 165: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	13,  // 166: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	11,  // 167: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
-	19,  // 168: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	22,  // 169: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	65,  // 170: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 171: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	67,  // 172: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	68,  // 173: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	73,  // 174: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	74,  // 175: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	82,  // 176: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	84,  // 177: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	10,  // 178: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	18,  // 179: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	12,  // 180: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
-	20,  // 181: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	23,  // 182: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	66,  // 183: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 184: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	69,  // 185: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	70,  // 186: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	75,  // 187: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	76,  // 188: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	83,  // 189: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	84,  // 190: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	178, // [178:191] is the sub-list for method output_type
-	165, // [165:178] is the sub-list for method input_type
-	165, // [165:165] is the sub-list for extension type_name
-	165, // [165:165] is the sub-list for extension extendee
-	0,   // [0:165] is the sub-list for field type_name
+	113, // 11: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	89,  // 12: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	114, // 13: persys.control.v1.WatchNetworkNamesResponse.names:type_name -> persys.agent.v1.NetworkNames
+	18,  // 14: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
+	67,  // 15: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
+	113, // 16: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	65,  // 17: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	15,  // 18: persys.control.v1.HeartbeatRequest.volumes:type_name -> persys.control.v1.VolumeReport
+	14,  // 19: persys.control.v1.HeartbeatRequest.moves:type_name -> persys.control.v1.MoveReport
+	88,  // 20: persys.control.v1.MoveReport.move:type_name -> persys.control.v1.Generation
+	16,  // 21: persys.control.v1.VolumeReport.volumes:type_name -> persys.control.v1.HeldVolume
+	88,  // 22: persys.control.v1.HeldVolume.copy:type_name -> persys.control.v1.Generation
+	17,  // 23: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
+	113, // 24: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	89,  // 25: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	115, // 26: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
+	20,  // 27: persys.control.v1.HeartbeatResponse.moves:type_name -> persys.control.v1.VolumeMoves
+	21,  // 28: persys.control.v1.VolumeMoves.moves:type_name -> persys.control.v1.VolumeMove
+	88,  // 29: persys.control.v1.VolumeMove.id:type_name -> persys.control.v1.Generation
+	27,  // 30: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
+	0,   // 31: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
+	88,  // 32: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	88,  // 33: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
+	24,  // 34: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
+	113, // 35: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
+	42,  // 36: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
+	43,  // 37: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
+	56,  // 38: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
+	59,  // 39: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
+	97,  // 40: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	90,  // 41: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	98,  // 42: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	91,  // 43: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	41,  // 44: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
+	40,  // 45: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
+	33,  // 46: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
+	36,  // 47: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
+	30,  // 48: persys.control.v1.WorkloadSpec.reschedule:type_name -> persys.control.v1.RescheduleSpec
+	31,  // 49: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
+	32,  // 50: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
+	32,  // 51: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
+	99,  // 52: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
+	28,  // 53: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
+	28,  // 54: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
+	113, // 55: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
+	113, // 56: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
+	90,  // 57: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
+	34,  // 58: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
+	35,  // 59: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
+	36,  // 60: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
+	113, // 61: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
+	113, // 62: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
+	113, // 63: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
+	113, // 64: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
+	113, // 65: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
+	113, // 66: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
+	113, // 67: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
+	38,  // 68: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
+	100, // 69: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
+	101, // 70: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	54,  // 71: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
+	55,  // 72: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
+	64,  // 73: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	102, // 74: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
+	103, // 75: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
+	50,  // 76: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
+	51,  // 77: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
+	52,  // 78: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
+	104, // 79: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
+	105, // 80: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
+	53,  // 81: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
+	44,  // 82: persys.control.v1.ContainerSpec.blkio_config:type_name -> persys.control.v1.BlkioConfig
+	48,  // 83: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
+	47,  // 84: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
+	47,  // 85: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
+	106, // 86: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
+	107, // 87: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
+	45,  // 88: persys.control.v1.BlkioConfig.weight_device:type_name -> persys.control.v1.WeightDevice
+	46,  // 89: persys.control.v1.BlkioConfig.device_read_bps:type_name -> persys.control.v1.ThrottleDevice
+	46,  // 90: persys.control.v1.BlkioConfig.device_read_iops:type_name -> persys.control.v1.ThrottleDevice
+	46,  // 91: persys.control.v1.BlkioConfig.device_write_bps:type_name -> persys.control.v1.ThrottleDevice
+	46,  // 92: persys.control.v1.BlkioConfig.device_write_iops:type_name -> persys.control.v1.ThrottleDevice
+	108, // 93: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
+	109, // 94: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
+	116, // 95: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	116, // 96: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	116, // 97: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	116, // 98: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	110, // 99: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	64,  // 100: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	58,  // 101: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
+	57,  // 102: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
+	47,  // 103: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
+	61,  // 104: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
+	62,  // 105: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
+	63,  // 106: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
+	64,  // 107: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	60,  // 108: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
+	113, // 109: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	113, // 110: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	113, // 111: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	0,   // 112: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
+	113, // 113: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	66,  // 114: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
+	65,  // 115: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	88,  // 116: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	113, // 117: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	55,  // 118: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
+	38,  // 119: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
+	2,   // 120: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 121: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
+	74,  // 122: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
+	74,  // 123: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
+	113, // 124: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	113, // 125: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	111, // 126: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	113, // 127: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	92,  // 128: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	93,  // 129: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	18,  // 130: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	75,  // 131: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
+	2,   // 132: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 133: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	80,  // 134: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	80,  // 135: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	22,  // 136: persys.control.v1.GetWorkloadResponse.applies:type_name -> persys.control.v1.ApplyWorkloadRequest
+	113, // 137: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	113, // 138: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	66,  // 139: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	65,  // 140: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	88,  // 141: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	113, // 142: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	112, // 143: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	55,  // 144: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	27,  // 145: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	84,  // 146: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	39,  // 147: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
+	37,  // 148: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
+	113, // 149: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	29,  // 150: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	82,  // 151: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
+	81,  // 152: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
+	113, // 153: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
+	83,  // 154: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
+	113, // 155: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	113, // 156: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	113, // 157: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 158: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	113, // 159: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 160: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	13,  // 161: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	22,  // 162: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	25,  // 163: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	10,  // 164: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	19,  // 165: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	23,  // 166: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	26,  // 167: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	94,  // 168: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	113, // 169: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	49,  // 170: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 171: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	13,  // 172: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	11,  // 173: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
+	22,  // 174: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	25,  // 175: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	68,  // 176: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 177: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	70,  // 178: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	71,  // 179: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	76,  // 180: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	77,  // 181: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	85,  // 182: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	87,  // 183: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	10,  // 184: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	19,  // 185: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	12,  // 186: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
+	23,  // 187: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	26,  // 188: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	69,  // 189: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 190: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	72,  // 191: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	73,  // 192: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	78,  // 193: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	79,  // 194: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	86,  // 195: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	87,  // 196: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	184, // [184:197] is the sub-list for method output_type
+	171, // [171:184] is the sub-list for method input_type
+	171, // [171:171] is the sub-list for extension type_name
+	171, // [171:171] is the sub-list for extension extendee
+	0,   // [0:171] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -10898,18 +11255,18 @@ func file_api_control_v1_control_proto_init() {
 	if File_api_control_v1_control_proto != nil {
 		return
 	}
-	file_api_control_v1_control_proto_msgTypes[21].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[24].OneofWrappers = []any{
 		(*WorkloadSpec_Container)(nil),
 		(*WorkloadSpec_Compose)(nil),
 		(*WorkloadSpec_Vm)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[23].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[24].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[26].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[27].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[30].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[37].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[41].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[81].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[33].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[40].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[44].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[84].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -10926,7 +11283,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   107,
+			NumMessages:   110,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
