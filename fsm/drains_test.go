@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm/bounds"
 )
 
@@ -99,4 +100,80 @@ func TestDrainDeadlines(t *testing.T) {
 			c.run(t, w)
 		})
 	}
+}
+
+// TestADrainKeepsAJobWhoseOrderIsRenewed: a job runs on node a, which is draining. Its order changes, and the node has
+// not accepted the present order.
+func TestADrainKeepsAJobWhoseOrderIsRenewed(t *testing.T) {
+	priority := demand(func(d *commandv1.Demand) { d.Priority = 7 })
+	for _, c := range []struct {
+		name  string
+		moves bool
+		renew func(w *world)
+	}{
+		{"another priority", false, func(w *world) { w.ok(put("pack", job(), priority, using("signal secret/db"))) }},
+		{"a signal for a new version of a secret", false, func(w *world) { w.ok(putObject(KindSecret, "db", "b", "")) }},
+		{"the repair of a drift", false, func(w *world) {
+			w.ok(&commandv1.Command{Body: &commandv1.Command_SetDrifts{SetDrifts: &commandv1.SetDrifts{
+				Repairs: []*commandv1.DriftRepair{{Workload: "pack", Node: "a", IfGeneration: w.generation("pack")}}}}})
+		}},
+		{"another attempt of a job that runs after all", false, func(w *world) { w.ok(w.retry("pack", 1, 0, false)) }},
+		{"another attempt of a job whose state is unknown", false, func(w *world) {
+			w.ok(w.says("pack", "Unknown"))
+			w.ok(w.retry("pack", 1, 0, false))
+		}},
+		{"another attempt of a job that has failed", true, func(w *world) {
+			w.ok(w.ended("pack", 1))
+			w.ok(w.retry("pack", 1, 0, false))
+		}},
+		{"another specification", true, func(w *world) {
+			w.ok(put("pack", job(), content("c1:another"), using("signal secret/db")))
+		}},
+		{"another priority after another specification that the node accepted", false, func(w *world) {
+			w.ok(put("pack", job(), content("c1:another"), using("signal secret/db")))
+			w.run("pack")
+			w.ok(put("pack", job(), priority, content("c1:another"), using("signal secret/db")))
+		}},
+		{"another priority before the node has accepted the first order", true, func(w *world) {
+			w.ok(drain("a", false))
+			w.ok(w.evict("pack", CodeTainted, true))
+			w.bind("pack", "a")
+			w.ok(drainBy("a", 60))
+			w.ok(put("pack", job(), priority, using("signal secret/db")))
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := formed(t)
+			w.ok(putObject(KindSecret, "db", "a", ""))
+			w.ok(register("a"))
+			w.running("pack", "a", job(), using("signal secret/db"))
+			w.ok(drainBy("a", 60))
+			w.wait(second)
+			c.renew(w)
+			is(t, "acknowledged", w.workload("pack").Acknowledged, false)
+			res := w.do(w.evict("pack", CodeDraining, false))
+			is(t, "moves", w.workload("pack").Node == "", c.moves)
+			if !c.moves {
+				skipped(t, res, "may end there until")
+			}
+		})
+	}
+}
+
+// TestADrainKeepsAJobThatIsFoundAfterARestore: after a restore, a draining node reports a job that the restored state
+// has on no node.
+func TestADrainKeepsAJobThatIsFoundAfterARestore(t *testing.T) {
+	w := formed(t, "a")
+	w.ok(put("pack", job()))
+	backup := w.s
+	w.bind("pack", "a")
+	w.run("pack")
+	said := w.says("pack", "Running")
+	w = w.withState(restored(t, backup, formedAgain(w).s))
+	w.ok(drainBy("a", 60))
+	w.ok(said)
+	p := w.workload("pack")
+	is(t, "node", p.Node, "a")
+	is(t, "acknowledged", p.Acknowledged, false)
+	skipped(t, w.do(w.evict("pack", CodeDraining, false)), "may end there until")
 }

@@ -59,7 +59,20 @@ func (w *Workload) Finished() bool { return w.Result != nil }
 // then the job may move.
 func (w *Workload) FinishesOn(n *Node, now int64) bool {
 	return w.Demand.Job != nil && w.Active() && w.Node == n.ID && n.Up && n.Draining && now < n.JobsUntil &&
-		w.Acknowledged && !w.Retry.Terminal && w.Retry.NextAt == 0
+		w.mayRun() && !w.Retry.Terminal && w.Retry.NextAt == 0
+}
+
+// mayRun reports whether the node of the job w may run an instance of its present specification. If an order changes
+// only the priority, the version of a secret or the generation, the instance runs on before the node accepts the order.
+func (w *Workload) mayRun() bool {
+	a := w.Actual
+	if w.Acknowledged || w.SameInstance() {
+		return true
+	}
+	// Another specification sets JobSince again, and only the node of that order reports the job later. So a job with a
+	// JobSince before its assignment has kept its specification on this node. At is the time of the agent's clock.
+	unchanged := w.JobSince <= w.AssignedAt || a.At >= w.JobSince
+	return unchanged && (a.State == ActualRunning || a.State == ActualUnknown || a.State == ActualPending && a.Code == CodeWorking)
 }
 
 // EndsText says that a job may end on the draining node n, and until when.

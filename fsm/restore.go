@@ -458,6 +458,9 @@ func (t *Tx) takeOver(w *Workload, n *Node, code string) {
 	if w.Demand.Job != nil && w.JobSince == 0 {
 		w.JobSince = t.r.info.Clock
 	}
+	if w.Demand.Job != nil && n.JobsUntil > 0 {
+		w.Actual = &Observation{State: ActualUnknown, At: t.r.info.Clock} // until the first report, the job may run: FinishesOn
+	}
 }
 
 // reporter is the part of a node's report that catchUp needs.

@@ -27,6 +27,7 @@ type oracle struct {
 	missing   map[string]bool    // members of group g that were available until an update changed them
 	found     map[string]int64   // for each node/workload: virtual time at which a report revealed an instance that should not be there
 	jobsUntil map[string]int64   // for each draining node: until when running jobs may end there, by the clock of the state
+	ran       map[string]string  // for each job: the node that last reported that it runs, and its revision, separated by a space
 	balanced  map[string]moved   // for each workload: its last move that evened out the load
 	finished  map[string]int64   // for each job: virtual time at which its last end was committed
 	succeeded map[string]bool    // as workload and flavour, separated by a space: an instance ended by itself with success
@@ -44,6 +45,7 @@ func newOracle() oracle {
 		highest: map[string]fsm.Generation{}, upSince: map[string]int64{}, found: map[string]int64{},
 		missing: map[string]bool{}, forced: map[string]int64{}, fired: map[string]int64{},
 		finished: map[string]int64{}, succeeded: map[string]bool{}, moved: map[string][]int64{}, balanced: map[string]moved{}, jobsUntil: map[string]int64{},
+		ran: map[string]string{},
 	}
 }
 
@@ -201,6 +203,9 @@ func (w *world) workloadChanged(before, after fsm.State, c fsm.Command, ch *fsm.
 		}
 		delete(w.oracle.wanted, old.ID)
 		return
+	}
+	if c.GetReport() != nil && x.Acknowledged && x.Actual.State == fsm.ActualRunning && x.Actual.Generation == x.Generation {
+		w.oracle.ran[x.ID] = x.Node + " " + x.Revision()
 	}
 	w.tracef(x.ID, x.Node, "%d: %s: %s, desired %s, generation %s, acknowledged %t, actual %s %s, reason %s %s", index, fsm.ArmName(c),
 		x.Status, x.Desired, x.Generation, x.Acknowledged, x.Actual.State, x.Actual.Code, x.Reason.Code, x.Reason.Message)

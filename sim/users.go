@@ -263,7 +263,8 @@ func (w *world) drainWithDeadline(node string, on bool) func(*commandv1.Command)
 }
 
 // drained checks the promise of a drain: before its deadline it takes no running job off the node, unless the attempt
-// was counted as failed or the job has a new order.
+// was counted as failed or the job has another specification, which the node has not accepted. A job whose specification
+// changed on the node is checked only while its order is accepted, because its last report may be of a wrong clock.
 func (w *world) drained(before fsm.State, c fsm.Command, res fsm.Result) {
 	if b := c.GetDrainNode(); b != nil && res.Err() == nil {
 		n, _ := before.Node(b.GetId())
@@ -280,7 +281,8 @@ func (w *world) drained(before fsm.State, c fsm.Command, res fsm.Result) {
 			continue
 		}
 		until := w.oracle.jobsUntil[x.Node]
-		if x.Demand.Job != nil && x.Acknowledged && x.Actual.State == fsm.ActualRunning && max(before.Info().Clock, c.GetHead().GetAt()) < until {
+		same := x.Acknowledged || x.JobSince <= x.AssignedAt && w.oracle.ran[x.ID] == x.Node+" "+x.Revision()
+		if x.Demand.Job != nil && same && x.Actual.State == fsm.ActualRunning && max(before.Info().Clock, c.GetHead().GetAt()) < until {
 			w.violate("drain", x.ID, x.Node, "a drain moves the running job %d ms before its deadline", (until-before.Info().Clock)/ms)
 		}
 		if x.Demand.Job != nil && x.Actual.State == fsm.ActualFailed && x.Actual.Generation == x.Generation && x.Retry.NextAt == 0 && !x.Retry.Terminal && before.Info().Clock < until {
