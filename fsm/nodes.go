@@ -236,11 +236,8 @@ func (t *Tx) drainNode(b *commandv1.DrainNode) Result {
 	jobsUntil, e := int64(0), Event{Type: EventNodeDrainEnded}
 	if b.GetOn() {
 		e.Type = EventNodeDraining
-		switch old, known := t.r.nodes.Get(b.GetId()); {
-		case b.GetDeadlineSeconds() > 0:
-			jobsUntil = t.r.info.Clock + int64(b.GetDeadlineSeconds())*1e9
-		case known && b.DeadlineSeconds == nil:
-			jobsUntil = old.JobsUntil
+		if old, ok := t.r.nodes.Get(b.GetId()); ok {
+			jobsUntil = old.DrainedUntil(b.DeadlineSeconds, t.r.info.Clock)
 		}
 		if jobsUntil > 0 {
 			e.Message = "running jobs may end there until " + clockText(jobsUntil)
@@ -261,6 +258,19 @@ func (t *Tx) drainNode(b *commandv1.DrainNode) Result {
 		}
 	}
 	return res
+}
+
+// DrainedUntil returns the value of JobsUntil after a drain of n begins or changes: now, in Unix nanoseconds, plus the
+// deadline in seconds. A drain without a deadline (nil) keeps the present value, and one with deadline 0 lets no job
+// end on the node.
+func (n *Node) DrainedUntil(deadline *uint32, now int64) int64 {
+	switch {
+	case deadline == nil:
+		return n.JobsUntil
+	case *deadline == 0:
+		return 0
+	}
+	return now + int64(*deadline)*1e9
 }
 
 // fenceNode records the statement of an operator that a lost node no longer runs any workload.

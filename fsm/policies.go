@@ -182,8 +182,7 @@ func (t *Tx) judgedIn(in string, p *commandv1.WorkloadPut) (Result, bool) {
 // nothing has become stricter, so the caller may start it also without an admin's rights. The priority is that of the
 // record. What the cluster does by itself, such as a move or a run of a cron, is not judged again.
 func (t *Tx) judgedAgain(w *Workload) (Result, bool) {
-	bound := t.state().PolicyIn(w.In()) != nil
-	if !bound && w.Policy == "" {
+	if w.Policy == "" && t.state().PolicyIn(w.In()) == nil {
 		return Result{}, true
 	}
 	by, _ := PolicyFor(t.state(), w.In(), t.unprivileged)

@@ -212,17 +212,13 @@ func (s *Server) DrainNode(ctx context.Context, req *clusterv1.DrainNodeRequest)
 	if fault := drainFault(req); fault != "" {
 		return nil, errorf(KindInvalid, "%s", fault)
 	}
-	deadline, jobsUntil := req.DeadlineSeconds, n.JobsUntil
+	deadline := req.DeadlineSeconds
 	if deadline == nil && req.GetOn() && !n.Draining {
 		deadline = new(uint32(defaultDrainDeadline))
 	}
-	if deadline != nil && *deadline > 0 {
-		jobsUntil = max(s.now().UnixNano(), view.Info().Clock) + int64(*deadline)*1e9
-	} else if deadline != nil {
-		jobsUntil = 0
-	}
 	var moves []*clusterv1.PlannedMove
 	if req.GetOn() {
+		jobsUntil := n.DrainedUntil(deadline, max(s.now().UnixNano(), view.Info().Clock))
 		for _, m := range sched.PlanDrain(view, n.ID, req.GetDiscardData(), jobsUntil, s.cfg.Tuning) {
 			move := &clusterv1.PlannedMove{WorkloadId: m.Workload, Reason: m.Message, LocalData: m.Data, Preempts: m.Preempts}
 			if m.StaysUntil > 0 {

@@ -11,6 +11,7 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/fsm/bounds"
 )
 
 type drainOptions struct {
@@ -54,7 +55,7 @@ drain without --deadline keeps the deadline, and with --deadline the time begins
 }
 
 // maxDrainDeadline is the longest deadline of a drain that the schedulers accept.
-const maxDrainDeadline = 30 * 24 * time.Hour
+const maxDrainDeadline = bounds.MaxDrainDeadline * time.Second
 
 // discardFlag defines the flag --discard-data.
 func discardFlag(f *pflag.FlagSet, discard *bool) {
