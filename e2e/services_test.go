@@ -252,8 +252,8 @@ func (a *asker) throughFaults(t *testing.T, c *harness.Cluster, machines []*harn
 	must(t, c.WaitNode(t.Context(), c.Agents[1].NodeID, "Ready", settle))
 }
 
-// upTo waits until the duration wait has passed since an event. Then it checks that no request failed later than
-// limit after the event. what describes the event in messages.
+// upTo waits until the duration wait has passed since the time event. Then it checks that no request failed later
+// than limit after event. The text what names the event in messages.
 func (a *asker) upTo(t *testing.T, what string, event time.Time, wait, limit time.Duration) {
 	t.Helper()
 	timer := time.NewTimer(time.Until(event.Add(wait)))

@@ -130,8 +130,8 @@ func (t *Tx) notCreated(of *Workload, node, why string) {
 	}
 }
 
-// memberPut changes p in place: from the specification of a template to the specification of the template's
-// member id on a node. Nothing else may use p.
+// memberPut turns p, a copy of the template's specification, into the specification of the member with the given id on
+// a node, and returns p. It changes p in place, so the caller must not use p as the template afterwards.
 func memberPut(p *commandv1.WorkloadPut, template, id, node string) *commandv1.WorkloadPut {
 	p.Id, p.IfRevision = id, ""
 	p.Demand.Template, p.Demand.Group = nil, template

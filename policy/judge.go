@@ -166,8 +166,8 @@ func (j *judge) limited() [2]struct {
 	}
 }
 
-// LimitsValue returns the value of an Ask for the limits of a service: the limits of one container in millicores and
-// MiB, 0 for none, and the number of its containers.
+// LimitsValue returns the value of an Ask for the limits of a service: the CPU limit of one container in
+// millicores, its memory limit in MiB (0 = no limit), and the number of containers of the service.
 func LimitsValue(cpu, memory int64, containers int) string {
 	return fmt.Sprintf("%d|%d|%d", cpu, memory, containers)
 }

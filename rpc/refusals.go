@@ -51,9 +51,9 @@ func newRefusals() *refusals {
 }
 
 // note reports whether the caller of note must record a refusal in the audit log now. If not, note has only counted the
-// refusal. At the end of the window, note calls summary with the number n of refusals that were only counted. together
-// is true if n is the sum over all callers that have no counter of their own. If summary returns an error, note calls
-// summary again later with the same number.
+// refusal. At the end of the minute, note calls summary with the number n of refusals that were only counted. The
+// argument together is true if n is the sum over all callers without a counter of their own. If summary returns an
+// error, note calls summary again later with the same number.
 func (r *refusals) note(c caller, beat bool, summary func(n int, together bool) error) bool {
 	key, each := refusalKey(c), refusalEach
 	stranger := strings.HasPrefix(key, networkKey)

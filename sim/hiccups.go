@@ -38,7 +38,7 @@ func (m *machine) write(s core.Store) error {
 	return errDisk
 }
 
-// hangs reports whether the engine does not answer for now.
+// hangs reports whether the engine does not answer at the present virtual time.
 func (e *engine) hangs() bool { return e.m.w.now < e.mute }
 
 // mutes makes the engine of a machine not answer for d nanoseconds. Its instances keep running.

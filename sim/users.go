@@ -251,7 +251,7 @@ func drain(node string, on bool) func(*commandv1.Command) {
 }
 
 // drainWithDeadline returns a drain that lets running jobs end on the node for up to 100 s, or moves them at once. It
-// takes the time from the clock and not from the random numbers, so that the recorded seeds still give the same runs.
+// derives the deadline from the virtual clock: a further random number would change the runs of all recorded seeds.
 func (w *world) drainWithDeadline(node string, on bool) func(*commandv1.Command) {
 	seconds := uint32(w.now/ms) % 101
 	return func(c *commandv1.Command) {

@@ -443,8 +443,8 @@ func (l *loading) mapping(file, format string, required bool, vars types.Mapping
 	}
 }
 
-// places records the file and the lines of the labels that a label_file of a service sets. Labels in the Compose file
-// override them.
+// places records, for each label in a label_file of a service, the file and the line, so that a fault can name them. A
+// label in the Compose file overrides the same label in a label_file.
 func (l *loading) places(s *types.ServiceConfig, file string) {
 	rel := strings.TrimPrefix(file, l.dir+"/")
 	text, err := l.f.text(rel)

@@ -188,8 +188,9 @@ func TestStepReportsHowAStoppedJobEnded(t *testing.T) {
 	}
 }
 
-// The agent is restarted while it carries out an order to run an exclusive job again: it had stopped the instance of the
-// former order. This end is no success of the job, which waits for another order.
+// The agent stops the instance of an exclusive job to run the job again, and is restarted before it has started the new
+// instance. The agent must not report the end of the stopped instance as a success of the job: the job waits for
+// another order.
 func TestStepReportsNoSuccessOfAnExclusiveJobThatItStopped(t *testing.T) {
 	now := time.Unix(1000, 0)
 	in := &Intent{ID: "db", Type: workload.Container, DesiredState: "running", EngineContent: "c1:a", Content: "c1:a", SpecHash: "a1:x", Exclusive: true,

@@ -122,7 +122,7 @@ func Deleted(answer core.Answer, highest core.Epoch) *agentv1.DeleteWorkloadResp
 	return out
 }
 
-// epochOf returns the message of an epoch; nil if no leader has named one.
+// epochOf converts an epoch. It returns nil for the zero epoch, which the agent has before the first order of a leader.
 func epochOf(e core.Epoch) *agentv1.Epoch {
 	if !e.Owned() {
 		return nil

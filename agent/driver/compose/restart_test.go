@@ -93,7 +93,7 @@ services:
 			b.ensure(spec)
 			testbed.Within(t, time.Minute, "the health", func() error {
 				if o := b.observed(spec.ID); o.State != driver.Running || o.Metadata["compose.service.once"] != "exited with code 0" || (o.Health == driver.Unhealthy) != (c.other == "") {
-					return fmt.Errorf("%s, %s (%s)", o.State, o.Health, o.Message)
+					return fmt.Errorf("the stack is %s with health %s: %s", o.State, o.Health, o.Message)
 				}
 				return nil
 			})
