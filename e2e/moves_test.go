@@ -219,6 +219,14 @@ func TestJobsWhileTheEngineRestarts(t *testing.T) {
 	}
 	for _, id := range []string{"good", "bad", "again"} {
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+		// The program says so when it handles SIGTERM. Before that, the kernel drops the signal of the engine
+		// because the program is the first process of its container.
+		must(t, testbed.Poll(t.Context(), settle, "the program to handle SIGTERM", func(context.Context) error {
+			if text := ctl(t, c, "logs", id); !strings.Contains(text, "probe: ready") {
+				return fmt.Errorf("its output is %q", text)
+			}
+			return nil
+		}))
 	}
 	must(t, m.StopEngine())
 	must(t, m.StartEngine(t.Context()))
