@@ -218,7 +218,9 @@ func TestAMillionRefusedJoins(t *testing.T) { refusedJoins(t, 1_000_000) }
 // refusals are only counted. The state, the audit logs and the memory of the schedulers stay bounded, the
 // agent keeps its lease, and an agent can still join with the valid token meanwhile.
 func refusedJoins(t *testing.T, n int64) {
-	const networks, callers = 30, 16
+	// The callers share the CPUs with the schedulers that they attack. With four in each network they leave time
+	// for heartbeats also on two CPUs on which other tests run.
+	const networks, callers = 30, 4
 	c := start(t, harness.Options{Binaries: shipped(t), Schedulers: 3, OwnCA: true}) // with the default leases: no node may lose its lease because of the load
 	agent := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
 	tok := got[pki.JoinToken](t)(pki.ParseJoinToken(c.Token("agent"))) // the token with which the agents join
