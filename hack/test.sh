@@ -90,14 +90,13 @@ compile() {
 # is an hour.
 go_test() { go test -race -vet=off -timeout 60m "$@"; }
 
-# The packages whose tests wait longest come first, so that no long one is left for the end. Two packages for each CPU
-# run at a time, because the tests of drivers mostly wait for their engines.
+# The packages whose tests wait longest come first, so that no long one is left for the end.
 unit() {
 	local first packages
 	mapfile -t first < <(go list ./agent/driver/... ./rpc/... ./stack/... ./cmd/internal/... ./replica/...)
 	mapfile -t packages < <(go list ./... | grep -v '/e2e$\|/e2e/\|/compute/sim$\|/compute$' |
 		grep -vxF "$(printf '%s\n' "${first[@]}")")
-	go_test -p "$((2 * $(nproc)))" "${first[@]}" "${packages[@]}"
+	go_test "${first[@]}" "${packages[@]}"
 }
 
 # Tests in which the race detector can find nothing run without it, because it multiplies the CPU time: a run of

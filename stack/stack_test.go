@@ -204,7 +204,6 @@ func TestHostFilesAreOutOfReach(t *testing.T) {
 					}
 					write(filepath.Join(at, "big"), strings.Repeat("# x\n", MaxText/4+1))
 				}
-				start := time.Now()
 				load := loadHere
 				if way.name == "absolute" {
 					load = load1
@@ -219,9 +218,6 @@ func TestHostFilesAreOutOfReach(t *testing.T) {
 					t.Fatalf("Load must not read a file of the host, but returned project %v and error %v", p, err)
 				case !strings.Contains(err.Error(), way.want) && !strings.Contains(err.Error(), "project_directory and env_file only") && !strings.Contains(err.Error(), "must not contain .."):
 					t.Errorf("Load returned %v\nwant …%s…", err, way.want)
-				}
-				if took := time.Since(start); took > 10*time.Second {
-					t.Errorf("Load took %s", took)
 				}
 			})
 		}
@@ -392,14 +388,10 @@ func TestLoadRefusesCostlyStacks(t *testing.T) {
 		{"more files than the maximum", "one file too many", many},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			start := time.Now()
 			_, err := load1(t, c.src)
 			var faults Faults
 			if !errors.As(err, &faults) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("Load returned %v", err)
-			}
-			if took := time.Since(start); took > 25*time.Second {
-				t.Errorf("Load took %s", took)
 			}
 		})
 	}
@@ -413,9 +405,9 @@ func TestLimitsOfAChild(t *testing.T) {
 		opt  Options
 		want string
 	}{
-		{"memory", Options{Memory: least, CPU: time.Minute}, "of memory to load"},
+		{"memory", Options{Memory: least, CPU: time.Minute, Wall: 10 * time.Minute}, "of memory to load"},
 		{"the limit of wall time", Options{Wall: 20 * time.Millisecond}, "to load"},
-		{"output", Options{Output: 100}, "when aliases"},
+		{"output", Options{Output: 100, Wall: 10 * time.Minute}, "when aliases"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := NewLoader(c.opt).Load(t.Context(), source(big))

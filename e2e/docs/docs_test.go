@@ -48,7 +48,7 @@ func TestDocs(t *testing.T) {
 		outside(t, root)
 		return
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Minute)
 	defer cancel()
 	image := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(image, "Dockerfile"), []byte("FROM scratch\nCOPY hello /hello\nENTRYPOINT [\"/hello\"]\n"), 0o644))

@@ -108,7 +108,7 @@ func (m *Machine) start(ctx context.Context, n int, hosts string, opt LabOptions
 	// The process starts as the program unshare, which makes the namespaces and then executes the program sleep.
 	// So when the process is called sleep, the namespaces exist.
 	pid := strconv.Itoa(m.init.Process.Pid)
-	if err := testbed.Poll(ctx, 5*time.Second, "its namespaces", func(context.Context) error {
+	if err := testbed.Poll(ctx, time.Minute, "its namespaces", func(context.Context) error {
 		comm, err := os.ReadFile("/proc/" + pid + "/comm")
 		if err == nil && strings.TrimSpace(string(comm)) != "sleep" {
 			err = fmt.Errorf("the process that keeps the namespaces is still %s, not sleep", comm)
@@ -148,7 +148,7 @@ func (m *Machine) startDocker(ctx context.Context, opt LabOptions) error {
 	if _, err := finish(ctx, daemon, Block{background: true}, &m.jobs); err != nil {
 		return err
 	}
-	err := testbed.Poll(ctx, 30*time.Second, "its answer", func(ctx context.Context) error { return m.command(ctx, "docker version >/dev/null 2>&1").Run() })
+	err := testbed.Poll(ctx, 2*time.Minute, "its answer", func(ctx context.Context) error { return m.command(ctx, "docker version >/dev/null 2>&1").Run() })
 	if err == nil {
 		var out []byte
 		out, err = m.command(ctx, "docker build -q -t "+opt.ImageRef+" "+opt.Image+" 2>&1").CombinedOutput()

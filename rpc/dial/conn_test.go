@@ -602,7 +602,8 @@ func TestLargeAnswersAreReceived(t *testing.T) {
 	served := make(chan struct{})
 	go func() { _ = s.Serve(l); close(served) }()
 	t.Cleanup(func() { s.Stop(); <-served })
-	c := dialTo(t, Options{Addrs: []string{l.Addr().String()}})
+	const patience = 5 * time.Minute // with the race detector, on a busy machine
+	c := dialTo(t, Options{Addrs: []string{l.Addr().String()}, CallTimeout: patience, StallAfter: patience, ProbeTimeout: patience})
 	if _, err := controlv1.NewAgentControlClient(c).ListNodes(t.Context(), &controlv1.ListNodesRequest{}); err != nil {
 		t.Error(err)
 	}

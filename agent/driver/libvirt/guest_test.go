@@ -41,7 +41,7 @@ func consoleLog(ctx context.Context, d *Driver, id driver.ID) (string, error) {
 func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 	daemon := theDaemon(t)
 	image := realGuest(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Minute)
 	defer cancel()
 	d := openDriver(t, daemon, "node-a", func(o *Options) { o.StopGrace = 30 * time.Second })
 	const id = driver.ID("real")
@@ -84,7 +84,7 @@ func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 	}
 	says := func(lines ...string) {
 		t.Helper()
-		testbed.Within(t, 4*time.Minute, "the guest's console", func() error {
+		testbed.Within(t, 10*time.Minute, "the guest's console", func() error {
 			text, err := consoleLog(ctx, d, id)
 			if err != nil {
 				return err
@@ -102,7 +102,7 @@ func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 	says("guest: ready", "guest: boot 1", "guest: disk 1024 MiB", "user-data| final_message: it is me",
 		"meta-data| local-hostname: real-one", "network-config| version: 2", "vendor-data|     - name: ops")
 	t.Logf("ready after %s", time.Since(start))
-	testbed.Within(t, time.Minute, "the leased address", func() error {
+	testbed.Within(t, 5*time.Minute, "the leased address", func() error {
 		o, err := listed(ctx, d, id)
 		if err != nil {
 			return err
@@ -139,7 +139,7 @@ func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 		if !ok {
 			t.Error("the console ended without an answer")
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(5 * time.Minute):
 		t.Error("no answer on the console")
 	}
 	if err := con.Close(); err != nil {
@@ -159,7 +159,7 @@ func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 	if err := daemon.Restart(ctx); err != nil {
 		t.Fatal(err)
 	}
-	testbed.Within(t, 20*time.Second, "the driver after libvirt's restart", func() error {
+	testbed.Within(t, 2*time.Minute, "the driver after libvirt's restart", func() error {
 		after, err := listed(ctx, d, id)
 		if err != nil {
 			return err
@@ -173,7 +173,7 @@ func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 
 	// Stop the guest by its power button, and start it on the same disk.
 	at := time.Now()
-	if err := d.Halt(ctx, id, 30*time.Second); err != nil {
+	if err := d.Halt(ctx, id, 5*time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("stopped within %s", time.Since(at))
