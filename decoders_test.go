@@ -25,6 +25,7 @@ var decoders = map[string]string{
 	"agent/driver/libvirt/diskjournal.go":   "(a file of the agent with mode 0600; a damaged file is treated as missing, and each disk is checked by its mark)",
 	"agent/driver/libvirt/record.go":        "agent/driver/libvirt.FuzzRecord",
 	"agent/driver/libvirt/seed.go":          "agent/driver/libvirt.FuzzSeed",
+	"agent/driver/moby/hook.go":             "(a label that the driver itself writes; a damaged one counts as no hooks)",
 	"agent/driver/moby/rotation.go":         "(the engine's configuration, which root writes)",
 	"agent/driver/sim/store.go":             "(a simulated engine)",
 	"agent/fencer/client.go":                "(the answer of the agent's own fencer, over a socket in a 0700 folder)",

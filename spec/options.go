@@ -110,12 +110,45 @@ func (e *Errors) options(s *controlv1.WorkloadSpec) {
 		}
 	}
 	e.gpus(at+".gpus", c.GetGpus())
+	for _, l := range hookLists(c) {
+		e.hooks(at+"."+l.key, l.hooks)
+	}
 	if jobDemand(s) != nil && len(ingressPorts(c)) > 0 {
 		e.add(at+".ports", "must not have mode ingress in a job, whose runs serve nobody: leave the mode out", "")
 	}
 	e.networks(c)
 	e.engineCheck(s)
 	e.asService(s)
+}
+
+// hookList is one list of hooks of a container, with its key.
+type hookList struct {
+	key   string
+	hooks []*controlv1.Hook
+}
+
+func hookLists(c *controlv1.ContainerSpec) []hookList {
+	return []hookList{{"post_start", c.GetPostStart()}, {"pre_stop", c.GetPreStop()}}
+}
+
+// maxHooks is the maximum number of hooks in one list. The agent stores the hooks in a label of the container.
+const maxHooks = 16
+
+// hooks checks hooks, except for their users and working directories, which asService checks.
+func (e *Errors) hooks(at string, hooks []*controlv1.Hook) {
+	if len(hooks) > maxHooks {
+		e.addf(at, "", "has %d entries, at most %d", len(hooks), maxHooks)
+		return
+	}
+	for i, h := range hooks {
+		here := fmt.Sprintf("%s[%d]", at, i)
+		for j, w := range h.GetCommand() {
+			if !isText(w) {
+				e.add(fmt.Sprintf("%s.command[%d]", here, j), "must be text without NUL", "")
+			}
+		}
+		e.env(here+".environment", h.GetEnvironment())
+	}
 }
 
 // asService converts a container to the Compose service with the same meaning and checks that service.
@@ -253,6 +286,7 @@ func (e *encoder) options(c *controlv1.ContainerSpec) {
 	e.flag("stdin_open", c.GetStdinOpen())
 	e.flag("oom_kill_disable", c.GetOomKillDisable())
 	e.blkio(c.GetBlkioConfig())
+	e.hooks(c)
 	if c.GetInit() {
 		e.flag("init", true)
 	} else if c != nil && c.Init != nil {
@@ -320,6 +354,19 @@ func (e *encoder) options(c *controlv1.ContainerSpec) {
 	}
 }
 
+func (e *encoder) hooks(c *controlv1.ContainerSpec) {
+	for _, l := range hookLists(c) {
+		e.number(l.key+".#", int64(len(l.hooks)))
+		for _, h := range l.hooks {
+			e.words(l.key+".command", h.GetCommand())
+			e.text(l.key+".user", h.GetUser())
+			e.flag(l.key+".privileged", h.GetPrivileged())
+			e.text(l.key+".working_dir", h.GetWorkingDir())
+			e.pairs(l.key+".environment", h.GetEnvironment(), true)
+		}
+	}
+}
+
 func (e *encoder) blkio(b *controlv1.BlkioConfig) {
 	if b == nil {
 		return
@@ -368,6 +415,15 @@ func agentBlkio(b *controlv1.BlkioConfig) *agentv1.BlkioConfig {
 	return out
 }
 
+func agentHooks(list []*controlv1.Hook) (out []*agentv1.Hook) {
+	for _, h := range list {
+		out = append(out, &agentv1.Hook{
+			Command: h.GetCommand(), User: h.GetUser(), Privileged: h.GetPrivileged(), WorkingDir: h.GetWorkingDir(), Environment: h.GetEnvironment(),
+		})
+	}
+	return out
+}
+
 // agentOptions translates the container fields that a Compose service has too.
 func agentOptions(c *controlv1.ContainerSpec, out *agentv1.ContainerSpec) {
 	out.Entrypoint, out.WorkingDir, out.Hostname, out.Domainname = c.GetEntrypoint(), c.GetWorkingDir(), c.GetHostname(), c.GetDomainname()
@@ -382,6 +438,7 @@ func agentOptions(c *controlv1.ContainerSpec, out *agentv1.ContainerSpec) {
 	out.CpuShares, out.CpuPeriod, out.MemSwappiness, out.OomKillDisable = c.GetCpuShares(), c.GetCpuPeriod(), c.GetMemSwappiness(), c.GetOomKillDisable()
 	out.MacAddress, out.Platform, out.PullPolicy, out.BlkioConfig = c.GetMacAddress(), c.GetPlatform(), c.GetPullPolicy(), agentBlkio(c.GetBlkioConfig())
 	out.Networks = agentNetworks(c)
+	out.PostStart, out.PreStop = agentHooks(c.GetPostStart()), agentHooks(c.GetPreStop())
 	if c != nil {
 		out.Init = c.Init
 	}

@@ -359,6 +359,7 @@ func TestSecretsAtRest(t *testing.T) {
 	key := testKey(t)
 	for name, s := range map[string]*controlv1.WorkloadSpec{
 		"container": specOf(t, strings.Replace(web, "A: one", "A: hunter2", 1)),
+		"hook":      specOf(t, "id: w\nresources: {cpu: 1}\ncontainer: {image: x, pre_stop: [{command: y, environment: {A: hunter2}}]}\n"),
 		"compose":   specOf(t, strings.Replace(stack, "T: secret", "T: hunter2", 1)),
 		"inline":    specOf(t, strings.Replace(stack, "image: x", "image: hunter2", 1)),
 		"git":       specOf(t, gitS),

@@ -282,6 +282,18 @@ func composeNotes() map[string]note {
 		out[at+"[].path"] = note{what: "Path of the block device.", example: "/dev/sda"}
 		out[at+"[].rate"] = note{what: what + ": a number, or a size such as 10m.", example: "10m"}
 	}
+	for key, what := range map[string]string{
+		"post_start": "Commands that run in the container after each start by the agent. If one fails, the container is stopped and its start has failed.",
+		"pre_stop":   "Commands that run in the container before the agent stops it, within stop_grace_period. A failed command does not prevent the stop.",
+	} {
+		at := "spec.container." + key
+		out[at] = note{what: what}
+		out[at+"[].command"] = note{what: "Command: a list of words, or one string that is split as a shell does.", example: []any{"/warm-up"}}
+		out[at+"[].user"] = note{what: "User that runs the command: a name, or UID[:GID]; default is the user of the container.", example: "1000:1000"}
+		out[at+"[].privileged"] = note{what: "The command has all capabilities; needs a policy that allows privileged containers."}
+		out[at+"[].working_dir"] = note{what: "Working directory of the command; default is that of the container.", example: "/data"}
+		out[at+"[].environment"] = note{what: "Environment variables besides those of the container. Values are sealed before they are stored.", example: object{"LEVEL": "1"}}
+	}
 	for _, of := range []string{"secrets", "configs"} {
 		at, folder := "spec.container."+of+"[].", "/SOURCE"
 		if of == "secrets" {

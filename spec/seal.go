@@ -8,10 +8,10 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// secrets replaces every non-empty secret of a specification by the result of fn: environment values, options
-// of a log driver, the text of a Compose file (its environment often holds secrets), the credentials in a Git
-// URL, cloud-init, and a whole VM under the reserved metadata key. It works on plain, sealed and redacted
-// specifications.
+// secrets replaces every non-empty secret of a specification by the result of fn: environment values, also
+// those of hooks, options of a log driver, the text of a Compose file (its environment often holds secrets), the
+// credentials in a Git URL, cloud-init, and a whole VM under the reserved metadata key. It works on plain, sealed and
+// redacted specifications.
 func secrets(s *controlv1.WorkloadSpec, fn func(path, value string) (string, error)) error {
 	field := func(path string, at *string) error {
 		if *at == "" {
@@ -39,6 +39,13 @@ func secrets(s *controlv1.WorkloadSpec, fn func(path, value string) (string, err
 		if w.Container != nil {
 			if err := pairs("container.env", w.Container.Env); err != nil {
 				return err
+			}
+			for _, l := range hookLists(w.Container) {
+				for i, h := range l.hooks {
+					if err := pairs(fmt.Sprintf("container.%s[%d].environment", l.key, i), h.Environment); err != nil {
+						return err
+					}
+				}
 			}
 			if err := pairs("container.logging.options", w.Container.GetLogging().GetOptions()); err != nil {
 				return err

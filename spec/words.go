@@ -105,6 +105,8 @@ func (d *decoder) composeWords(s *controlv1.WorkloadSpec, c *controlv1.Container
 		{"oom_score_adj", w + ".oom_score_adj", func(_ string, n *node, at where) { c.OomScoreAdj = int32(d.integer(n, at, 32)) }},
 		{"healthcheck", w + ".healthcheck", func(_ string, n *node, at where) { c.Healthcheck = d.engineCheck(n, at) }},
 		list("expose", &c.Expose),
+		{"post_start", w + ".post_start", func(_ string, n *node, at where) { c.PostStart = d.hooks(n, at) }},
+		{"pre_stop", w + ".pre_stop", func(_ string, n *node, at where) { c.PreStop = d.hooks(n, at) }},
 		text("endpoint_mode", &c.EndpointMode),
 		{"networks", w + ".networks", func(_ string, n *node, at where) { c.Networks = d.networks(n, at) }},
 	}
@@ -303,6 +305,22 @@ func (d *decoder) blkio(n *node, here where) *controlv1.BlkioConfig {
 		limits("device_read_iops", &out.DeviceReadIops),
 		limits("device_write_bps", &out.DeviceWriteBps),
 		limits("device_write_iops", &out.DeviceWriteIops),
+	})
+	return out
+}
+
+// hooks reads commands that run after the start or before the stop of a service in a Compose file.
+func (d *decoder) hooks(n *node, here where) (out []*controlv1.Hook) {
+	d.list(n, here, func(n *node, at where) {
+		h, w := &controlv1.Hook{}, at.wire
+		d.object(n, at, []field{
+			{"command", w + ".command", func(_ string, n *node, at where) { h.Command = d.command(n, at) }},
+			{"user", w + ".user", func(_ string, n *node, at where) { h.User = d.str(n, at) }},
+			{"privileged", w + ".privileged", func(_ string, n *node, at where) { h.Privileged = d.boolean(n, at) }},
+			{"working_dir", w + ".working_dir", func(_ string, n *node, at where) { h.WorkingDir = d.str(n, at) }},
+			{"environment", w + ".environment", func(_ string, n *node, at where) { h.Environment = d.pairs(n, at, true) }},
+		})
+		out = append(out, h)
 	})
 	return out
 }

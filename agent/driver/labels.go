@@ -33,6 +33,9 @@ const (
 	// LabelOptional lists the services, separated by commas, on which the service of a container depends with
 	// required: false, because Compose does not write this into its label about dependencies.
 	LabelOptional = LabelPrefix + "optional"
+	// LabelHooks holds the post_start and pre_stop hooks of a container as JSON. It is part of the configuration that
+	// Compose compares, so that changed hooks replace the containers of a service.
+	LabelHooks = LabelPrefix + "hooks"
 	// LabelFiles has the digests of the files of a service's secrets and configs. Compose compares the labels of a
 	// service, so a changed file replaces its containers. Agents do not read this label.
 	LabelFiles = LabelPrefix + "files"
@@ -168,7 +171,7 @@ func Labels(kind Kind, spec Spec, user map[string]string) map[string]string {
 // could treat it as a container of the stack of another workload.
 func ContainerLabels(kind Kind, spec Spec, user map[string]string) map[string]string {
 	out := Labels(kind, spec, user)
-	for k, v := range map[string]string{LabelNamespace: DefaultNamespace, LabelJob: "", LabelDevices: "", LabelRestart: "", LabelAwaited: "", LabelOptional: ""} {
+	for k, v := range map[string]string{LabelNamespace: DefaultNamespace, LabelJob: "", LabelDevices: "", LabelRestart: "", LabelAwaited: "", LabelOptional: "", LabelHooks: ""} {
 		if _, set := out[k]; !set {
 			out[k] = v
 		}

@@ -94,6 +94,7 @@ func Container(c *agentv1.ContainerSpec, image string) []policy.Ask {
 		d.out.add(policy.RuleDevice, "resources.devices."+kind, kind)
 	}
 	d.options(u.Field, s)
+	d.hooks(u.Field, s)
 	for i, g := range c.GetGroupAdd() {
 		d.out.group(index(u.Field+".group_add", i), g)
 	}

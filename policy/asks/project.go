@@ -104,6 +104,11 @@ func (d *project) service(at string, s types.ServiceConfig) {
 	d.devices(at, s, limits, reserved)
 	d.options(at, s)
 	d.files(at, s)
+	d.hooks(at, s)
+}
+
+// hooks adds what the hooks of a service request.
+func (d *project) hooks(at string, s types.ServiceConfig) {
 	for _, h := range []struct {
 		field string
 		hooks []types.ServiceHook

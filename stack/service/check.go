@@ -51,7 +51,25 @@ func Check(s types.ServiceConfig) []Fault {
 	f.options(s)
 	f.tables(s)
 	f.health(s)
+	f.hooks("pre_start", s.PreStart)
+	f.hooks("post_start", s.PostStart)
+	f.hooks("pre_stop", s.PreStop)
 	return f
+}
+
+func (f *faults) hooks(key string, list []types.ServiceHook) {
+	for i, h := range list {
+		at := func(of string) []string { return []string{key, strconv.Itoa(i), of} }
+		if key != "pre_start" && len(h.Command) == 0 { // a pre_start hook may run the command of its own image
+			f.fault("must not be empty", at("command")...)
+		}
+		if h.User != "" {
+			f.value(engine.User(h.User), h.User, at("user")...)
+		}
+		if h.WorkingDir != "" {
+			f.value(engine.AbsolutePath(h.WorkingDir), h.WorkingDir, at("working_dir")...)
+		}
+	}
 }
 
 // Conflicts returns the settings of a service that exclude each other, so that engines ignore one of them.

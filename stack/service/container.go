@@ -31,6 +31,7 @@ func Of(c *agentv1.ContainerSpec) types.ServiceConfig {
 		MemLimit:  types.UnitBytes(c.GetResources().GetMemoryBytes()),
 		CPUShares: c.GetCpuShares(), CPUPeriod: c.GetCpuPeriod(), MemSwappiness: types.UnitBytes(c.GetMemSwappiness()), OomKillDisable: c.GetOomKillDisable(),
 		MacAddress: c.GetMacAddress(), Platform: c.GetPlatform(), PullPolicy: c.GetPullPolicy(), BlkioConfig: blkio(c.GetBlkioConfig()),
+		PostStart: hooks(c.GetPostStart()), PreStop: hooks(c.GetPreStop()),
 	}
 	for _, p := range c.GetPorts() {
 		port := types.ServicePortConfig{Target: uint32(p.GetContainerPort()), Protocol: cmp.Or(strings.ToLower(p.GetProtocol()), "tcp"), HostIP: p.GetAddress()}
@@ -75,6 +76,20 @@ func Of(c *agentv1.ContainerSpec) types.ServiceConfig {
 		}
 	}
 	return s
+}
+
+func hooks(list []*agentv1.Hook) (out []types.ServiceHook) {
+	for _, h := range list {
+		hook := types.ServiceHook{Command: h.GetCommand(), User: h.GetUser(), Privileged: h.GetPrivileged(), WorkingDir: h.GetWorkingDir()}
+		for k, v := range h.GetEnvironment() {
+			if hook.Environment == nil {
+				hook.Environment = types.MappingWithEquals{}
+			}
+			hook.Environment[k] = &v
+		}
+		out = append(out, hook)
+	}
+	return out
 }
 
 func blkio(b *agentv1.BlkioConfig) *types.BlkioConfig {

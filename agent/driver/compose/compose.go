@@ -27,6 +27,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -222,7 +223,8 @@ func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
 // library runs Compose as a Go library. It is not interactive: where Compose asks for confirmation to
 // destroy data, the answer is no.
 type library struct {
-	svc api.Compose
+	svc    api.Compose
+	engine *moby.Engine
 }
 
 func newLibrary(engine *moby.Engine) (*library, error) {
@@ -237,7 +239,7 @@ func newLibrary(engine *moby.Engine) (*library, error) {
 	if err != nil {
 		return nil, driver.Errorf(driver.InvalidConfiguration, "compose", "the Compose library: %w", err)
 	}
-	return &library{svc: svc}, nil
+	return &library{svc: svc, engine: engine}, nil
 }
 
 // engineCli is the Docker command line for the library. It uses our engine and ignores the configuration
@@ -255,7 +257,7 @@ func (c *engineCli) CurrentVersion() string {
 	return v
 }
 
-func (c *engineCli) Client() client.APIClient           { return stacksOnly{c.engine.Client} }
+func (c *engineCli) Client() client.APIClient           { return stacksOnly{c.engine.Client, c.engine} }
 func (c *engineCli) ConfigFile() *configfile.ConfigFile { return c.file }
 func (c *engineCli) CurrentContext() string             { return command.DefaultContextName }
 func (c *engineCli) ServerInfo() command.ServerInfo     { return command.ServerInfo{OSType: "linux"} }
@@ -265,13 +267,35 @@ func (c *engineCli) DockerEndpoint() docker.Endpoint {
 }
 
 // stacksOnly is the engine's API, except that lists of containers omit the containers of workloads
-// that are not stacks (see otherKind).
-type stacksOnly struct{ client.APIClient }
+// that are not stacks (see otherKind), and that pre_stop hooks run before a stop.
+type stacksOnly struct {
+	client.APIClient
+	engine *moby.Engine
+}
 
 func (c stacksOnly) ContainerList(ctx context.Context, opt client.ContainerListOptions) (client.ContainerListResult, error) {
 	res, err := c.APIClient.ContainerList(ctx, opt)
 	res.Items = slices.DeleteFunc(res.Items, func(s container.Summary) bool { return otherKind(s.Labels) })
 	return res, err
+}
+
+// ContainerStop runs the pre_stop hooks in the labels of the container, within its grace period. Compose itself would
+// not stop a container of which a hook fails, and would wait for a hook without limit.
+func (c stacksOnly) ContainerStop(ctx context.Context, id string, opt client.ContainerStopOptions) (client.ContainerStopResult, error) {
+	in, err := c.engine.Inspect(ctx, id)
+	if err != nil {
+		return c.APIClient.ContainerStop(ctx, id, opt)
+	}
+	most := driver.OwnGrace
+	if opt.Timeout != nil && *opt.Timeout >= 0 {
+		most = time.Duration(*opt.Timeout) * time.Second
+	}
+	grace := moby.StopGrace(in, most, engineGrace)
+	if left := c.engine.PreStop(ctx, in, grace); left != grace {
+		seconds := int(math.Ceil(left.Seconds()))
+		opt.Timeout = &seconds
+	}
+	return c.APIClient.ContainerStop(ctx, id, opt)
 }
 
 type eof struct{}
@@ -301,7 +325,7 @@ func (l *library) start(ctx context.Context, project string, members []member, d
 		}
 		s, ok := p.Services[m.service]
 		if !ok {
-			s = types.ServiceConfig{Name: m.service, Image: m.Image, Labels: m.Labels, Scale: new(int), DependsOn: types.DependsOnConfig{}}
+			s = types.ServiceConfig{Name: m.service, Image: m.Image, Labels: m.Labels, Scale: new(int), DependsOn: types.DependsOnConfig{}, PostStart: l.engine.HooksOf(m.Labels).PostStart}
 			for name, on := range m.dependencies() {
 				if there[name] {
 					s.DependsOn[name] = on

@@ -593,7 +593,7 @@ func (d *Driver) haltUnhealthy(ctx context.Context, project string, members []me
 		return err
 	}
 	for _, id := range slices.Sorted(maps.Keys(unhealthy)) {
-		seconds := int(math.Ceil(moby.StopGrace(unhealthy[id], most, engineGrace).Seconds()))
+		seconds := int(math.Ceil(d.eng.PreStop(ctx, unhealthy[id], moby.StopGrace(unhealthy[id], most, engineGrace)).Seconds()))
 		limited, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+d.eng.CallTimeout())
 		_, err := d.eng.Client.ContainerStop(limited, id, client.ContainerStopOptions{Timeout: &seconds})
 		cancel()

@@ -312,6 +312,15 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 			api.WorkingDirLabel: p.WorkingDir, api.ConfigFilesLabel: strings.Join(p.ComposeFiles, ","), api.OneoffLabel: "False",
 		}
 		maps.Copy(service.CustomLabels, inContainers)
+		if hooks := moby.HooksLabel(service); hooks != "" {
+			delete(service.CustomLabels, driver.LabelHooks)
+			service.Labels = maps.Clone(service.Labels)
+			if service.Labels == nil {
+				service.Labels = types.Labels{}
+			}
+			service.Labels[driver.LabelHooks] = hooks
+			service.PreStop = nil // the driver runs them, see stacksOnly
+		}
 		if restart != "" {
 			service.CustomLabels[driver.LabelRestart] = restart
 		}

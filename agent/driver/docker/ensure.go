@@ -161,7 +161,7 @@ func (d *Driver) ensureOnce(ctx context.Context, spec driver.Spec, want settings
 	if err := d.connect(ctx, spec, keep); err != nil {
 		return d.undone(ctx, spec, keep, err)
 	}
-	return d.undone(ctx, spec, keep, d.settle(ctx, keep, spec.Running))
+	return d.undone(ctx, spec, keep, d.settle(ctx, keep, spec.Running, want.config.Labels))
 }
 
 // undone returns an error that wraps inFlight if the error cause means that the container (parameter in)
@@ -391,8 +391,9 @@ func (d *Driver) nameTaken(ctx context.Context, spec driver.Spec, name string, c
 		name, spec.ID, moby.Short(holder.ID), holder.Config.Image, who)
 }
 
-// settle starts an existing container if running is true, and stops it if running is false.
-func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
+// settle starts an existing container with these labels if running is true, and stops it if running is false. If a
+// post_start hook fails, settle stops the container, so that the next start runs the hooks again.
+func (d *Driver) settle(ctx context.Context, in *instance, running bool, labels map[string]string) error {
 	if !running {
 		if !active(in.State) {
 			return nil
@@ -408,8 +409,16 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 		_, err := d.eng.Client.ContainerUnpause(callCtx, in.ID, client.ContainerUnpauseOptions{})
 		return moby.Classify("start", err)
 	}
-	_, err := d.eng.Client.ContainerStart(callCtx, in.ID, client.ContainerStartOptions{})
-	return moby.Classify("start", err)
+	if _, err := d.eng.Client.ContainerStart(callCtx, in.ID, client.ContainerStartOptions{}); err != nil {
+		return moby.Classify("start", err)
+	}
+	if err := d.eng.PostStart(ctx, in.ID, labels); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err() // a new order decides whether the container stops, and it must not wait for a stop
+		}
+		return errors.Join(err, d.stop(context.WithoutCancel(ctx), in.ID, driver.OwnGrace))
+	}
+	return nil
 }
 
 func active(state container.ContainerState) bool {
@@ -433,8 +442,7 @@ func (d *Driver) stop(ctx context.Context, id string, most time.Duration) error 
 	if most == driver.OwnGrace && d.opt.Networks != nil && in.State != nil && in.State.Running {
 		d.opt.Networks.Withdraw(ctx, driver.ID(in.Config.Labels[driver.LabelWorkload]))
 	}
-	grace := moby.StopGrace(in, most, d.opt.StopGrace)
-	seconds := int(math.Ceil(grace.Seconds()))
+	seconds := int(math.Ceil(d.eng.PreStop(ctx, in, moby.StopGrace(in, most, d.opt.StopGrace)).Seconds()))
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+d.eng.CallTimeout())
 	defer cancel()
 	_, err = d.eng.Client.ContainerStop(ctx, id, client.ContainerStopOptions{Timeout: &seconds})

@@ -110,6 +110,7 @@ func translate(spec driver.Spec, version string) (settings, error) {
 			return settings{}, err
 		}
 	}
+	out.config.Labels[driver.LabelHooks] = moby.HooksLabel(of)
 	out.leftOut = moby.LeaveOut(&of, "container", version)
 	if err := out.options(of); err != nil {
 		return settings{}, err

@@ -4048,6 +4048,12 @@ type ContainerSpec struct {
 	// where a local copy is used if the registry cannot be reached.
 	PullPolicy  string       `protobuf:"bytes,1712,opt,name=pull_policy,json=pullPolicy,proto3" json:"pull_policy,omitempty"`
 	BlkioConfig *BlkioConfig `protobuf:"bytes,1713,opt,name=blkio_config,json=blkioConfig,proto3" json:"blkio_config,omitempty"`
+	// Commands that the agent runs in the container after each of its starts, in this order. If one fails, the
+	// agent stops the container, and the start has failed.
+	PostStart []*Hook `protobuf:"bytes,1714,rep,name=post_start,json=postStart,proto3" json:"post_start,omitempty"`
+	// Commands that the agent runs in the container before it stops the container, in this order and within the
+	// grace period. A command that fails is logged, and the container is stopped nevertheless.
+	PreStop []*Hook `protobuf:"bytes,1715,rep,name=pre_stop,json=preStop,proto3" json:"pre_stop,omitempty"`
 	// Networks that the container joins, at most 8, made with CreateNetwork in the namespace of the workload. Empty
 	// means the engine's default bridge. Not with network_mode.
 	Networks []*ContainerNetwork `protobuf:"bytes,1483,rep,name=networks,proto3" json:"networks,omitempty"`
@@ -4522,6 +4528,20 @@ func (x *ContainerSpec) GetBlkioConfig() *BlkioConfig {
 	return nil
 }
 
+func (x *ContainerSpec) GetPostStart() []*Hook {
+	if x != nil {
+		return x.PostStart
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetPreStop() []*Hook {
+	if x != nil {
+		return x.PreStop
+	}
+	return nil
+}
+
 func (x *ContainerSpec) GetNetworks() []*ContainerNetwork {
 	if x != nil {
 		return x.Networks
@@ -4571,6 +4591,86 @@ func (x *ContainerSpec) GetOnChange() string {
 	return ""
 }
 
+// Hook is a command that runs in a container, as in Compose.
+type Hook struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Command []string               `protobuf:"bytes,1,rep,name=command,proto3" json:"command,omitempty"`
+	// User that runs the command: a name, or UID[:GID]; empty means the user of the container.
+	User       string `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
+	Privileged bool   `protobuf:"varint,3,opt,name=privileged,proto3" json:"privileged,omitempty"`
+	// Absolute path of the working directory; empty means that of the container.
+	WorkingDir string `protobuf:"bytes,4,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
+	// Environment variables besides those of the container.
+	Environment   map[string]string `protobuf:"bytes,5,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Hook) Reset() {
+	*x = Hook{}
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Hook) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Hook) ProtoMessage() {}
+
+func (x *Hook) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Hook.ProtoReflect.Descriptor instead.
+func (*Hook) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *Hook) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *Hook) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Hook) GetPrivileged() bool {
+	if x != nil {
+		return x.Privileged
+	}
+	return false
+}
+
+func (x *Hook) GetWorkingDir() string {
+	if x != nil {
+		return x.WorkingDir
+	}
+	return ""
+}
+
+func (x *Hook) GetEnvironment() map[string]string {
+	if x != nil {
+		return x.Environment
+	}
+	return nil
+}
+
 // BlkioConfig limits the disk I/O of a container, as in Compose.
 type BlkioConfig struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4587,7 +4687,7 @@ type BlkioConfig struct {
 
 func (x *BlkioConfig) Reset() {
 	*x = BlkioConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4599,7 +4699,7 @@ func (x *BlkioConfig) String() string {
 func (*BlkioConfig) ProtoMessage() {}
 
 func (x *BlkioConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4612,7 +4712,7 @@ func (x *BlkioConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlkioConfig.ProtoReflect.Descriptor instead.
 func (*BlkioConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *BlkioConfig) GetWeight() int32 {
@@ -4668,7 +4768,7 @@ type WeightDevice struct {
 
 func (x *WeightDevice) Reset() {
 	*x = WeightDevice{}
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4680,7 +4780,7 @@ func (x *WeightDevice) String() string {
 func (*WeightDevice) ProtoMessage() {}
 
 func (x *WeightDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4693,7 +4793,7 @@ func (x *WeightDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightDevice.ProtoReflect.Descriptor instead.
 func (*WeightDevice) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WeightDevice) GetPath() string {
@@ -4722,7 +4822,7 @@ type ThrottleDevice struct {
 
 func (x *ThrottleDevice) Reset() {
 	*x = ThrottleDevice{}
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4734,7 +4834,7 @@ func (x *ThrottleDevice) String() string {
 func (*ThrottleDevice) ProtoMessage() {}
 
 func (x *ThrottleDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4747,7 +4847,7 @@ func (x *ThrottleDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThrottleDevice.ProtoReflect.Descriptor instead.
 func (*ThrottleDevice) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ThrottleDevice) GetPath() string {
@@ -4787,7 +4887,7 @@ type ObjectFile struct {
 
 func (x *ObjectFile) Reset() {
 	*x = ObjectFile{}
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4799,7 +4899,7 @@ func (x *ObjectFile) String() string {
 func (*ObjectFile) ProtoMessage() {}
 
 func (x *ObjectFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4812,7 +4912,7 @@ func (x *ObjectFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFile.ProtoReflect.Descriptor instead.
 func (*ObjectFile) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ObjectFile) GetSource() string {
@@ -4869,7 +4969,7 @@ type ContainerNetwork struct {
 
 func (x *ContainerNetwork) Reset() {
 	*x = ContainerNetwork{}
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4881,7 +4981,7 @@ func (x *ContainerNetwork) String() string {
 func (*ContainerNetwork) ProtoMessage() {}
 
 func (x *ContainerNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4894,7 +4994,7 @@ func (x *ContainerNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerNetwork.ProtoReflect.Descriptor instead.
 func (*ContainerNetwork) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ContainerNetwork) GetName() string {
@@ -4922,7 +5022,7 @@ type Ulimit struct {
 
 func (x *Ulimit) Reset() {
 	*x = Ulimit{}
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4934,7 +5034,7 @@ func (x *Ulimit) String() string {
 func (*Ulimit) ProtoMessage() {}
 
 func (x *Ulimit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4947,7 +5047,7 @@ func (x *Ulimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
 func (*Ulimit) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Ulimit) GetSoft() int64 {
@@ -4979,7 +5079,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4991,7 +5091,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5004,7 +5104,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Device) GetSource() string {
@@ -5043,7 +5143,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5055,7 +5155,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5068,7 +5168,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DeviceRequest) GetDriver() string {
@@ -5117,7 +5217,7 @@ type Logging struct {
 
 func (x *Logging) Reset() {
 	*x = Logging{}
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5129,7 +5229,7 @@ func (x *Logging) String() string {
 func (*Logging) ProtoMessage() {}
 
 func (x *Logging) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5142,7 +5242,7 @@ func (x *Logging) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Logging.ProtoReflect.Descriptor instead.
 func (*Logging) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Logging) GetDriver() string {
@@ -5176,7 +5276,7 @@ type EngineHealthCheck struct {
 
 func (x *EngineHealthCheck) Reset() {
 	*x = EngineHealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5188,7 +5288,7 @@ func (x *EngineHealthCheck) String() string {
 func (*EngineHealthCheck) ProtoMessage() {}
 
 func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5201,7 +5301,7 @@ func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineHealthCheck.ProtoReflect.Descriptor instead.
 func (*EngineHealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *EngineHealthCheck) GetTest() []string {
@@ -5259,7 +5359,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5271,7 +5371,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5284,7 +5384,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -5331,7 +5431,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5343,7 +5443,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5356,7 +5456,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Port) GetHostPort() int32 {
@@ -5433,7 +5533,7 @@ type ComposeSpec struct {
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5445,7 +5545,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5458,7 +5558,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ComposeSpec) GetSourceType() string {
@@ -5551,7 +5651,7 @@ type StackObject struct {
 
 func (x *StackObject) Reset() {
 	*x = StackObject{}
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5563,7 +5663,7 @@ func (x *StackObject) String() string {
 func (*StackObject) ProtoMessage() {}
 
 func (x *StackObject) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5576,7 +5676,7 @@ func (x *StackObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackObject.ProtoReflect.Descriptor instead.
 func (*StackObject) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StackObject) GetService() string {
@@ -5616,7 +5716,7 @@ type StackFile struct {
 
 func (x *StackFile) Reset() {
 	*x = StackFile{}
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5628,7 +5728,7 @@ func (x *StackFile) String() string {
 func (*StackFile) ProtoMessage() {}
 
 func (x *StackFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5641,7 +5741,7 @@ func (x *StackFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackFile.ProtoReflect.Descriptor instead.
 func (*StackFile) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StackFile) GetPath() string {
@@ -5692,7 +5792,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5704,7 +5804,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5717,7 +5817,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *VMSpec) GetVcpus() int32 {
@@ -5789,7 +5889,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5801,7 +5901,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5814,7 +5914,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -5851,7 +5951,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5863,7 +5963,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5876,7 +5976,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DiskConfig) GetPoolName() string {
@@ -5914,7 +6014,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5926,7 +6026,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5939,7 +6039,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *NetworkConfig) GetBridge() string {
@@ -5985,7 +6085,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5997,7 +6097,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6010,7 +6110,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -6063,7 +6163,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6075,7 +6175,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6088,7 +6188,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -6181,7 +6281,7 @@ type WorkloadUsageSnapshot struct {
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6193,7 +6293,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6206,7 +6306,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -6329,7 +6429,7 @@ type ReasonDetail struct {
 
 func (x *ReasonDetail) Reset() {
 	*x = ReasonDetail{}
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6341,7 +6441,7 @@ func (x *ReasonDetail) String() string {
 func (*ReasonDetail) ProtoMessage() {}
 
 func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6354,7 +6454,7 @@ func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonDetail.ProtoReflect.Descriptor instead.
 func (*ReasonDetail) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ReasonDetail) GetCode() string {
@@ -6439,7 +6539,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6451,7 +6551,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6464,7 +6564,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WorkloadStatus) GetWorkloadId() string {
@@ -6627,7 +6727,7 @@ type RetryWorkloadRequest struct {
 
 func (x *RetryWorkloadRequest) Reset() {
 	*x = RetryWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6639,7 +6739,7 @@ func (x *RetryWorkloadRequest) String() string {
 func (*RetryWorkloadRequest) ProtoMessage() {}
 
 func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6652,7 +6752,7 @@ func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RetryWorkloadRequest) GetWorkloadId() string {
@@ -6698,7 +6798,7 @@ type RetryWorkloadResponse struct {
 
 func (x *RetryWorkloadResponse) Reset() {
 	*x = RetryWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6710,7 +6810,7 @@ func (x *RetryWorkloadResponse) String() string {
 func (*RetryWorkloadResponse) ProtoMessage() {}
 
 func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6723,7 +6823,7 @@ func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RetryWorkloadResponse) GetAccepted() bool {
@@ -6772,7 +6872,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6784,7 +6884,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6797,7 +6897,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListNodesRequest) GetStatus() string {
@@ -6848,7 +6948,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6860,7 +6960,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6873,7 +6973,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -6915,7 +7015,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6927,7 +7027,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6940,7 +7040,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListNodesResponse) GetNodes() []*NodeView {
@@ -6994,7 +7094,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7006,7 +7106,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7019,7 +7119,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *GetNodeResponse) GetNode() *NodeView {
@@ -7112,7 +7212,7 @@ type NodeView struct {
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7124,7 +7224,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7137,7 +7237,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *NodeView) GetNodeId() string {
@@ -7370,7 +7470,7 @@ type DeviceView struct {
 
 func (x *DeviceView) Reset() {
 	*x = DeviceView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7382,7 +7482,7 @@ func (x *DeviceView) String() string {
 func (*DeviceView) ProtoMessage() {}
 
 func (x *DeviceView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7395,7 +7495,7 @@ func (x *DeviceView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceView.ProtoReflect.Descriptor instead.
 func (*DeviceView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DeviceView) GetName() string {
@@ -7447,7 +7547,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7459,7 +7559,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7472,7 +7572,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListWorkloadsRequest) GetNodeId() string {
@@ -7560,7 +7660,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7572,7 +7672,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7585,7 +7685,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GetWorkloadRequest) GetWorkloadId() string {
@@ -7634,7 +7734,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7646,7 +7746,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7659,7 +7759,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*WorkloadView {
@@ -7717,7 +7817,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7729,7 +7829,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7742,7 +7842,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *WorkloadView {
@@ -7862,7 +7962,7 @@ type WorkloadView struct {
 
 func (x *WorkloadView) Reset() {
 	*x = WorkloadView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7874,7 +7974,7 @@ func (x *WorkloadView) String() string {
 func (*WorkloadView) ProtoMessage() {}
 
 func (x *WorkloadView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7887,7 +7987,7 @@ func (x *WorkloadView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadView.ProtoReflect.Descriptor instead.
 func (*WorkloadView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *WorkloadView) GetWorkloadId() string {
@@ -8200,7 +8300,7 @@ type Stopping struct {
 
 func (x *Stopping) Reset() {
 	*x = Stopping{}
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8212,7 +8312,7 @@ func (x *Stopping) String() string {
 func (*Stopping) ProtoMessage() {}
 
 func (x *Stopping) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8225,7 +8325,7 @@ func (x *Stopping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stopping.ProtoReflect.Descriptor instead.
 func (*Stopping) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Stopping) GetNodeIds() []string {
@@ -8269,7 +8369,7 @@ type SystemMembers struct {
 
 func (x *SystemMembers) Reset() {
 	*x = SystemMembers{}
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8281,7 +8381,7 @@ func (x *SystemMembers) String() string {
 func (*SystemMembers) ProtoMessage() {}
 
 func (x *SystemMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8294,7 +8394,7 @@ func (x *SystemMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMembers.ProtoReflect.Descriptor instead.
 func (*SystemMembers) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *SystemMembers) GetNodes() int32 {
@@ -8342,7 +8442,7 @@ type SystemMember struct {
 
 func (x *SystemMember) Reset() {
 	*x = SystemMember{}
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8354,7 +8454,7 @@ func (x *SystemMember) String() string {
 func (*SystemMember) ProtoMessage() {}
 
 func (x *SystemMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8367,7 +8467,7 @@ func (x *SystemMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMember.ProtoReflect.Descriptor instead.
 func (*SystemMember) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *SystemMember) GetNodeId() string {
@@ -8430,7 +8530,7 @@ type WorkloadAction struct {
 
 func (x *WorkloadAction) Reset() {
 	*x = WorkloadAction{}
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8442,7 +8542,7 @@ func (x *WorkloadAction) String() string {
 func (*WorkloadAction) ProtoMessage() {}
 
 func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8455,7 +8555,7 @@ func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
 func (*WorkloadAction) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *WorkloadAction) GetTaskId() string {
@@ -8519,7 +8619,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[79]
+	mi := &file_api_control_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8531,7 +8631,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[79]
+	mi := &file_api_control_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8544,7 +8644,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -8620,7 +8720,7 @@ type GetClusterSummaryResponse struct {
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[80]
+	mi := &file_api_control_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8632,7 +8732,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[80]
+	mi := &file_api_control_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8645,7 +8745,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -8861,7 +8961,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[81]
+	mi := &file_api_control_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8873,7 +8973,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[81]
+	mi := &file_api_control_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8886,7 +8986,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -9056,7 +9156,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[82]
+	mi := &file_api_control_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9068,7 +9168,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[82]
+	mi := &file_api_control_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9081,7 +9181,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -9114,7 +9214,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[83]
+	mi := &file_api_control_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9126,7 +9226,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[83]
+	mi := &file_api_control_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9139,7 +9239,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{83}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -9185,7 +9285,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[84]
+	mi := &file_api_control_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9197,7 +9297,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[84]
+	mi := &file_api_control_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9210,7 +9310,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{84}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Constraint) GetKey() string {
@@ -9248,7 +9348,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[85]
+	mi := &file_api_control_v1_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9260,7 +9360,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[85]
+	mi := &file_api_control_v1_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9273,7 +9373,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{85}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Toleration) GetKey() string {
@@ -9316,7 +9416,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[86]
+	mi := &file_api_control_v1_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9328,7 +9428,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[86]
+	mi := &file_api_control_v1_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9341,7 +9441,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{86}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Taint) GetKey() string {
@@ -9396,7 +9496,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[87]
+	mi := &file_api_control_v1_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9408,7 +9508,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[87]
+	mi := &file_api_control_v1_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9421,7 +9521,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{87}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -9472,7 +9572,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[88]
+	mi := &file_api_control_v1_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9484,7 +9584,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[88]
+	mi := &file_api_control_v1_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9497,7 +9597,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{88}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -9907,7 +10007,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\adevices\x18\x8e\f \x03(\v24.persys.control.v1.ResourceRequirements.DevicesEntryR\adevices\x1a:\n" +
 	"\fDevicesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\x8a\x19\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xf8\x19\n" +
 	"\rContainerSpec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12;\n" +
@@ -10022,7 +10122,10 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bplatform\x18\xaf\r \x01(\tR\bplatform\x12 \n" +
 	"\vpull_policy\x18\xb0\r \x01(\tR\n" +
 	"pullPolicy\x12B\n" +
-	"\fblkio_config\x18\xb1\r \x01(\v2\x1e.persys.control.v1.BlkioConfigR\vblkioConfig\x12@\n" +
+	"\fblkio_config\x18\xb1\r \x01(\v2\x1e.persys.control.v1.BlkioConfigR\vblkioConfig\x127\n" +
+	"\n" +
+	"post_start\x18\xb2\r \x03(\v2\x17.persys.control.v1.HookR\tpostStart\x123\n" +
+	"\bpre_stop\x18\xb3\r \x03(\v2\x17.persys.control.v1.HookR\apreStop\x12@\n" +
 	"\bnetworks\x18\xcb\v \x03(\v2#.persys.control.v1.ContainerNetworkR\bnetworks\x12$\n" +
 	"\rendpoint_mode\x18\xde\f \x01(\tR\fendpointMode\x128\n" +
 	"\asecrets\x18\xb4\v \x03(\v2\x1d.persys.control.v1.ObjectFileR\asecrets\x128\n" +
@@ -10053,7 +10156,19 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0fEnvConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
-	"\x05_init\"\x9f\x03\n" +
+	"\x05_init\"\x81\x02\n" +
+	"\x04Hook\x12\x18\n" +
+	"\acommand\x18\x01 \x03(\tR\acommand\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\x12\x1e\n" +
+	"\n" +
+	"privileged\x18\x03 \x01(\bR\n" +
+	"privileged\x12\x1f\n" +
+	"\vworking_dir\x18\x04 \x01(\tR\n" +
+	"workingDir\x12J\n" +
+	"\venvironment\x18\x05 \x03(\v2(.persys.control.v1.Hook.EnvironmentEntryR\venvironment\x1a>\n" +
+	"\x10EnvironmentEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9f\x03\n" +
 	"\vBlkioConfig\x12\x16\n" +
 	"\x06weight\x18\x01 \x01(\x05R\x06weight\x12D\n" +
 	"\rweight_device\x18\x02 \x03(\v2\x1f.persys.control.v1.WeightDeviceR\fweightDevice\x12I\n" +
@@ -10588,7 +10703,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 107)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 109)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -10631,119 +10746,121 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*HealthCheck)(nil),                        // 38: persys.control.v1.HealthCheck
 	(*ResourceRequirements)(nil),               // 39: persys.control.v1.ResourceRequirements
 	(*ContainerSpec)(nil),                      // 40: persys.control.v1.ContainerSpec
-	(*BlkioConfig)(nil),                        // 41: persys.control.v1.BlkioConfig
-	(*WeightDevice)(nil),                       // 42: persys.control.v1.WeightDevice
-	(*ThrottleDevice)(nil),                     // 43: persys.control.v1.ThrottleDevice
-	(*ObjectFile)(nil),                         // 44: persys.control.v1.ObjectFile
-	(*ContainerNetwork)(nil),                   // 45: persys.control.v1.ContainerNetwork
-	(*Ulimit)(nil),                             // 46: persys.control.v1.Ulimit
-	(*Device)(nil),                             // 47: persys.control.v1.Device
-	(*DeviceRequest)(nil),                      // 48: persys.control.v1.DeviceRequest
-	(*Logging)(nil),                            // 49: persys.control.v1.Logging
-	(*EngineHealthCheck)(nil),                  // 50: persys.control.v1.EngineHealthCheck
-	(*VolumeMount)(nil),                        // 51: persys.control.v1.VolumeMount
-	(*Port)(nil),                               // 52: persys.control.v1.Port
-	(*ComposeSpec)(nil),                        // 53: persys.control.v1.ComposeSpec
-	(*StackObject)(nil),                        // 54: persys.control.v1.StackObject
-	(*StackFile)(nil),                          // 55: persys.control.v1.StackFile
-	(*VMSpec)(nil),                             // 56: persys.control.v1.VMSpec
-	(*VMLogin)(nil),                            // 57: persys.control.v1.VMLogin
-	(*DiskConfig)(nil),                         // 58: persys.control.v1.DiskConfig
-	(*NetworkConfig)(nil),                      // 59: persys.control.v1.NetworkConfig
-	(*CloudInitConfig)(nil),                    // 60: persys.control.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),                  // 61: persys.control.v1.ManagedVolumeSpec
-	(*WorkloadUsageSnapshot)(nil),              // 62: persys.control.v1.WorkloadUsageSnapshot
-	(*ReasonDetail)(nil),                       // 63: persys.control.v1.ReasonDetail
-	(*WorkloadStatus)(nil),                     // 64: persys.control.v1.WorkloadStatus
-	(*RetryWorkloadRequest)(nil),               // 65: persys.control.v1.RetryWorkloadRequest
-	(*RetryWorkloadResponse)(nil),              // 66: persys.control.v1.RetryWorkloadResponse
-	(*ListNodesRequest)(nil),                   // 67: persys.control.v1.ListNodesRequest
-	(*GetNodeRequest)(nil),                     // 68: persys.control.v1.GetNodeRequest
-	(*ListNodesResponse)(nil),                  // 69: persys.control.v1.ListNodesResponse
-	(*GetNodeResponse)(nil),                    // 70: persys.control.v1.GetNodeResponse
-	(*NodeView)(nil),                           // 71: persys.control.v1.NodeView
-	(*DeviceView)(nil),                         // 72: persys.control.v1.DeviceView
-	(*ListWorkloadsRequest)(nil),               // 73: persys.control.v1.ListWorkloadsRequest
-	(*GetWorkloadRequest)(nil),                 // 74: persys.control.v1.GetWorkloadRequest
-	(*ListWorkloadsResponse)(nil),              // 75: persys.control.v1.ListWorkloadsResponse
-	(*GetWorkloadResponse)(nil),                // 76: persys.control.v1.GetWorkloadResponse
-	(*WorkloadView)(nil),                       // 77: persys.control.v1.WorkloadView
-	(*Stopping)(nil),                           // 78: persys.control.v1.Stopping
-	(*SystemMembers)(nil),                      // 79: persys.control.v1.SystemMembers
-	(*SystemMember)(nil),                       // 80: persys.control.v1.SystemMember
-	(*WorkloadAction)(nil),                     // 81: persys.control.v1.WorkloadAction
-	(*GetClusterSummaryRequest)(nil),           // 82: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 83: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 84: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 85: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 86: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 87: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 88: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 89: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 90: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 91: persys.control.v1.StreamError
-	nil,                                        // 92: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 93: persys.control.v1.NodeCapabilities.DevicesEntry
-	nil,                                        // 94: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 95: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 96: persys.control.v1.WorkloadSpec.TagsEntry
-	nil,                                        // 97: persys.control.v1.ResourceRequirements.DevicesEntry
-	nil,                                        // 98: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 99: persys.control.v1.ContainerSpec.UlimitsEntry
-	nil,                                        // 100: persys.control.v1.ContainerSpec.SysctlsEntry
-	nil,                                        // 101: persys.control.v1.ContainerSpec.LabelsEntry
-	nil,                                        // 102: persys.control.v1.ContainerSpec.AnnotationsEntry
-	nil,                                        // 103: persys.control.v1.ContainerSpec.EnvSecretsEntry
-	nil,                                        // 104: persys.control.v1.ContainerSpec.EnvConfigsEntry
-	nil,                                        // 105: persys.control.v1.DeviceRequest.OptionsEntry
-	nil,                                        // 106: persys.control.v1.Logging.OptionsEntry
-	nil,                                        // 107: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 108: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 109: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 110: google.protobuf.Timestamp
-	(*v1.NetworkNames)(nil),                    // 111: persys.agent.v1.NetworkNames
-	(*v1.NetworkView)(nil),                     // 112: persys.agent.v1.NetworkView
-	(*durationpb.Duration)(nil),                // 113: google.protobuf.Duration
+	(*Hook)(nil),                               // 41: persys.control.v1.Hook
+	(*BlkioConfig)(nil),                        // 42: persys.control.v1.BlkioConfig
+	(*WeightDevice)(nil),                       // 43: persys.control.v1.WeightDevice
+	(*ThrottleDevice)(nil),                     // 44: persys.control.v1.ThrottleDevice
+	(*ObjectFile)(nil),                         // 45: persys.control.v1.ObjectFile
+	(*ContainerNetwork)(nil),                   // 46: persys.control.v1.ContainerNetwork
+	(*Ulimit)(nil),                             // 47: persys.control.v1.Ulimit
+	(*Device)(nil),                             // 48: persys.control.v1.Device
+	(*DeviceRequest)(nil),                      // 49: persys.control.v1.DeviceRequest
+	(*Logging)(nil),                            // 50: persys.control.v1.Logging
+	(*EngineHealthCheck)(nil),                  // 51: persys.control.v1.EngineHealthCheck
+	(*VolumeMount)(nil),                        // 52: persys.control.v1.VolumeMount
+	(*Port)(nil),                               // 53: persys.control.v1.Port
+	(*ComposeSpec)(nil),                        // 54: persys.control.v1.ComposeSpec
+	(*StackObject)(nil),                        // 55: persys.control.v1.StackObject
+	(*StackFile)(nil),                          // 56: persys.control.v1.StackFile
+	(*VMSpec)(nil),                             // 57: persys.control.v1.VMSpec
+	(*VMLogin)(nil),                            // 58: persys.control.v1.VMLogin
+	(*DiskConfig)(nil),                         // 59: persys.control.v1.DiskConfig
+	(*NetworkConfig)(nil),                      // 60: persys.control.v1.NetworkConfig
+	(*CloudInitConfig)(nil),                    // 61: persys.control.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),                  // 62: persys.control.v1.ManagedVolumeSpec
+	(*WorkloadUsageSnapshot)(nil),              // 63: persys.control.v1.WorkloadUsageSnapshot
+	(*ReasonDetail)(nil),                       // 64: persys.control.v1.ReasonDetail
+	(*WorkloadStatus)(nil),                     // 65: persys.control.v1.WorkloadStatus
+	(*RetryWorkloadRequest)(nil),               // 66: persys.control.v1.RetryWorkloadRequest
+	(*RetryWorkloadResponse)(nil),              // 67: persys.control.v1.RetryWorkloadResponse
+	(*ListNodesRequest)(nil),                   // 68: persys.control.v1.ListNodesRequest
+	(*GetNodeRequest)(nil),                     // 69: persys.control.v1.GetNodeRequest
+	(*ListNodesResponse)(nil),                  // 70: persys.control.v1.ListNodesResponse
+	(*GetNodeResponse)(nil),                    // 71: persys.control.v1.GetNodeResponse
+	(*NodeView)(nil),                           // 72: persys.control.v1.NodeView
+	(*DeviceView)(nil),                         // 73: persys.control.v1.DeviceView
+	(*ListWorkloadsRequest)(nil),               // 74: persys.control.v1.ListWorkloadsRequest
+	(*GetWorkloadRequest)(nil),                 // 75: persys.control.v1.GetWorkloadRequest
+	(*ListWorkloadsResponse)(nil),              // 76: persys.control.v1.ListWorkloadsResponse
+	(*GetWorkloadResponse)(nil),                // 77: persys.control.v1.GetWorkloadResponse
+	(*WorkloadView)(nil),                       // 78: persys.control.v1.WorkloadView
+	(*Stopping)(nil),                           // 79: persys.control.v1.Stopping
+	(*SystemMembers)(nil),                      // 80: persys.control.v1.SystemMembers
+	(*SystemMember)(nil),                       // 81: persys.control.v1.SystemMember
+	(*WorkloadAction)(nil),                     // 82: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 83: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 84: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 85: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 86: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 87: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 88: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 89: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 90: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 91: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 92: persys.control.v1.StreamError
+	nil,                                        // 93: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 94: persys.control.v1.NodeCapabilities.DevicesEntry
+	nil,                                        // 95: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 96: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 97: persys.control.v1.WorkloadSpec.TagsEntry
+	nil,                                        // 98: persys.control.v1.ResourceRequirements.DevicesEntry
+	nil,                                        // 99: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 100: persys.control.v1.ContainerSpec.UlimitsEntry
+	nil,                                        // 101: persys.control.v1.ContainerSpec.SysctlsEntry
+	nil,                                        // 102: persys.control.v1.ContainerSpec.LabelsEntry
+	nil,                                        // 103: persys.control.v1.ContainerSpec.AnnotationsEntry
+	nil,                                        // 104: persys.control.v1.ContainerSpec.EnvSecretsEntry
+	nil,                                        // 105: persys.control.v1.ContainerSpec.EnvConfigsEntry
+	nil,                                        // 106: persys.control.v1.Hook.EnvironmentEntry
+	nil,                                        // 107: persys.control.v1.DeviceRequest.OptionsEntry
+	nil,                                        // 108: persys.control.v1.Logging.OptionsEntry
+	nil,                                        // 109: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 110: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 111: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 112: google.protobuf.Timestamp
+	(*v1.NetworkNames)(nil),                    // 113: persys.agent.v1.NetworkNames
+	(*v1.NetworkView)(nil),                     // 114: persys.agent.v1.NetworkView
+	(*durationpb.Duration)(nil),                // 115: google.protobuf.Duration
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	110, // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	112, // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
 	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	110, // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	112, // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
 	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	92,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	110, // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	93,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	112, // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
 	9,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	89,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
-	93,  // 9: persys.control.v1.NodeCapabilities.devices:type_name -> persys.control.v1.NodeCapabilities.DevicesEntry
+	90,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	94,  // 9: persys.control.v1.NodeCapabilities.devices:type_name -> persys.control.v1.NodeCapabilities.DevicesEntry
 	8,   // 10: persys.control.v1.NodeCapabilities.networking:type_name -> persys.control.v1.NodeNetworking
-	110, // 11: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	86,  // 12: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
-	111, // 13: persys.control.v1.WatchNetworkNamesResponse.names:type_name -> persys.agent.v1.NetworkNames
+	112, // 11: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	87,  // 12: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	113, // 13: persys.control.v1.WatchNetworkNamesResponse.names:type_name -> persys.agent.v1.NetworkNames
 	17,  // 14: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
-	64,  // 15: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	110, // 16: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
-	62,  // 17: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	65,  // 15: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
+	112, // 16: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	63,  // 17: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
 	14,  // 18: persys.control.v1.HeartbeatRequest.volumes:type_name -> persys.control.v1.VolumeReport
 	15,  // 19: persys.control.v1.VolumeReport.volumes:type_name -> persys.control.v1.HeldVolume
 	16,  // 20: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	110, // 21: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	86,  // 22: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
-	112, // 23: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
+	112, // 21: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	87,  // 22: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	114, // 23: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
 	24,  // 24: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
 	0,   // 25: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	85,  // 26: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	85,  // 27: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
+	86,  // 26: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	86,  // 27: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
 	21,  // 28: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
-	110, // 29: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
+	112, // 29: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
 	39,  // 30: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
 	40,  // 31: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
-	53,  // 32: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
-	56,  // 33: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	94,  // 34: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	87,  // 35: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	95,  // 36: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	88,  // 37: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	54,  // 32: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
+	57,  // 33: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
+	95,  // 34: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	88,  // 35: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	96,  // 36: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	89,  // 37: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
 	38,  // 38: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
 	37,  // 39: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
 	30,  // 40: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
@@ -10752,157 +10869,160 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	28,  // 43: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
 	29,  // 44: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
 	29,  // 45: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
-	96,  // 46: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
+	97,  // 46: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
 	25,  // 47: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
 	25,  // 48: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
-	110, // 49: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
-	110, // 50: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
-	87,  // 51: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
+	112, // 49: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
+	112, // 50: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
+	88,  // 51: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
 	31,  // 52: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
 	32,  // 53: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
 	33,  // 54: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
-	110, // 55: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
-	110, // 56: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
-	110, // 57: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
-	110, // 58: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
-	110, // 59: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
-	110, // 60: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
-	110, // 61: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
+	112, // 55: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
+	112, // 56: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
+	112, // 57: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
+	112, // 58: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
+	112, // 59: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
+	112, // 60: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
+	112, // 61: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
 	35,  // 62: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
-	97,  // 63: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
-	98,  // 64: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
-	51,  // 65: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
-	52,  // 66: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
-	61,  // 67: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	99,  // 68: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
-	100, // 69: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
-	47,  // 70: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
-	48,  // 71: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
-	49,  // 72: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
-	101, // 73: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
-	102, // 74: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
-	50,  // 75: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
-	41,  // 76: persys.control.v1.ContainerSpec.blkio_config:type_name -> persys.control.v1.BlkioConfig
-	45,  // 77: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
-	44,  // 78: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
-	44,  // 79: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
-	103, // 80: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
-	104, // 81: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
-	42,  // 82: persys.control.v1.BlkioConfig.weight_device:type_name -> persys.control.v1.WeightDevice
-	43,  // 83: persys.control.v1.BlkioConfig.device_read_bps:type_name -> persys.control.v1.ThrottleDevice
-	43,  // 84: persys.control.v1.BlkioConfig.device_read_iops:type_name -> persys.control.v1.ThrottleDevice
-	43,  // 85: persys.control.v1.BlkioConfig.device_write_bps:type_name -> persys.control.v1.ThrottleDevice
-	43,  // 86: persys.control.v1.BlkioConfig.device_write_iops:type_name -> persys.control.v1.ThrottleDevice
-	105, // 87: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
-	106, // 88: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
-	113, // 89: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	113, // 90: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	113, // 91: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	113, // 92: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	107, // 93: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
-	61,  // 94: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	55,  // 95: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
-	54,  // 96: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
-	44,  // 97: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
-	58,  // 98: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
-	59,  // 99: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
-	60,  // 100: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
-	61,  // 101: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	57,  // 102: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	110, // 103: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	110, // 104: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	110, // 105: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
-	0,   // 106: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	110, // 107: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
-	63,  // 108: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
-	62,  // 109: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	85,  // 110: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	110, // 111: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
-	52,  // 112: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
-	35,  // 113: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
-	2,   // 114: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 115: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
-	71,  // 116: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
-	71,  // 117: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	110, // 118: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	110, // 119: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	108, // 120: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	110, // 121: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	89,  // 122: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	90,  // 123: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	17,  // 124: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	110, // 125: persys.control.v1.NodeView.jobs_until:type_name -> google.protobuf.Timestamp
-	72,  // 126: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
-	2,   // 127: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 128: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	77,  // 129: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	77,  // 130: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	19,  // 131: persys.control.v1.GetWorkloadResponse.applies:type_name -> persys.control.v1.ApplyWorkloadRequest
-	110, // 132: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	110, // 133: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	63,  // 134: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	62,  // 135: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	85,  // 136: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	110, // 137: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	109, // 138: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	52,  // 139: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	24,  // 140: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	81,  // 141: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	36,  // 142: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
-	34,  // 143: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
-	110, // 144: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
-	26,  // 145: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	79,  // 146: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
-	78,  // 147: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
-	110, // 148: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
-	80,  // 149: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
-	110, // 150: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	110, // 151: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	110, // 152: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 153: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	110, // 154: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 155: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	13,  // 156: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	19,  // 157: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	22,  // 158: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	10,  // 159: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	18,  // 160: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	20,  // 161: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	23,  // 162: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	91,  // 163: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	110, // 164: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
-	46,  // 165: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
-	6,   // 166: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	13,  // 167: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	11,  // 168: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
-	19,  // 169: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	22,  // 170: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	65,  // 171: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 172: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	67,  // 173: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	68,  // 174: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	73,  // 175: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	74,  // 176: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	82,  // 177: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	84,  // 178: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	10,  // 179: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	18,  // 180: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	12,  // 181: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
-	20,  // 182: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	23,  // 183: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	66,  // 184: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 185: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	69,  // 186: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	70,  // 187: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	75,  // 188: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	76,  // 189: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	83,  // 190: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	84,  // 191: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	179, // [179:192] is the sub-list for method output_type
-	166, // [166:179] is the sub-list for method input_type
-	166, // [166:166] is the sub-list for extension type_name
-	166, // [166:166] is the sub-list for extension extendee
-	0,   // [0:166] is the sub-list for field type_name
+	98,  // 63: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
+	99,  // 64: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	52,  // 65: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
+	53,  // 66: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
+	62,  // 67: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	100, // 68: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
+	101, // 69: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
+	48,  // 70: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
+	49,  // 71: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
+	50,  // 72: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
+	102, // 73: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
+	103, // 74: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
+	51,  // 75: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
+	42,  // 76: persys.control.v1.ContainerSpec.blkio_config:type_name -> persys.control.v1.BlkioConfig
+	41,  // 77: persys.control.v1.ContainerSpec.post_start:type_name -> persys.control.v1.Hook
+	41,  // 78: persys.control.v1.ContainerSpec.pre_stop:type_name -> persys.control.v1.Hook
+	46,  // 79: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
+	45,  // 80: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
+	45,  // 81: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
+	104, // 82: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
+	105, // 83: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
+	106, // 84: persys.control.v1.Hook.environment:type_name -> persys.control.v1.Hook.EnvironmentEntry
+	43,  // 85: persys.control.v1.BlkioConfig.weight_device:type_name -> persys.control.v1.WeightDevice
+	44,  // 86: persys.control.v1.BlkioConfig.device_read_bps:type_name -> persys.control.v1.ThrottleDevice
+	44,  // 87: persys.control.v1.BlkioConfig.device_read_iops:type_name -> persys.control.v1.ThrottleDevice
+	44,  // 88: persys.control.v1.BlkioConfig.device_write_bps:type_name -> persys.control.v1.ThrottleDevice
+	44,  // 89: persys.control.v1.BlkioConfig.device_write_iops:type_name -> persys.control.v1.ThrottleDevice
+	107, // 90: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
+	108, // 91: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
+	115, // 92: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	115, // 93: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	115, // 94: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	115, // 95: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	109, // 96: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	62,  // 97: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	56,  // 98: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
+	55,  // 99: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
+	45,  // 100: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
+	59,  // 101: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
+	60,  // 102: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
+	61,  // 103: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
+	62,  // 104: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	58,  // 105: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
+	112, // 106: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	112, // 107: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	112, // 108: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	0,   // 109: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
+	112, // 110: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	64,  // 111: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
+	63,  // 112: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	86,  // 113: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	112, // 114: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	53,  // 115: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
+	35,  // 116: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
+	2,   // 117: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 118: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
+	72,  // 119: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
+	72,  // 120: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
+	112, // 121: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	112, // 122: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	110, // 123: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	112, // 124: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	90,  // 125: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	91,  // 126: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	17,  // 127: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	112, // 128: persys.control.v1.NodeView.jobs_until:type_name -> google.protobuf.Timestamp
+	73,  // 129: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
+	2,   // 130: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 131: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	78,  // 132: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	78,  // 133: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	19,  // 134: persys.control.v1.GetWorkloadResponse.applies:type_name -> persys.control.v1.ApplyWorkloadRequest
+	112, // 135: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	112, // 136: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	64,  // 137: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	63,  // 138: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	86,  // 139: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	112, // 140: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	111, // 141: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	53,  // 142: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	24,  // 143: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	82,  // 144: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	36,  // 145: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
+	34,  // 146: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
+	112, // 147: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	26,  // 148: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	80,  // 149: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
+	79,  // 150: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
+	112, // 151: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
+	81,  // 152: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
+	112, // 153: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	112, // 154: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	112, // 155: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 156: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	112, // 157: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 158: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	13,  // 159: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	19,  // 160: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	22,  // 161: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	10,  // 162: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	18,  // 163: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	20,  // 164: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	23,  // 165: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	92,  // 166: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	112, // 167: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	47,  // 168: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 169: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	13,  // 170: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	11,  // 171: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
+	19,  // 172: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	22,  // 173: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	66,  // 174: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 175: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	68,  // 176: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	69,  // 177: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	74,  // 178: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	75,  // 179: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	83,  // 180: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	85,  // 181: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	10,  // 182: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	18,  // 183: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	12,  // 184: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
+	20,  // 185: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	23,  // 186: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	67,  // 187: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 188: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	70,  // 189: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	71,  // 190: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	76,  // 191: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	77,  // 192: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	84,  // 193: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	85,  // 194: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	182, // [182:195] is the sub-list for method output_type
+	169, // [169:182] is the sub-list for method input_type
+	169, // [169:169] is the sub-list for extension type_name
+	169, // [169:169] is the sub-list for extension extendee
+	0,   // [0:169] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -10920,8 +11040,8 @@ func file_api_control_v1_control_proto_init() {
 	file_api_control_v1_control_proto_msgTypes[27].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[30].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[37].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[41].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[81].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[42].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[82].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -10938,7 +11058,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   107,
+			NumMessages:   109,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -72,6 +72,8 @@ annotations: {com.example.owner: web}
 oom_score_adj: 100
 healthcheck: {test: [CMD, /probe, healthy], interval: 1m, timeout: 10s, start_period: 5s, start_interval: 2s, retries: 5}
 expose: ["9000", "9001-9002/udp"]
+post_start: [{command: [/probe, healthy], user: "1000"}]
+pre_stop: [{command: /probe healthy, environment: {A: two}, working_dir: /srv, privileged: true}]
 `,
 		"weights and limits": `
 cpu_quota: 25000
@@ -200,7 +202,7 @@ func (m *machine) made(t *testing.T, id, body string) container.InspectResponse 
 	}
 	in := res.Container
 	for k := range in.Config.Labels {
-		if strings.HasPrefix(k, driver.LabelPrefix) || strings.HasPrefix(k, "com.docker.compose.") {
+		if strings.HasPrefix(k, driver.LabelPrefix) && k != driver.LabelHooks || strings.HasPrefix(k, "com.docker.compose.") {
 			delete(in.Config.Labels, k)
 		}
 	}

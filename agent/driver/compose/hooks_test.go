@@ -1,0 +1,92 @@
+package compose_test
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// hooks returns a stack whose hooks write to the output of its container. The first pre_stop hook fails, which does not
+// prevent the stop.
+func (b *bench) hooks(id, down string) driver.Spec {
+	b.Helper()
+	spec := b.spec(id, b.yaml(fmt.Sprintf(`services:
+  app:
+    image: IMAGE
+    post_start: [{command: [/probe, shout, hook-up]}]
+    pre_stop:
+      - command: [/probe, say, "", "no peer", "3"]
+      - command: [/probe, shout, %s]
+`, down)))
+	b.ensure(spec)
+	return spec
+}
+
+func (b *bench) said(id driver.ID) func(word string) int {
+	b.Helper()
+	rc, err := b.d.Logs(b.ctx, id, driver.LogOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer rc.Close()
+	text, err := io.ReadAll(rc)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return func(word string) int { return strings.Count(string(text), word) }
+}
+
+// post_start of a stack runs after each start by the agent, not only in the one that creates the container, and pre_stop
+// before each stop.
+func TestHooksOfAStackRunAtEachStartAndStop(t *testing.T) {
+	b := newBench(t)
+	spec := b.hooks("hooks", "hook-down")
+	if err := b.d.Halt(b.ctx, spec.ID, driver.OwnGrace); err != nil {
+		t.Fatal(err)
+	}
+	if said := b.said(spec.ID); said("hook-up") != 1 || said("hook-down") != 1 {
+		t.Errorf("after one start and one stop, post_start ran %d times and pre_stop %d times, want once each", said("hook-up"), said("hook-down"))
+	}
+	b.ensure(spec)
+	if said := b.said(spec.ID); said("hook-up") != 2 {
+		t.Errorf("after a second start, post_start ran %d times, want 2", said("hook-up"))
+	}
+}
+
+// A change of pre_stop replaces the container, because its label has the hooks.
+func TestAChangedHookReplacesTheContainer(t *testing.T) {
+	b := newBench(t)
+	spec := b.hooks("hookchange", "hook-one")
+	before := b.containerOf(spec.ID, "app")
+	next := b.spec("hookchange", b.yaml("services: {app: {image: IMAGE, pre_stop: [{command: [/probe, shout, hook-two]}]}}"))
+	next.ID, next.Content = spec.ID, "c1:next"
+	b.ensure(next)
+	if b.containerOf(spec.ID, "app") == before {
+		t.Error("the container with the former hooks is kept")
+	}
+	if err := b.d.Halt(b.ctx, spec.ID, driver.OwnGrace); err != nil {
+		t.Fatal(err)
+	}
+	if said := b.said(spec.ID); said("hook-two") != 1 {
+		t.Errorf("the new pre_stop ran %d times, want once", said("hook-two"))
+	}
+}
+
+// A pre_stop hook that does not end takes no longer than the grace period that the caller of Halt gives, so that a fencer
+// stops a stack in time.
+func TestAHookOfAStackEndsWithTheGracePeriod(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec("hookhangs", b.yaml("services: {app: {image: IMAGE, stop_grace_period: 5m, pre_stop: [{command: [/probe, wait]}]}}"))
+	b.ensure(spec)
+	began := time.Now()
+	if err := b.d.Halt(b.ctx, spec.ID, 2*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took < 2*time.Second || took > 30*time.Second {
+		t.Errorf("the stop took %s, want the grace period of 2 s", took)
+	}
+}

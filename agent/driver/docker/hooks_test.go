@@ -1,0 +1,85 @@
+package docker_test
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+func (b *bench) logs(id driver.ID) string {
+	b.Helper()
+	rc, err := b.d.Logs(b.ctx, id, driver.LogOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer rc.Close()
+	text, err := io.ReadAll(rc)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return string(text)
+}
+
+// post_start runs after each start by the agent. pre_stop runs before a stop, also by an agent that was restarted since,
+// which has not read the specification.
+func TestHooksRunAtStartAndStop(t *testing.T) {
+	b := newBench(t)
+	body := containerBody(b.image, "serve")
+	body.PostStart = []*agentv1.Hook{{Command: []string{"/probe", "shout", "hook-up"}}}
+	body.PreStop = []*agentv1.Hook{
+		{Command: []string{"/probe", "say", "", "no peer", "3"}}, // its failure does not prevent the stop
+		{Command: []string{"/probe", "shout", "hook-down"}},
+	}
+	spec := b.spec("hooks", body)
+	b.ensure(spec)
+	again := b.driver(t, "node-a")
+	if err := again.Halt(b.ctx, spec.ID, driver.OwnGrace); err != nil {
+		t.Fatal(err)
+	}
+	b.await(spec.ID, "stopped", func(o driver.Observed) bool { return o.State != driver.Running })
+	if text := b.logs(spec.ID); strings.Count(text, "hook-up") != 1 || strings.Count(text, "hook-down") != 1 {
+		t.Errorf("the output is %q, want one line of each hook", text)
+	}
+	b.ensure(spec)
+	if text := b.logs(spec.ID); strings.Count(text, "hook-up") != 2 {
+		t.Errorf("after the second start the output is %q, want two lines of post_start", text)
+	}
+}
+
+// A container whose post_start fails is stopped, and the output of the hook is the reason.
+func TestAFailedPostStartStopsTheContainer(t *testing.T) {
+	b := newBench(t)
+	body := containerBody(b.image, "serve")
+	body.PostStart = []*agentv1.Hook{{Command: []string{"/probe", "say", "", "no database", "3"}}}
+	spec := b.spec("hookfails", body)
+	err := b.d.Ensure(b.ctx, spec)
+	var typed *driver.Error
+	if !errors.As(err, &typed) || typed.Class != driver.RuntimeError || !strings.Contains(err.Error(), "post_start[0]") || !strings.Contains(err.Error(), "exit code 3: no database") {
+		t.Fatalf("Ensure returned %v, want a RuntimeError with hook, exit code and output", err)
+	}
+	if o := b.observed(spec.ID); o.State == driver.Running {
+		t.Errorf("the container is %s, want it stopped", o.State)
+	}
+}
+
+// A pre_stop hook that does not end takes no longer than the grace period.
+func TestAHookEndsWithTheGracePeriod(t *testing.T) {
+	b := newBench(t)
+	body := containerBody(b.image, "serve")
+	body.StopGracePeriodSeconds = 2
+	body.PreStop = []*agentv1.Hook{{Command: []string{"/probe", "wait"}}}
+	spec := b.spec("hookhangs", body)
+	b.ensure(spec)
+	began := time.Now()
+	if err := b.d.Halt(b.ctx, spec.ID, driver.OwnGrace); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took < 2*time.Second || took > 30*time.Second {
+		t.Errorf("the stop took %s, want the grace period of 2 s", took)
+	}
+}

@@ -1,0 +1,127 @@
+package moby
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/compose-spec/compose-go/v2/types"
+	"github.com/moby/moby/api/pkg/stdcopy"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// Hooks are the commands that run in a container after its start and before its stop.
+type Hooks struct {
+	PostStart []types.ServiceHook `json:"post_start,omitempty"`
+	PreStop   []types.ServiceHook `json:"pre_stop,omitempty"`
+}
+
+// HooksLabel returns the value of driver.LabelHooks for a service. The agent starts and stops existing containers
+// without reading their specification, so it finds their hooks there.
+func HooksLabel(s types.ServiceConfig) string {
+	if len(s.PostStart)+len(s.PreStop) == 0 {
+		return ""
+	}
+	raw, err := json.Marshal(Hooks{s.PostStart, s.PreStop})
+	if err != nil {
+		return "" // impossible: a hook has only texts and a flag
+	}
+	return string(raw)
+}
+
+// HooksOf returns the hooks in the labels of a container. A label that cannot be read is logged and counts as none.
+func (e *Engine) HooksOf(labels map[string]string) (h Hooks) {
+	if labels[driver.LabelHooks] == "" {
+		return Hooks{}
+	}
+	if err := json.Unmarshal([]byte(labels[driver.LabelHooks]), &h); err != nil {
+		e.log.Warn("the hooks in the labels of a container cannot be read", "workload", labels[driver.LabelWorkload], "error", err)
+		return Hooks{}
+	}
+	return h
+}
+
+// PostStart runs the post_start hooks in the labels of a container that was just started, in their order. The error is
+// of class RuntimeError and names the hook.
+func (e *Engine) PostStart(ctx context.Context, id string, labels map[string]string) error {
+	for i, h := range e.HooksOf(labels).PostStart {
+		if err := e.hook(ctx, id, h); err != nil {
+			return driver.Errorf(driver.RuntimeError, "start", "post_start[%d]: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// PreStop runs the pre_stop hooks in the labels of a container, in their order, if the container runs. It returns how
+// much of the grace period is left. A hook that fails or takes too long is logged and does not prevent the stop.
+func (e *Engine) PreStop(ctx context.Context, in container.InspectResponse, grace time.Duration) time.Duration {
+	if in.State == nil || !in.State.Running || in.State.Paused || in.Config == nil || grace <= 0 {
+		return grace
+	}
+	id, labels := in.ID, in.Config.Labels
+	hooks := e.HooksOf(labels).PreStop
+	if len(hooks) == 0 {
+		return grace
+	}
+	end := time.Now().Add(grace)
+	ctx, cancel := context.WithDeadline(ctx, end)
+	defer cancel()
+	for i, h := range hooks {
+		if err := e.hook(ctx, id, h); err != nil {
+			e.log.Warn("a pre_stop hook failed; the container is stopped nevertheless", "workload", labels[driver.LabelWorkload],
+				"container", Short(id), "hook", i, "error", err)
+		}
+	}
+	return max(time.Until(end), 0)
+}
+
+// hook runs one command in a container and waits for its end. The error contains the last part of its output.
+func (e *Engine) hook(ctx context.Context, id string, h types.ServiceHook) error {
+	var env []string
+	for k, v := range h.Environment {
+		if v != nil {
+			env = append(env, k+"="+*v)
+		}
+	}
+	made, err := e.Client.ExecCreate(ctx, id, client.ExecCreateOptions{
+		Cmd: h.Command, User: h.User, Privileged: h.Privileged, WorkingDir: h.WorkingDir, Env: env, AttachStdout: true, AttachStderr: true,
+	})
+	if err != nil {
+		return Classify("exec", err)
+	}
+	got, err := e.Client.ExecAttach(ctx, made.ID, client.ExecAttachOptions{})
+	if err != nil {
+		return Classify("exec", err)
+	}
+	defer got.Close()
+	defer context.AfterFunc(ctx, got.Close)()
+	var said tail
+	if _, err := stdcopy.StdCopy(&said, &said, got.Reader); ctx.Err() != nil {
+		return fmt.Errorf("%q did not end in time: %w", h.Command[0], ctx.Err())
+	} else if err != nil {
+		return Classify("exec", err)
+	}
+	state, err := e.Client.ExecInspect(ctx, made.ID, client.ExecInspectOptions{})
+	if err != nil {
+		return Classify("exec", err)
+	}
+	if state.ExitCode != 0 {
+		return fmt.Errorf("%q ended with exit code %d: %s", h.Command[0], state.ExitCode, driver.Bound(strings.TrimSpace(string(said))))
+	}
+	return nil
+}
+
+// tail keeps the last bytes that are written to it.
+type tail []byte
+
+func (t *tail) Write(p []byte) (int, error) {
+	const most = 2048
+	*t = append(*t, p...)
+	*t = (*t)[max(0, len(*t)-most):]
+	return len(p), nil
+}
