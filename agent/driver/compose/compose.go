@@ -325,7 +325,7 @@ func (l *library) start(ctx context.Context, project string, members []member, d
 		}
 		s, ok := p.Services[m.service]
 		if !ok {
-			s = types.ServiceConfig{Name: m.service, Image: m.Image, Labels: m.Labels, Scale: new(int), DependsOn: types.DependsOnConfig{}, PostStart: l.engine.HooksOf(m.Labels).PostStart}
+			s = types.ServiceConfig{Name: m.service, Image: m.Image, Labels: m.Labels, Scale: new(int), DependsOn: types.DependsOnConfig{}, PostStart: l.engine.HooksOf(ctx, m.ImageID, m.Labels).PostStart}
 			for name, on := range m.dependencies() {
 				if there[name] {
 					s.DependsOn[name] = on

@@ -8,22 +8,27 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
 // hooks returns a stack whose hooks write to the output of its container. The first pre_stop hook fails, which does not
 // prevent the stop.
 func (b *bench) hooks(id, down string) driver.Spec {
 	b.Helper()
-	spec := b.spec(id, b.yaml(fmt.Sprintf(`services:
+	spec := b.spec(id, b.hooked(down))
+	b.ensure(spec)
+	return spec
+}
+
+func (b *bench) hooked(down string) *agentv1.WorkloadSpec {
+	return b.yaml(fmt.Sprintf(`services:
   app:
     image: IMAGE
     post_start: [{command: [/probe, shout, hook-up]}]
     pre_stop:
       - command: [/probe, say, "", "no peer", "3"]
       - command: [/probe, shout, %s]
-`, down)))
-	b.ensure(spec)
-	return spec
+`, down))
 }
 
 func (b *bench) said(id driver.ID) func(word string) int {
@@ -62,7 +67,7 @@ func TestAChangedHookReplacesTheContainer(t *testing.T) {
 	b := newBench(t)
 	spec := b.hooks("hookchange", "hook-one")
 	before := b.containerOf(spec.ID, "app")
-	next := b.spec("hookchange", b.yaml("services: {app: {image: IMAGE, pre_stop: [{command: [/probe, shout, hook-two]}]}}"))
+	next := b.spec("hookchange", b.hooked("hook-two"))
 	next.ID, next.Content = spec.ID, "c1:next"
 	b.ensure(next)
 	if b.containerOf(spec.ID, "app") == before {

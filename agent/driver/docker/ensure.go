@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/compose-spec/compose-go/v2/types"
 	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
@@ -161,7 +162,7 @@ func (d *Driver) ensureOnce(ctx context.Context, spec driver.Spec, want settings
 	if err := d.connect(ctx, spec, keep); err != nil {
 		return d.undone(ctx, spec, keep, err)
 	}
-	return d.undone(ctx, spec, keep, d.settle(ctx, keep, spec.Running, want.config.Labels))
+	return d.undone(ctx, spec, keep, d.settle(ctx, keep, spec.Running, want.postStart))
 }
 
 // undone returns an error that wraps inFlight if the error cause means that the container (parameter in)
@@ -391,9 +392,9 @@ func (d *Driver) nameTaken(ctx context.Context, spec driver.Spec, name string, c
 		name, spec.ID, moby.Short(holder.ID), holder.Config.Image, who)
 }
 
-// settle starts an existing container with these labels if running is true, and stops it if running is false. If a
-// post_start hook fails, settle stops the container, so that the next start runs the hooks again.
-func (d *Driver) settle(ctx context.Context, in *instance, running bool, labels map[string]string) error {
+// settle starts an existing container and runs its post_start hooks if running is true, and stops it if running is false.
+// If a hook fails, settle stops the container, so that the next start runs the hooks again.
+func (d *Driver) settle(ctx context.Context, in *instance, running bool, postStart []types.ServiceHook) error {
 	if !running {
 		if !active(in.State) {
 			return nil
@@ -412,7 +413,7 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool, labels 
 	if _, err := d.eng.Client.ContainerStart(callCtx, in.ID, client.ContainerStartOptions{}); err != nil {
 		return moby.Classify("start", err)
 	}
-	if err := d.eng.PostStart(ctx, in.ID, labels); err != nil {
+	if err := d.eng.PostStart(ctx, in.ID, postStart); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err() // a new order decides whether the container stops, and it must not wait for a stop
 		}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/docker"
+	"github.com/persys/compute/agent/driver/moby/mobytest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
@@ -81,5 +83,23 @@ func TestAHookEndsWithTheGracePeriod(t *testing.T) {
 	}
 	if took := time.Since(began); took < 2*time.Second || took > 30*time.Second {
 		t.Errorf("the stop took %s, want the grace period of 2 s", took)
+	}
+}
+
+// A hook in a label of an image is not run: no policy has judged it. Containers that legacy v1 agents made have the labels of their
+// image.
+func TestHooksOfAnImageAreNotRun(t *testing.T) {
+	b := newBench(t, func(o *docker.Options) { o.Owns = func(driver.ID) bool { return true } })
+	ref := "persys/hooked-" + b.run + ":1"
+	mobytest.Labelled(t, b.cli, b.probe, ref, map[string]string{driver.LabelHooks: `{"pre_stop":[{"command":["/probe","shout","hook-down"],"user":"0"}]}`})
+	b.image = ref
+	const legacy = driver.ID("hooked")
+	b.made(legacy, "rev-1")
+	if err := b.d.Halt(b.ctx, legacy, driver.OwnGrace); err != nil {
+		t.Fatal(err)
+	}
+	b.await(legacy, "stopped", func(o driver.Observed) bool { return o.State != driver.Running })
+	if text := b.logs(legacy); strings.Contains(text, "hook-down") {
+		t.Errorf("the output is %q: a hook in a label of the image was run", text)
 	}
 }

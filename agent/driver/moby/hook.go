@@ -3,11 +3,13 @@ package moby
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/compose-spec/compose-go/v2/types"
+	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/api/pkg/stdcopy"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
@@ -34,22 +36,37 @@ func HooksLabel(s types.ServiceConfig) string {
 	return string(raw)
 }
 
-// HooksOf returns the hooks in the labels of a container. A label that cannot be read is logged and counts as none.
-func (e *Engine) HooksOf(labels map[string]string) (h Hooks) {
-	if labels[driver.LabelHooks] == "" {
+// HooksOf returns the hooks in the labels of a container with this image. A label that cannot be read is logged and
+// counts as none. So does a label of the image: containers that legacy v1 agents made have the labels of their image, and
+// no policy has judged those hooks.
+func (e *Engine) HooksOf(ctx context.Context, image string, labels map[string]string) Hooks {
+	text := labels[driver.LabelHooks]
+	if text == "" {
 		return Hooks{}
 	}
-	if err := json.Unmarshal([]byte(labels[driver.LabelHooks]), &h); err != nil {
-		e.log.Warn("the hooks in the labels of a container cannot be read", "workload", labels[driver.LabelWorkload], "error", err)
+	ctx, cancel := context.WithTimeout(ctx, e.CallTimeout())
+	defer cancel()
+	found, err := e.Client.ImageInspect(ctx, image)
+	var h Hooks
+	switch {
+	case err != nil && !cerrdefs.IsNotFound(err):
+		err = fmt.Errorf("whether they are of the image cannot be found out: %w", err)
+	case err == nil && found.Config != nil && found.Config.Labels[driver.LabelHooks] == text:
+		err = errors.New("they are a label of the image")
+	default:
+		err = json.Unmarshal([]byte(text), &h)
+	}
+	if err != nil {
+		e.log.Warn("the hooks of a container are not run", "workload", labels[driver.LabelWorkload], "error", err)
 		return Hooks{}
 	}
 	return h
 }
 
-// PostStart runs the post_start hooks in the labels of a container that was just started, in their order. The error is
-// of class RuntimeError and names the hook.
-func (e *Engine) PostStart(ctx context.Context, id string, labels map[string]string) error {
-	for i, h := range e.HooksOf(labels).PostStart {
+// PostStart runs the post_start hooks of a container that was just started, in their order. The error is of class
+// RuntimeError and names the hook.
+func (e *Engine) PostStart(ctx context.Context, id string, hooks []types.ServiceHook) error {
+	for i, h := range hooks {
 		if err := e.hook(ctx, id, h); err != nil {
 			return driver.Errorf(driver.RuntimeError, "start", "post_start[%d]: %w", i, err)
 		}
@@ -64,13 +81,13 @@ func (e *Engine) PreStop(ctx context.Context, in container.InspectResponse, grac
 		return grace
 	}
 	id, labels := in.ID, in.Config.Labels
-	hooks := e.HooksOf(labels).PreStop
-	if len(hooks) == 0 {
-		return grace
-	}
 	end := time.Now().Add(grace)
 	ctx, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
+	hooks := e.HooksOf(ctx, in.Image, labels).PreStop
+	if len(hooks) == 0 {
+		return grace
+	}
 	for i, h := range hooks {
 		if err := e.hook(ctx, id, h); err != nil {
 			e.log.Warn("a pre_stop hook failed; the container is stopped nevertheless", "workload", labels[driver.LabelWorkload],

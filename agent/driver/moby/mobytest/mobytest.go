@@ -89,15 +89,22 @@ func Load(ctx context.Context, cli *client.Client, probe v1.Image, ref string) e
 // test ends.
 func Forge(t *testing.T, cli *client.Client, probe v1.Image, ref string, labels ...string) {
 	t.Helper()
+	forged := map[string]string{}
+	for _, key := range labels {
+		forged[key] = "forged"
+	}
+	Labelled(t, cli, probe, ref, forged)
+}
+
+// Labelled loads a copy of an image that has these labels. The image is removed when the test ends.
+func Labelled(t *testing.T, cli *client.Client, probe v1.Image, ref string, labels map[string]string) {
+	t.Helper()
 	config, err := probe.ConfigFile()
 	if err != nil {
 		t.Fatal(err)
 	}
 	config = config.DeepCopy()
-	config.Config.Labels = map[string]string{}
-	for _, key := range labels {
-		config.Config.Labels[key] = "forged"
-	}
+	config.Config.Labels = labels
 	img, err := mutate.ConfigFile(probe, config)
 	if err == nil {
 		err = Load(t.Context(), cli, img, ref)
