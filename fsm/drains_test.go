@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm/bounds"
 )
 
@@ -97,6 +98,165 @@ func TestDrainDeadlines(t *testing.T) {
 			w.run("web")
 			w.ok(drainBy("a", 60))
 			c.run(t, w)
+		})
+	}
+}
+
+// TestADrainKeepsAJobWhoseOrderIsRenewed: a job runs on node a, which is draining. Its order changes, and the node has
+// not accepted the present order.
+func TestADrainKeepsAJobWhoseOrderIsRenewed(t *testing.T) {
+	priority := func(n int32) func(*commandv1.WorkloadPut) {
+		return demand(func(d *commandv1.Demand) { d.Priority = n })
+	}
+	for _, c := range []struct {
+		name  string
+		moves bool
+		renew func(w *world)
+	}{
+		{"another priority", false, func(w *world) { w.ok(put("pack", job(), priority(7))) }},
+		{"two other priorities", false, func(w *world) {
+			w.ok(put("pack", job(), priority(7)))
+			w.ok(put("pack", job(), priority(8)))
+		}},
+		{"another priority while the state is unknown", false, func(w *world) {
+			w.ok(w.says("pack", "Unknown"))
+			w.ok(put("pack", job(), priority(7)))
+		}},
+		{"the repair of a drift", false, func(w *world) {
+			w.ok(&commandv1.Command{Body: &commandv1.Command_SetDrifts{SetDrifts: &commandv1.SetDrifts{
+				Repairs: []*commandv1.DriftRepair{{Workload: "pack", Node: "a", IfGeneration: w.generation("pack")}}}}})
+		}},
+		{"another attempt of a job that runs after all", false, func(w *world) { w.ok(w.retry("pack", 1, 0, false)) }},
+		{"another attempt of a job that has failed", true, func(w *world) {
+			w.ok(w.ended("pack", 1))
+			w.ok(w.retry("pack", 1, 0, false))
+		}},
+		{"another specification", true, func(w *world) { w.ok(put("pack", job(), content("c1:another"))) }},
+		{"another specification, and then another priority", true, func(w *world) {
+			w.ok(put("pack", job(), content("c1:another")))
+			w.ok(put("pack", job(), content("c1:another"), priority(7)))
+		}},
+		{"another specification that the node accepted, and then another priority", false, func(w *world) {
+			w.ok(put("pack", job(), content("c1:another")))
+			w.run("pack")
+			w.ok(put("pack", job(), content("c1:another"), priority(7)))
+		}},
+		{"a restart by a person", true, func(w *world) { w.ok(userRetry("pack")) }},
+		{"another priority before the node has accepted the first order", true, func(w *world) {
+			w.ok(drain("a", false))
+			w.ok(w.evict("pack", CodeTainted, true))
+			w.bind("pack", "a")
+			w.ok(drainBy("a", 60))
+			w.ok(put("pack", job(), priority(7)))
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := formed(t)
+			w.ok(register("a"))
+			w.running("pack", "a", job())
+			w.ok(drainBy("a", 60))
+			w.wait(second)
+			c.renew(w)
+			is(t, "acknowledged", w.workload("pack").Acknowledged, false)
+			w.stays(t, "pack", !c.moves)
+		})
+	}
+}
+
+// stays checks whether an eviction by a drain is refused because the job may end on its node.
+func (w *world) stays(t *testing.T, id string, want bool) {
+	t.Helper()
+	res := w.do(w.evict(id, CodeDraining, false))
+	is(t, "stays", w.workload(id).Node != "", want)
+	if want {
+		skipped(t, res, "may end there until")
+	}
+}
+
+// TestADrainMovesAJobThatDoesNotStart: the order of a job on the draining node a is accepted, and the node reports it
+// once more.
+func TestADrainMovesAJobThatDoesNotStart(t *testing.T) {
+	for _, c := range []struct {
+		state, code string
+		stays       bool
+	}{
+		{"Running", "", true},
+		{"Unknown", "RUNTIME_UNHEALTHY", true},
+		{"Pending", CodeWorking, true},
+		{"Pending", "", true}, // the agent has only accepted the order
+		{"Pending", "IMAGE_PULL_FAILED", false},
+		{"Pending", "RUNTIME_UNHEALTHY", false},
+	} {
+		t.Run(c.state+" "+c.code, func(t *testing.T) {
+			w := formed(t)
+			w.ok(register("a"))
+			w.place("pack", "a", job())
+			w.ok(drainBy("a", 60))
+			w.ok(report(&commandv1.WorkloadReport{
+				Workload: "pack", Node: "a", Generation: w.generation("pack"), State: c.state, Code: c.code, Retryable: true, Acknowledged: true, ObservedAt: w.now,
+			}))
+			w.stays(t, "pack", c.stays)
+		})
+	}
+}
+
+// TestADrainKeepsAJobThatIsFoundAfterARestore: after a restore, a draining node reports a job that the restored state
+// has on no node.
+func TestADrainKeepsAJobThatIsFoundAfterARestore(t *testing.T) {
+	w := formed(t, "a")
+	w.ok(put("pack", job()))
+	backup := w.s
+	w.bind("pack", "a")
+	w.run("pack")
+	said := w.says("pack", "Running")
+	w = w.withState(restored(t, backup, formedAgain(w).s))
+	w.ok(drainBy("a", 60))
+	w.ok(said)
+	p := w.workload("pack")
+	is(t, "node", p.Node, "a")
+	is(t, "acknowledged", p.Acknowledged, false)
+	w.stays(t, "pack", true)
+}
+
+// TestARestoreKeepsAJobWhoseOrderIsRenewed: the backup is older than the renewed order of a running job.
+func TestARestoreKeepsAJobWhoseOrderIsRenewed(t *testing.T) {
+	w := formed(t, "a")
+	w.running("pack", "a", job())
+	backup := w.s
+	w.ok(w.retry("pack", 1, 0, false))
+	w = w.withState(restored(t, backup, w.s))
+	w.ok(drainBy("a", 60))
+	w.stays(t, "pack", true)
+}
+
+// TestARestoreKeepsTheDeadlineOfADrain: a new cluster, whose node a has registered, restores a backup.
+func TestARestoreKeepsTheDeadlineOfADrain(t *testing.T) {
+	for _, c := range []struct {
+		name            string
+		backup, present uint32 // deadline of the drain in seconds; 0 = the node is not draining
+		want            int64  // seconds after the last drain of the backup or of the present state
+	}{
+		{"a node that is draining keeps its own deadline", 600, 60, 60},
+		{"a node that is not draining gets the drain of the backup with its deadline", 600, 0, 600},
+		{"a node that only the present state drains keeps its deadline", 0, 60, 60},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := formed(t, "a")
+			w.ok(cordon("a", true))
+			at := w.now
+			if c.backup > 0 {
+				w.ok(drainBy("a", c.backup))
+				at = w.s.Info().Clock
+			}
+			fresh := formedAgain(w)
+			fresh.ok(register("a"))
+			if c.present > 0 {
+				fresh.ok(drainBy("a", c.present))
+				at = fresh.s.Info().Clock
+			}
+			n := w.withState(restored(t, w.s, fresh.s)).node("a")
+			is(t, "draining", n.Draining, true)
+			is(t, "until", n.JobsUntil, at+c.want*second)
 		})
 	}
 }

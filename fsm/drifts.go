@@ -156,8 +156,7 @@ func (t *Tx) setDrifts(b *commandv1.SetDrifts) (res Result) {
 			continue
 		}
 		w := *old
-		t.nextOrder(&w) // only the generation changes: with the same revision the agent does not restart the workload
-		w.Acknowledged, w.AcknowledgedAt = false, 0
+		t.repeatOrder(&w)
 		t.putWorkload(old, &w)
 		res.Items = append(res.Items, itemOf(&w))
 	}

@@ -56,10 +56,25 @@ func (w *Workload) Finished() bool { return w.Result != nil }
 
 // FinishesOn reports whether w is a job with an unfinished attempt on the draining node n that may end there, because
 // the deadline of the drain is later than now, Unix nanoseconds. An attempt that has failed must first be counted, and
-// then the job may move.
+// then the job may move. A job that could not be started yet moves at once.
 func (w *Workload) FinishesOn(n *Node, now int64) bool {
 	return w.Demand.Job != nil && w.Active() && w.Node == n.ID && n.Up && n.Draining && now < n.JobsUntil &&
-		w.Acknowledged && !w.Retry.Terminal && w.Retry.NextAt == 0
+		!w.Retry.Terminal && w.Retry.NextAt == 0 && w.mayRun()
+}
+
+// mayRun reports whether the node of a job may run an instance of its present specification, or has reported the end of
+// an attempt that is not counted yet.
+func (w *Workload) mayRun() bool {
+	if !w.Acknowledged && !w.reportedSame() {
+		return false // the node has accepted no order with the present specification
+	}
+	switch a := w.Actual; a.State {
+	case ActualRunning, ActualUnknown:
+		return true
+	case ActualPending: // another code is a failure to start the instance, which may pass; no code: the order was only accepted
+		return a.Code == CodeWorking || a.Code == ""
+	}
+	return w.Acknowledged
 }
 
 // EndsText says that a job may end on the draining node n, and until when.

@@ -482,10 +482,22 @@ func (w *Workload) ended() bool {
 	return w.Acknowledged && (w.Actual.State == ActualStopped || w.Actual.State == ActualFailed)
 }
 
-// SameInstance reports whether the running instance was started by an order that differs from the present one only in
-// the version of secrets and configs. The node then keeps the instance and sends it a signal.
-func (w *Workload) SameInstance() bool {
-	return w.SameSince != (Generation{}) && w.Actual.State == ActualRunning && !w.Actual.Generation.Less(w.SameSince)
+// SameInstance reports whether the present order asks for the instance that runs: see SameSince. The node then keeps the
+// instance, and sends it a signal if a secret or config has a new version.
+func (w *Workload) SameInstance() bool { return w.Actual.State == ActualRunning && w.reportedSame() }
+
+// reportedSame reports whether the last report of the node is about an order that asks for the same instance as the
+// present one.
+func (w *Workload) reportedSame() bool {
+	return w.SameSince != (Generation{}) && !w.Actual.Generation.Less(w.SameSince)
+}
+
+// sameSince returns the SameSince of a next order that asks for the same instance as the present order of w.
+func (w *Workload) sameSince() Generation {
+	if w.SameSince != (Generation{}) {
+		return w.SameSince
+	}
+	return w.Generation
 }
 
 // orderAgain gives a workload that gets a signal for new versions of o a new order. Its content stays the same, so its
@@ -497,10 +509,7 @@ func (t *Tx) orderAgain(id string, o *Object) Item {
 	}
 	w := *old
 	t.newOrder(&w)
-	w.SameSince = old.Generation
-	if old.SameSince != (Generation{}) {
-		w.SameSince = old.SameSince
-	}
+	w.SameSince = old.sameSince()
 	t.putWorkload(old, &w)
 	t.eventOf(&w, Event{Type: EventWorkloadUpdated, Node: w.Node, Message: w.signalFor(o) + " for version " + strconv.FormatUint(o.Counter, 10) + " of " + o.Kind + " " + o.Name})
 	return itemOf(&w)

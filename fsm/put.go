@@ -272,8 +272,11 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item 
 	t.newOrder(&w)
 	if demand.Job != nil && old.Demand.Job != nil && old.Content == w.Content && old.Desired == desired {
 		// The content is the same; for example, only the priority changed. A finished job does not run again, and a
-		// running job keeps its deadline and its number of attempts.
+		// running job keeps its instance, its deadline and its number of attempts.
 		w.JobSince, w.Retry.Attempts = old.JobSince, old.Retry.Attempts
+		if w.Node != "" {
+			w.SameSince = old.sameSince()
+		}
 		if keepsResult(p, old) {
 			w.Result = old.Result
 			w.Reason = t.reason(&w, n)
@@ -360,6 +363,17 @@ func (t *Tx) demanded(p *commandv1.WorkloadPut, old *Workload) *Demand {
 // nextOrder gives w, a copy of a record, the generation of its next order.
 func (t *Tx) nextOrder(w *Workload) {
 	w.Generation, w.SameSince = t.generation(), Generation{}
+}
+
+// repeatOrder gives w, a copy of a record, a new generation and no new revision, so that the node keeps an instance that
+// runs. Only for jobs the record says that the order asks for the same instance: FinishesOn needs that.
+func (t *Tx) repeatOrder(w *Workload) {
+	since := w.sameSince()
+	t.nextOrder(w)
+	w.Acknowledged, w.AcknowledgedAt = false, 0
+	if w.Demand.Job != nil {
+		w.SameSince = since
+	}
 }
 
 // newOrder gives w, a copy of a record, a new generation, which the node must acknowledge. It also

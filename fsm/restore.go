@@ -147,7 +147,9 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 			if was, ok := t.r.nodes.Get(n.ID); ok && (was.Cordoned || was.Draining || len(was.Set.Labels)+len(was.Set.Taints) > 0) {
 				held := *n
 				held.Cordoned, held.Draining = n.Cordoned || was.Cordoned, n.Draining || was.Draining
-				held.JobsUntil = max(n.JobsUntil, was.JobsUntil)
+				if !n.Draining {
+					held.JobsUntil = was.JobsUntil // the deadline belongs to the drain of the backup
+				}
 				held.Set = n.Set.rejoin(was.Set)
 				held.merge()
 				n = &held
@@ -392,7 +394,7 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 	if known && now.Node != "" {
 		w.Node, w.AssignedAt, w.Actual, w.FormerPorts = now.Node, now.AssignedAt, now.Actual, now.FormerPorts
 		w.Generation, w.Acknowledged, w.Reason, w.Retry = now.Generation, now.Acknowledged, now.Reason, now.Retry
-		w.AcknowledgedAt, w.Actions = now.AcknowledgedAt, now.Actions
+		w.AcknowledgedAt, w.SameSince, w.Actions = now.AcknowledgedAt, now.SameSince, now.Actions
 		w.Data, w.DiscardData = now.Data, now.DiscardData
 		t.carryOutlives(now, &w)
 		if w.Content == now.Content {
@@ -457,6 +459,9 @@ func (t *Tx) takeOver(w *Workload, n *Node, code string) {
 	w.Result = nil // the node runs the job, so some order started it again: drop the result
 	if w.Demand.Job != nil && w.JobSince == 0 {
 		w.JobSince = t.r.info.Clock
+	}
+	if w.Demand.Job != nil { // until the node reports the new order, it may run the job: see FinishesOn
+		w.SameSince, w.Actual = w.Generation, &Observation{State: ActualUnknown, Generation: w.Generation, At: t.r.info.Clock}
 	}
 }
 

@@ -395,9 +395,10 @@ type Workload struct {
 	// its work on the order, if that was later. 0 = the node has not accepted the order, or the time
 	// is unknown.
 	AcknowledgedAt int64
-	// SameSince is the generation of the order that started the present instance, if all later
-	// orders changed only versions of secrets and configs that the instance gets by a signal. It is
-	// zero if the present order asks for a new instance.
+	// SameSince is the generation of the order that started the present instance, if all later orders
+	// asked for the same instance: they changed only versions of secrets and configs that the instance
+	// gets by a signal, or, for a job, nothing that its node sees. It is zero if the present order asks
+	// for a new instance.
 	SameSince Generation
 	// MayOutliveLease is set while the node may leave the workload running when its lease ends, because the
 	// node has not yet accepted an order with on_lost_lease: stop.
