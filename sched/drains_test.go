@@ -162,3 +162,25 @@ func TestADrainMovesAJobThatHasNotStarted(t *testing.T) {
 	w.settle()
 	w.on(t, "pack", "b")
 }
+
+// TestADrainKeepsAMemberThatStartsMeanwhile: the planner proposes to delete a member, the job of a system workload, that
+// its draining node has not accepted. The node accepts it before the proposal is applied.
+func TestADrainKeepsAMemberThatStartsMeanwhile(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	w.apply("clean", job(), system)
+	for m, ok := w.state.Workload("clean-a"); !ok || m.Node == ""; m, ok = w.state.Workload("clean-a") {
+		w.step()
+	}
+	w.drainBy("a", 60)
+	planned := w.plan().Commands
+	if len(planned) != 1 || !planned[0].GetPlaceMembers().GetChanges()[0].GetDelete() {
+		t.Fatalf("the planner proposes %v, want to delete the member", planned)
+	}
+	w.say("clean-a", "Running")
+	if r := w.try(planned[0]); r.Skipped != 1 || !strings.Contains(r.Reason, "may end there until") {
+		t.Errorf("the deletion of the running member gives %+v, want that it is skipped with the deadline", r)
+	}
+	w.has("clean", "clean-a@a")
+	w.held(t, "clean-a", "a", fsm.CodeAwaitEnd, "may end there until")
+}

@@ -107,14 +107,14 @@ func (p *planner) placeMember(template, node string) {
 		return // the change that ends the delete queues the node again
 	}
 	n, known := p.State.Node(node)
-	why, at := "", int64(0)
+	code, why, at := "", "", int64(0)
 	switch {
 	case !known && has:
 		why = "the node was removed"
 	case !known || !n.Up:
 		return
 	case has:
-		why, at = p.memberLeaves(of, m, n)
+		code, why, at = p.memberLeaves(of, m, n)
 	case of.Desired != fsm.DesiredRunning || readiness(n).filter != passes:
 		return
 	case p.c.nodes.static(p.c.nodes.pooled[of.In()], of.Demand, p.c.nodes.slotOf[node]).filter != passes:
@@ -140,31 +140,31 @@ func (p *planner) placeMember(template, node string) {
 		p.rest(m)
 	}
 	p.members = append(p.members, &commandv1.MemberChange{
-		Template: template, IfGeneration: fsm.GenerationPB(of.Generation), Node: node, Delete: has, Message: why,
+		Template: template, IfGeneration: fsm.GenerationPB(of.Generation), Node: node, Delete: has, Message: why, Code: code,
 	})
 	p.note(action, template, node, why)
 }
 
-// memberLeaves returns why a member must leave its node, which is up; "" if it stays. at is when it may have to leave
-// because of a taint; 0 = no such time is known.
-func (p *planner) memberLeaves(of, m *fsm.Workload, n *fsm.Node) (why string, at int64) {
+// memberLeaves returns why a member must leave its node, which is up; "" if it stays. code is CodeDraining if the cause is
+// a drain. at is when the member may have to leave because of a taint; 0 = no such time is known.
+func (p *planner) memberLeaves(of, m *fsm.Workload, n *fsm.Node) (code, why string, at int64) {
 	if m.Finished() {
-		return "", 0 // its result stays, and says that the job has run on this node
+		return "", "", 0 // its result stays, and says that the job has run on this node
 	}
 	if n.Draining && !m.FinishesOn(n, p.Now) {
 		if other := p.stillOn(n.ID); other != "" {
-			return "", 0
+			return "", "", 0
 		}
-		return "the node is draining and has no other workload left", 0
+		return fsm.CodeDraining, "the node is draining and has no other workload left", 0
 	}
 	if t, due := evicts(of.Demand, n); due > 0 {
 		if due > p.Now {
-			return "", due
+			return "", "", due
 		}
-		return "taint " + t.String() + " is not tolerated", 0
+		return "", "taint " + t.String() + " is not tolerated", 0
 	}
 	if r := fits(nil, of.Demand, n); r.filter != passes {
-		return fmt.Sprintf("the node no longer matches: %s", r.short()), 0
+		return "", fmt.Sprintf("the node no longer matches: %s", r.short()), 0
 	}
 	// If only the node pool of the namespace has changed, a member with local data stays: its owner did not ask
 	// for the loss of that data. All members stay if the pool has no node: its labels are probably misspelt.
@@ -172,11 +172,11 @@ func (p *planner) memberLeaves(of, m *fsm.Workload, n *fsm.Node) (why string, at
 	r := fits(pool, of.Demand, n)
 	switch {
 	case r.filter == passes || len(m.DataOn(n)) > 0:
-		return "", 0
+		return "", "", 0
 	case p.emptyPool(pool):
-		return "", p.Now + emptyPoolAgain
+		return "", "", p.Now + emptyPoolAgain
 	}
-	return fmt.Sprintf("the node no longer matches: %s", r.short()), 0
+	return "", fmt.Sprintf("the node no longer matches: %s", r.short()), 0
 }
 
 // emptyPoolAgain is after how long the members outside of a node pool without nodes are evaluated again.

@@ -2788,7 +2788,7 @@ func (x *PlaceMembers) GetChanges() []*MemberChange {
 
 // MemberChange creates or deletes the member of one node. The change is skipped if the template has another
 // generation by now, if a member shall be created and the node already has one, or if a member shall be
-// deleted and the node has none.
+// deleted and the node has none, or lets it end there.
 type MemberChange struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Template     string                 `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
@@ -2797,7 +2797,10 @@ type MemberChange struct {
 	// Delete the member instead of creating it.
 	Delete bool `protobuf:"varint,4,opt,name=delete,proto3" json:"delete,omitempty"`
 	// Cause of the deletion, for people.
-	Message       string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	Message string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	// Reason code of the deletion: Draining, or empty for another cause. With Draining the change is skipped if
+	// the member is a running job that may end on its draining node.
+	Code          string `protobuf:"bytes,6,opt,name=code,proto3" json:"code,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2863,6 +2866,13 @@ func (x *MemberChange) GetDelete() bool {
 func (x *MemberChange) GetMessage() string {
 	if x != nil {
 		return x.Message
+	}
+	return ""
+}
+
+func (x *MemberChange) GetCode() string {
+	if x != nil {
+		return x.Code
 	}
 	return ""
 }
@@ -15604,13 +15614,14 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x03key\x18\x04 \x01(\tR\x03key\x120\n" +
 	"\x03put\x18\x05 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\"I\n" +
 	"\fPlaceMembers\x129\n" +
-	"\achanges\x18\x01 \x03(\v2\x1f.persys.command.v1.MemberChangeR\achanges\"\xb4\x01\n" +
+	"\achanges\x18\x01 \x03(\v2\x1f.persys.command.v1.MemberChangeR\achanges\"\xc8\x01\n" +
 	"\fMemberChange\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12B\n" +
 	"\rif_generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\x12\x12\n" +
 	"\x04node\x18\x03 \x01(\tR\x04node\x12\x16\n" +
 	"\x06delete\x18\x04 \x01(\bR\x06delete\x12\x18\n" +
-	"\amessage\x18\x05 \x01(\tR\amessage\"O\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\x12\x12\n" +
+	"\x04code\x18\x06 \x01(\tR\x04code\"O\n" +
 	"\x03Run\x12!\n" +
 	"\fscheduled_at\x18\x01 \x01(\x03R\vscheduledAt\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x13\n" +
