@@ -30,9 +30,10 @@ of a virtual machine, volumes, folders beside a Compose file) stays, because a m
 leave its data behind. With --discard-data it moves without its data: its volumes stay on
 the node, and the disks of a virtual machine are deleted.
 
-A running job may end on its node for an hour, and then it moves too. Another time is given
-with --deadline; with --deadline 0 jobs move at once. For a node that is draining already,
-drain without --deadline keeps the deadline, and with --deadline the time begins anew.`,
+A running job may end on its node for an hour, and then it moves too. A job that does not run
+yet, for example because its image cannot be pulled, moves at once. Another time is given with
+--deadline; with --deadline 0 running jobs move at once too. For a node that is draining
+already, drain without --deadline keeps the deadline, and with --deadline the time begins anew.`,
 		Example: "  persysctl drain node-a --preview\n  persysctl drain node-a --wait\n  persysctl drain node-a --deadline 4h\n  persysctl drain node-a --undo",
 		Args:    args(1, 1, "NODE"), ValidArgsFunction: c.completeNode,
 	}
@@ -161,7 +162,7 @@ func (c *cli) showDrain(id string, r *clusterv1.NodeActionResponse, o drainOptio
 		why := m.GetReason()
 		switch {
 		case m.GetStaysUntil() != nil:
-			to = screen.Styled("ends here", screen.Warn)
+			to, why = screen.Styled("may end here", screen.Warn), "until "+c.moment(m.GetStaysUntil())+", and leaves then"
 		case m.GetToNodeId() == "":
 			to = screen.Styled("nowhere", screen.Bad)
 		case len(m.GetLocalData()) > 0:
