@@ -67,6 +67,11 @@ func TestADrainLetsJobsEnd(t *testing.T) {
 			w.settle()
 			w.held(t, "pack", "a", fsm.CodeAwaitEnd, "22:14:20Z")
 		}},
+		{"another deadline is in the reason at once", func(t *testing.T, w *world) {
+			w.drainBy("a", 90)
+			w.step()
+			w.held(t, "pack", "a", fsm.CodeAwaitEnd, "22:14:50Z")
+		}},
 		{"the end of the drain clears the reason and the deadline", func(t *testing.T, w *world) {
 			w.drain("a", false)
 			w.settle()

@@ -79,7 +79,7 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 	}
 	finishes := w.FinishesOn(n, p.Now)
 	if leavesLast(w, n, p.Now) {
-		return p.hold(w, fsm.CodeCannotMove, "node "+n.ID+" is draining, and a member of a system workload leaves it last", false), 0
+		return p.say(w, fsm.CodeCannotMove, "node "+n.ID+" is draining, and a member of a system workload leaves it last"), 0
 	}
 	code, message, gone := p.mustLeave(w, n)
 	switch {
@@ -103,7 +103,7 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 	case !n.Up:
 		return false, 0
 	case finishes && w.Actual.State == fsm.ActualRunning:
-		if p.hold(w, fsm.CodeAwaitEnd, n.EndsText(), false) {
+		if p.say(w, fsm.CodeAwaitEnd, n.EndsText()) { // not hold: only another drain changes the message
 			return true, 0
 		}
 	case holds(w.Reason.Code), w.Reason.Code == fsm.CodeAwaitEnd:
