@@ -246,3 +246,60 @@ func TestJobsOfALostNode(t *testing.T) {
 		}
 	}
 }
+
+// TestDrainDeadline: a node that runs a service and two jobs is drained. The service moves at once. One job ends on the
+// node. The other one stays there although it gets another priority. A shorter deadline passes, and then it is stopped and
+// runs on the other node, which uses up no retry.
+func TestDrainDeadline(t *testing.T) {
+	c := sharedCluster(t)
+	for range 2 {
+		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
+	}
+	holder, other := c.Agents[len(c.Agents)-2], c.Agents[len(c.Agents)-1]
+	ctl(t, c, "cordon", other.NodeID)
+	job := func(priority int32) *controlv1.WorkloadSpec {
+		spec := container("persys/any:1")
+		spec.Kind, spec.Priority, spec.GetContainer().Ports, spec.GetContainer().RestartPolicy = "job", priority, nil, ""
+		return spec
+	}
+	apply(t, c, "web", container("persys/any:1"))
+	apply(t, c, "short", job(0))
+	apply(t, c, "long", job(0))
+	for _, id := range []string{"web", "short", "long"} {
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, runningOn(holder.NodeID)))
+	}
+	ctl(t, c, "uncordon", other.NodeID)
+
+	out := ctl(t, c, "drain", holder.NodeID)
+	if strings.Count(out, "may end here") != 2 || !strings.Contains(out, other.NodeID) {
+		t.Errorf("drain does not say that two jobs may end on %s and that web moves to %s:\n%s", holder.NodeID, other.NodeID, out)
+	}
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "web", settle, runningOn(other.NodeID)))
+	before := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "long", settle, func(w *controlv1.WorkloadView) bool {
+		return w.GetReason().GetCode() == fsm.CodeAwaitEnd
+	}))
+	apply(t, c, "long", job(10))
+	after := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "long", settle, func(w *controlv1.WorkloadView) bool {
+		return w.GetReason().GetCode() == fsm.CodeAwaitEnd && w.GetIndex() > before.GetIndex()
+	}))
+	if after.GetAssignedNodeId() != holder.NodeID {
+		t.Errorf("the job with another priority is on %s, want on %s", after.GetAssignedNodeId(), holder.NodeID)
+	}
+	must(t, got[*sim.Engine](t)(sim.NewEngine(sim.Options{Dir: holder.SimDir})).Kill("short", 0))
+	if r := finished(t, c, "short").GetJobResult(); !r.GetSucceeded() || r.GetNodeId() != holder.NodeID {
+		t.Errorf("the job that ended on the draining node has the result %v, want success on %s", r, holder.NodeID)
+	}
+	if runs := runsOf(t, c, "long"); len(runs) != 1 {
+		t.Errorf("the other job ran %+v before the deadline, want one run", runs)
+	}
+
+	ctl(t, c, "drain", holder.NodeID, "--deadline", "5s")
+	node := got[*controlv1.GetNodeResponse](t)(got[controlv1.AgentControlClient](t)(c.Any(t.Context())).GetNode(t.Context(), &controlv1.GetNodeRequest{NodeId: holder.NodeID}))
+	moved := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "long", settle, runningOn(other.NodeID)))
+	if until := node.GetNode().GetJobsUntil().AsTime(); time.Now().Before(until) {
+		t.Errorf("the job runs on %s before the deadline %s of the drain", other.NodeID, until)
+	}
+	if runs := runsOf(t, c, "long"); len(runs) != 2 || len(sim.Overlaps(runs)) > 0 || moved.GetRetryAttempts() != 0 {
+		t.Errorf("after the deadline the job ran %+v with %d failed attempts, want one run on each node and no failure", runs, moved.GetRetryAttempts())
+	}
+}
