@@ -149,6 +149,7 @@ func (m *machine) boot() {
 	m.alive, m.looking, m.telling = true, false, false
 	m.cancelled, m.unsaved = map[*core.Act]bool{}, map[string]bool{}
 	m.session = session{State: heartbeat.New()}
+	w.oracle.engines[m.disk.instance] = m.made
 	for _, id := range keys(m.disk.acknowledged) {
 		if g := m.disk.acknowledged[id]; !m.disk.keeps(id, g) {
 			w.violate("durable", id, m.id, "the agent acknowledged an order of generation %s, but its disk does not have the order", g)

@@ -40,7 +40,7 @@
 //
 // Some kinds of faults are not in AllFaults, so that they do not change the random choices of committed
 // seeds: Drift (drift.go), StopTrouble, Fencers, Rollouts (rollouts.go), DiskStalls (disk.go), Crons (crons.go),
-// Placement (placement.go), Jobs (jobs.go), Hiccups (hiccups.go), NodeTrouble and Rebalancing (balance.go). Each has a test of its own.
+// Placement (placement.go), Jobs (jobs.go), Hiccups (hiccups.go), Drains (drains.go), NodeTrouble and Rebalancing (balance.go). Each has a test of its own.
 //
 // # Running it
 //

@@ -219,6 +219,10 @@ func (l *leadership) plan(e control.Plan) {
 		dropStops(world.State, &plain)
 		dropStops(world.State, &step)
 	}
+	if w.cfg.Sabotage == JobsStay {
+		keepsJobs(&plain)
+		keepsJobs(&step)
+	}
 	if w.cfg.Sabotage == SuccessIgnored {
 		runsAgain(plain.Commands)
 		runsAgain(step.Commands)

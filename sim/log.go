@@ -189,15 +189,20 @@ func (w *world) check() {
 	}
 }
 
-// sabotaged removes the request ids from commands, so that repeated requests are applied twice. It does so only
-// in runs that test whether the simulator notices that (NoReceipts).
+// sabotaged changes the commands that are applied: with NoReceipts they have no request ids, so that repeated requests
+// are applied twice, and with DeadlinesDropped drains have no deadline.
 func (w *world) sabotaged(cmds []fsm.Command) []fsm.Command {
-	if w.cfg.Sabotage != NoReceipts {
+	if w.cfg.Sabotage != NoReceipts && w.cfg.Sabotage != DeadlinesDropped {
 		return cmds
 	}
 	out := slices.Clone(cmds)
 	for i, c := range out {
-		if h := c.GetHead(); len(h.GetRequest()) > 0 {
+		switch h := c.GetHead(); {
+		case w.cfg.Sabotage == DeadlinesDropped && c.GetDrainNode() != nil:
+			b := c.GetDrainNode().CloneVT()
+			b.DeadlineSeconds = nil
+			out[i] = &commandv1.Command{Head: h, Body: &commandv1.Command_DrainNode{DrainNode: b}}
+		case w.cfg.Sabotage == NoReceipts && len(h.GetRequest()) > 0:
 			out[i] = &commandv1.Command{Head: &commandv1.Head{Epoch: h.GetEpoch(), At: h.GetAt(), By: h.GetBy()}, Body: c.GetBody()}
 		}
 	}

@@ -26,7 +26,9 @@ type oracle struct {
 	fired     map[string]int64   // for each cron: time of the schedule of its newest run
 	missing   map[string]bool    // members of group g that were available until an update changed them
 	found     map[string]int64   // for each node/workload: virtual time at which a report revealed an instance that should not be there
-	jobsUntil map[string]int64   // for each draining node: until when running jobs may end there, by the clock of the state
+	jobsUntil map[string]int64   // for each draining node with a deadline: until when running jobs may end there, by the clock of the state
+	ran       map[string]string  // for each job: the node that has reported that its present revision runs
+	engines   map[string]int     // for each instance of a node: number of the engine that it used
 	balanced  map[string]moved   // for each workload: its last move that evened out the load
 	finished  map[string]int64   // for each job: virtual time at which its last end was committed
 	succeeded map[string]bool    // as workload and flavour, separated by a space: an instance ended by itself with success
@@ -44,6 +46,7 @@ func newOracle() oracle {
 		highest: map[string]fsm.Generation{}, upSince: map[string]int64{}, found: map[string]int64{},
 		missing: map[string]bool{}, forced: map[string]int64{}, fired: map[string]int64{},
 		finished: map[string]int64{}, succeeded: map[string]bool{}, moved: map[string][]int64{}, balanced: map[string]moved{}, jobsUntil: map[string]int64{},
+		ran: map[string]string{}, engines: map[string]int{},
 	}
 }
 
@@ -204,6 +207,7 @@ func (w *world) workloadChanged(before, after fsm.State, c fsm.Command, ch *fsm.
 	}
 	w.tracef(x.ID, x.Node, "%d: %s: %s, desired %s, generation %s, acknowledged %t, actual %s %s, reason %s %s", index, fsm.ArmName(c),
 		x.Status, x.Desired, x.Generation, x.Acknowledged, x.Actual.State, x.Actual.Code, x.Reason.Code, x.Reason.Message)
+	w.noteRuns(c, old, x)
 	if x.Owner != "" {
 		w.runChanged(after, c, old, x)
 	}
@@ -334,6 +338,11 @@ func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 
 func (w *world) nodeChanged(c fsm.Command, ch *fsm.Change) {
 	old, n := ch.OldNode(), ch.NewNode()
+	if n == nil {
+		delete(w.oracle.jobsUntil, old.ID)
+	} else {
+		w.deadlineKept(n)
+	}
 	switch {
 	case n == nil:
 		w.tracef("", old.ID, "%s: the node is removed", fsm.ArmName(c))

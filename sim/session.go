@@ -104,7 +104,7 @@ func (m *machine) converse() {
 		}
 		resp := res.(*controlv1.RegisterNodeResponse)
 		if !resp.GetAccepted() {
-			if strings.Contains(resp.GetReason(), "persysctl node fence "+m.id) {
+			if strings.Contains(resp.GetReason(), "persysctl node fence "+m.id) || m.w.cfg.Sabotage == AdviceToAll {
 				m.w.obey(m)
 			}
 			m.failed(false)

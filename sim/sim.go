@@ -88,6 +88,10 @@ const Jobs Fault = 1 << 22
 // inspected one by one. It is not in AllFaults, so that it does not change the random choices of committed seeds.
 const Hiccups Fault = 1 << 21
 
+// Drains makes operators drain nodes that run jobs again and again, with deadlines for the jobs, and makes users change the
+// priority of jobs. It is not in AllFaults, so that it does not change the random choices of committed seeds.
+const Drains Fault = 1 << 20
+
 var faultNames = []string{
 	"ReplicaCrash", "ReplicaPause", "ReplicaCut", "LeaderChange", "AgentCrash", "AgentPause", "PowerLoss", "Reinstall",
 	"StateLoss", "LinkCut", "MessageLoss", "MessageDelay", "MessageDup", "InstanceCrash", "BadSpec", "Operator",
@@ -98,7 +102,7 @@ var faultNames = []string{
 var extraFaults = map[Fault]string{
 	Drift: "Drift", StopTrouble: "StopTrouble", Fencers: "Fencers", Rollouts: "Rollouts", DiskStalls: "DiskStalls",
 	Crons: "Crons", NodeTrouble: "NodeTrouble", Placement: "Placement", Rebalancing: "Rebalancing",
-	Jobs: "Jobs", Hiccups: "Hiccups",
+	Jobs: "Jobs", Hiccups: "Hiccups", Drains: "Drains",
 }
 
 // String returns the names of the kinds of faults in a set.
@@ -175,6 +179,9 @@ const (
 	StaleMoves                 // moves that even out the load are found in an old state, and are made all the same
 	AnyNode                    // the planner assigns workloads to any nodes that are up
 	SuccessIgnored             // the planner orders jobs again that have reported success
+	DeadlinesDropped           // drains have no deadline, so that they move running jobs at once
+	JobsStay                   // drains never move running jobs
+	AdviceToAll                // each refused registration is taken as the advice to fence the node
 )
 
 // Config determines a run completely.
@@ -215,6 +222,10 @@ type Report struct {
 	Drifts    int // number of drifts that were recorded and closed again
 	Runs      int // number of runs that crons created
 	Jobs      int // number of jobs that ended
+	Spared    int // number of jobs that succeeded on a draining node before the deadline of the drain
+	Overdue   int // number of running jobs that a drain moved after its deadline
+	Emptied   int // number of checks, without faults, of what is left on a node after the deadline of its drain
+	Advices   int // number of times that a machine was advised to have its node fenced
 	Entries   int
 	Virtual   time.Duration
 	Hash      uint64 // hash of the whole trace
@@ -284,6 +295,10 @@ func Run(cfg Config) Report {
 			w.suspendCrons(end + int64(cfg.Settle))
 		}
 		w.settle(w.now + int64(cfg.Settle))
+		if w.report.Violation == nil && w.has(Drains) {
+			w.lastDrains()
+			w.settle(w.now + int64(cfg.Settle))
+		}
 		if w.report.Violation == nil && w.has(Drift) {
 			w.drift()
 			w.settle(w.now + int64(cfg.Settle))

@@ -203,7 +203,7 @@ func TestASabotagedFenceIsFound(t *testing.T) {
 		{"agents forget tombstones", NoTombstones, late | Operator, []string{"tombstone"}, 200},
 		{"agents forget the epoch when they restart", NoDurableEpoch, ReplicaPause | ReplicaCut | LinkCut | AgentCrash, []string{"epoch"}, 300},
 		{"agents answer before they store", AnswerBeforeStore, AgentCrash, []string{"durable"}, 60},
-		{"agents obey orders for another instance", NoInstanceFence, late | Reinstall, []string{"exclusive"}, 600},
+		{"agents obey orders for another instance", NoInstanceFence, late | Reinstall | AgentCrash, []string{"exclusive"}, 600},
 		{"leases are extended without a Confirm", NoLeaseConfirm, ReplicaCut | LinkCut, []string{"early expiry"}, 300},
 		{"the leader ends leases before the promised time", ShortLeases, LinkCut | MessageLoss, []string{"early expiry"}, 60},
 		{"the planner does not wait for a stop", NoAwaitStop, Operator, []string{"await stop", "twice"}, 60},
@@ -403,6 +403,59 @@ func TestJobsThatSucceededStaySo(t *testing.T) {
 		t.Fatalf("the violation breaks rule %q, want job: %s", v.Rule, bad[0])
 	}
 	t.Logf("found a planner that ignores success: seed %d: %s", bad[0].Config.Seed, bad[0].Violation.Detail)
+}
+
+// TestDrainsLetRunningJobsEnd: under any faults, a drain moves no running job before its deadline, also if the order of the
+// job is renewed. Without faults, it moves all jobs after the deadline. The test also checks that the simulator would find
+// drains that move running jobs at once, and drains that never move them.
+func TestDrainsLetRunningJobsEnd(t *testing.T) {
+	from, count := seedsAsked(t, 60)
+	var spared, overdue, emptied atomic.Int64
+	for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | Jobs | Drains} },
+		func(r Report) {
+			spared.Add(int64(r.Spared))
+			overdue.Add(int64(r.Overdue))
+			emptied.Add(int64(r.Emptied))
+		}) {
+		t.Error(r)
+	}
+	t.Logf("%d jobs ended on a draining node, %d were moved after the deadline, %d nodes were checked after it", spared.Load(), overdue.Load(), emptied.Load())
+	if n := int64(count); spared.Load() < n/4 || overdue.Load() < n/20 || emptied.Load() < n {
+		t.Errorf("only %d jobs ended on a draining node, %d were moved after the deadline, and %d nodes were checked after it in %d runs, so the runs prove little",
+			spared.Load(), overdue.Load(), emptied.Load(), count)
+	}
+	for name, s := range map[string]Sabotage{"drains move jobs at once": DeadlinesDropped, "drains never move jobs": JobsStay} {
+		bad := each(t, 1, 60, 1, func(seed uint64) Config { return Config{Seed: seed, Faults: Operator | Jobs | Drains, Sabotage: s} })
+		if len(bad) == 0 {
+			t.Errorf("%s, so the simulator must find a violation, but found none", name)
+		} else if v := bad[0].Violation; v.Rule != "drain" {
+			t.Errorf("%s: the violation breaks rule %q, want drain: %s", name, v.Rule, bad[0])
+		} else {
+			t.Logf("%s: seed %d: %s", name, bad[0].Config.Seed, v.Detail)
+		}
+	}
+}
+
+// TestFencesAreAdvisedOnlyIfTrue: while machines are reinstalled, agents lose their files and messages are late, a machine is advised to have its node fenced only if the engine of the
+// former instance is gone. The test also checks that the simulator would find an answer that advises it always.
+func TestFencesAreAdvisedOnlyIfTrue(t *testing.T) {
+	var advices atomic.Int64
+	for _, r := range each(t, 1, 150, limit(), func(seed uint64) Config {
+		return Config{Seed: seed, Faults: MessageDelay | MessageDup | MessageLoss | Reinstall | StateLoss, Stress: true}
+	}, func(r Report) { advices.Add(int64(r.Advices)) }) {
+		t.Error(r)
+	}
+	if advices.Load() == 0 {
+		t.Error("no machine was advised to have its node fenced, so the runs prove nothing")
+	}
+	bad := each(t, 1, 60, 1, func(seed uint64) Config { return Config{Seed: seed, Faults: StateLoss, Sabotage: AdviceToAll} })
+	if len(bad) == 0 {
+		t.Fatal("all refusals were taken as the advice to fence, so the simulator must find a violation, but found none")
+	}
+	if v := bad[0].Violation; v.Rule != "advice" {
+		t.Fatalf("the violation breaks rule %q, want advice: %s", v.Rule, bad[0])
+	}
+	t.Logf("%d advices; found false advice: seed %d: %s", advices.Load(), bad[0].Config.Seed, bad[0].Violation.Detail)
 }
 
 // TestLocalTroublesBreakNothing: writes to state files fail, engines do not answer, and leaders miss changes of the state,

@@ -3,7 +3,6 @@ package sim
 import (
 	"encoding/binary"
 	"fmt"
-	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -98,6 +97,9 @@ func (w *world) build() {
 	w.tick()
 	if w.has(Crons) {
 		w.after(3*sec, nil, w.createCrons)
+	}
+	if w.has(Drains) {
+		w.after(10*sec, nil, w.drains)
 	}
 	w.after(2*sec, nil, w.want)
 	w.after(8*sec, nil, w.trouble)
@@ -194,19 +196,24 @@ func (w *world) condemn(m *machine) {
 }
 
 // sentence makes an operator confirm that a machine is off (fence) or remove its node. The operator repeats
-// the call as long as it is refused because the node's lease has not ended.
+// the call as long as it is refused because the node's lease has not ended. Each machine has one such call at a time.
 func (w *world) sentence(m *machine, what string, body func(*commandv1.Command)) {
-	if m.condemned && m.sentenced {
+	if m.condemned {
 		return
 	}
 	m.condemned, m.sentenced = true, false
+	w.pronounce(m, what, body)
+}
+
+// pronounce sends the call of sentence.
+func (w *world) pronounce(m *machine, what string, body func(*commandv1.Command)) {
 	w.ask(what, body, func(res fsm.Result) {
 		if res.Kind == fsm.Conflict {
 			w.after(3*sec, nil, func() {
-				// A fence states that the machine is off. Do not repeat the call if the machine is on again: another call of
-				// the operator was accepted in the meantime, and the statement would be false.
+				// A fence states that the machine is off. Do not repeat the call if the machine is on again: the statement
+				// would be false.
 				if !m.power.alive {
-					w.sentence(m, what, body)
+					w.pronounce(m, what, body)
 				}
 			})
 			return
@@ -219,11 +226,26 @@ func (w *world) sentence(m *machine, what string, body func(*commandv1.Command))
 // advises. This may be necessary although the node was fenced before: a late registration, which the machine
 // sent before it was reinstalled, ends the fence.
 func (w *world) obey(m *machine) {
+	w.advised(m)
 	if m.fencing {
 		return
 	}
 	m.fencing = true
 	w.ask("fence "+m.id, fence(m.id), func(fsm.Result) { m.fencing = false }).must = true
+}
+
+// advised checks the advice to fence the node of machine m, which m gets as the answer to its registration. A fence states
+// that the former instance of the node runs no workload. That is false if the former instance used the engine that m
+// still has: m has lost only the state file of its agent.
+func (w *world) advised(m *machine) {
+	n, ok := w.truth.Node(m.id)
+	if !ok || n.Facts.InstanceID == m.disk.instance {
+		return // the node has changed since the answer was sent
+	}
+	w.report.Advices++
+	if made, known := w.oracle.engines[n.Facts.InstanceID]; !known || made == m.made {
+		w.violate("advice", "", m.id, "instance %s is advised to fence the node, but former instance %s has used the same engine, %d", m.disk.instance, n.Facts.InstanceID, m.made)
+	}
 }
 
 func desire(id, state string) func(*commandv1.Command) {
@@ -247,45 +269,6 @@ func cordon(node string, on bool) func(*commandv1.Command) {
 func drain(node string, on bool) func(*commandv1.Command) {
 	return func(c *commandv1.Command) {
 		c.Body = &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: node, On: on}}
-	}
-}
-
-// drainWithDeadline returns a drain that lets running jobs end on the node for up to 100 s, or moves them at once. It
-// derives the deadline from the virtual clock: a further random number would change the runs of all recorded seeds.
-func (w *world) drainWithDeadline(node string, on bool) func(*commandv1.Command) {
-	seconds := uint32(w.now/ms) % 101
-	return func(c *commandv1.Command) {
-		drain(node, on)(c)
-		if on && seconds%4 != 0 {
-			c.GetDrainNode().DeadlineSeconds = &seconds
-		}
-	}
-}
-
-// drained checks the promise of a drain: before its deadline it takes no running job off the node, unless the attempt
-// was counted as failed or the job has a new order.
-func (w *world) drained(before fsm.State, c fsm.Command, res fsm.Result) {
-	if b := c.GetDrainNode(); b != nil && res.Err() == nil {
-		n, _ := before.Node(b.GetId())
-		switch at := max(before.Info().Clock, c.GetHead().GetAt()); {
-		case b.DeadlineSeconds != nil:
-			w.oracle.jobsUntil[b.GetId()] = at + int64(b.GetDeadlineSeconds())*sec
-		case !b.GetOn() || !n.Draining:
-			delete(w.oracle.jobsUntil, b.GetId())
-		}
-	}
-	for _, e := range c.GetEvict().GetEvictions() {
-		x, ok := before.Workload(e.GetWorkload())
-		if !ok || e.GetCode() != fsm.CodeDraining || !slices.ContainsFunc(res.Items, func(i fsm.Item) bool { return i.ID == x.ID }) {
-			continue
-		}
-		now, until := max(before.Info().Clock, c.GetHead().GetAt()), w.oracle.jobsUntil[x.Node]
-		if x.Demand.Job != nil && x.Acknowledged && x.Actual.State == fsm.ActualRunning && now < until {
-			w.violate("drain", x.ID, x.Node, "a drain moves the running job %d ms before its deadline", (until-now)/ms)
-		}
-		if x.Demand.Job != nil && x.Actual.State == fsm.ActualFailed && x.Actual.Generation == x.Generation && x.Retry.NextAt == 0 && !x.Retry.Terminal && now < until {
-			w.violate("drain", x.ID, x.Node, "a drain moves the job before its failed attempt is counted")
-		}
 	}
 }
 
