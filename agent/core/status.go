@@ -268,10 +268,10 @@ func (w *Workload) ended() bool {
 }
 
 // completed reports whether the instance has ended with success and its restart policy does not start it
-// again.
+// again. The end of an instance with a former specification, which the agent replaces, does not count.
 func (w *Workload) completed() bool {
 	in, o := w.Intent, w.Observed
-	return in.Running() && o != nil && o.State == workload.Stopped && in.keepsEnded(o) && w.Failure.Ended != "" && w.Failure.Attempts == 0
+	return in.Running() && o != nil && o.State == workload.Stopped && in.fits(in.observed(o)) && in.keepsEnded(o) && w.Failure.Ended != "" && w.Failure.Attempts == 0
 }
 
 // hasRun reports whether the run that the present order asked for has ended by itself, with success or not, and the
