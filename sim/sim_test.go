@@ -420,7 +420,7 @@ func TestDrainsLetRunningJobsEnd(t *testing.T) {
 		t.Error(r)
 	}
 	t.Logf("%d jobs ended on a draining node, %d were moved after the deadline, %d nodes were checked after it", spared.Load(), overdue.Load(), emptied.Load())
-	if n := int64(count); spared.Load() < n/4 || overdue.Load() < n/20 || emptied.Load() < n {
+	if n := int64(count); spared.Load() < n/4 || overdue.Load() < n/20 || emptied.Load() < n*9/10 {
 		t.Errorf("only %d jobs ended on a draining node, %d were moved after the deadline, and %d nodes were checked after it in %d runs, so the runs prove little",
 			spared.Load(), overdue.Load(), emptied.Load(), count)
 	}
