@@ -344,7 +344,7 @@ func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workl
 		}
 	}
 	room := v.Room()
-	if err := room.percent(100-shares.Reserve).over(v.Total(), by); err != nil {
+	if err := room.over(v.Total(), by, shares.Reserve); err != nil {
 		return err
 	}
 	for _, s := range sums {

@@ -377,7 +377,7 @@ func (t *Tx) pruneVersions(o *Object) {
 func (t *Tx) roomFor(n *Namespace, by int64) (Result, bool) {
 	s := t.state()
 	room, use, sum, p := s.Room(), s.UseOf(n.Name), quotaSum{of: n, bytes: by}, s.PolicyIn(n.Name)
-	err := room.percent(100-t.shares.Reserve).over(s.Total(), Total{Bytes: by})
+	err := room.over(s.Total(), Total{Bytes: by}, t.shares.Reserve)
 	if err == nil {
 		err = p.excess(use, sum)
 	}

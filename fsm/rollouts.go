@@ -210,6 +210,9 @@ func (t *Tx) advanceRollout(b *commandv1.AdvanceRollout) (res Result) {
 		return res
 	}
 	r, clock := old.Clone(), t.r.info.Clock
+	if !slices.ContainsFunc(r.Members, func(m rollout.Member) bool { return m.Put.GetPolicy() != "" }) {
+		t.shares = RoomShares{} // an admin applied the specifications that wait
+	}
 	for i := range r.Members {
 		if m := &r.Members[i]; m.Put == nil && slices.Contains(b.GetSettled(), m.ID) && t.state().Seen(m.ID).Available {
 			m.Settled, r.ProgressAt = true, clock
@@ -254,8 +257,8 @@ func (t *Tx) advanceRollout(b *commandv1.AdvanceRollout) (res Result) {
 	return res
 }
 
-// exceeds returns an error text if a quota has no room for the new specifications of the members in take. A
-// specification that waits for its turn reserves nothing in the quota.
+// exceeds returns an error text if a quota, or the share of the state, has no room for the new specifications of the
+// members in take. A specification that waits for its turn reserves nothing in the quota.
 func (t *Tx) exceeds(r *rollout.Rollout, take []string) string {
 	var puts []*commandv1.WorkloadPut
 	var olds []*Workload
@@ -268,7 +271,7 @@ func (t *Tx) exceeds(r *rollout.Rollout, take []string) string {
 			kept = append(kept, sizeIn{namespace: namespaceOf(m.Put, w), specs: -specs, files: -files})
 		}
 	}
-	if err := fits(t.state(), puts, olds, nil, nil, kept, RoomShares{}); err != nil {
+	if err := fits(t.state(), puts, olds, nil, nil, kept, t.shares); err != nil {
 		if slices.ContainsFunc(puts, func(p *commandv1.WorkloadPut) bool { return p.GetDemand().GetSurge() }) {
 			return "no room for an extra member of " + r.Group + ", which start-first needs: " + err.Error()
 		}
@@ -400,6 +403,10 @@ func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 	if of := r.Former[0]; of.GetDemand().GetTemplate() != nil {
 		// A command that stores a system workload changes its members too.
 		b = &commandv1.PutWorkloads{Update: r.Policy.PB(), Workloads: b.GetWorkloads()}
+	}
+	if shares := t.shares; byItself {
+		t.shares = RoomShares{}
+		defer func() { t.shares = shares }()
 	}
 	res := t.putWorkloads(b, true, !byItself) // an automatic revert is not judged: it gives back what ran until now
 	if now, ok := t.r.rollouts.Get(r.Group); ok && res.Kind == OK && now.Phase != rollout.Completed {

@@ -113,18 +113,22 @@ func (r Room) overShare(share int64, use Use, s quotaSum, p *Policy) error {
 	return nil
 }
 
-// over refuses a change that adds by to a state of size t, if the state would then exceed its size
-// limit. A change that makes the state smaller is always allowed.
-func (r Room) over(t Total, by Total) error {
-	const advice = ": delete workloads, or give that scheduler more memory"
+// over refuses a change that adds by to a state of size t, if the state would then exceed its size limit without the
+// reserve, which is the percentage that is left for admins. A change that makes the state smaller is always allowed.
+func (r Room) over(t, by Total, reserve int64) error {
+	advice := r.why() + ": delete workloads, or give that scheduler more memory"
+	if reserve > 0 {
+		advice = r.why() + "; the last " + strconv.FormatInt(reserve, 10) + " % are for admins: delete workloads, or ask an admin to give that scheduler more memory"
+	}
+	r = r.percent(100 - reserve)
 	switch {
 	case r.Memory == 0:
 	case by.Bytes > 0 && t.Bytes+by.Bytes > r.Bytes:
 		return &Refusal{Kind: OverQuota, Reason: "the cluster is full: specifications and files take " + mib(t.Bytes) + ", " + strconv.FormatInt(by.Bytes>>10, 10) +
-			" KiB more are asked for, and the limit is " + mib(r.Bytes) + r.why() + advice}
+			" KiB more are asked for, and the limit is " + mib(r.Bytes) + advice}
 	case by.Workloads > 0 && t.Workloads+by.Workloads > r.Workloads:
 		return &Refusal{Kind: OverQuota, Reason: "the cluster is full: there are " + strconv.FormatInt(t.Workloads, 10) + " workloads, " +
-			strconv.FormatInt(by.Workloads, 10) + " more are asked for, and the limit is " + strconv.FormatInt(r.Workloads, 10) + r.why() + advice}
+			strconv.FormatInt(by.Workloads, 10) + " more are asked for, and the limit is " + strconv.FormatInt(r.Workloads, 10) + advice}
 	}
 	return nil
 }

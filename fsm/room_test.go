@@ -104,7 +104,7 @@ func TestOneNamespaceCannotFillTheState(t *testing.T) {
 	w.ok(by("bank", put("c", specOf(399<<10))))
 
 	// The last part of the room is for admins.
-	refused(t, w.do(by("shop", put("d", specOf(90<<10)))), OverQuota, "the cluster is full")
+	refused(t, w.do(by("shop", put("d", specOf(90<<10)))), OverQuota, "the cluster is full", "the last 5 % are for admins", "ask an admin")
 	w.ok(put("d", specOf(90<<10)))
 	if err := w.s.Check(); err != nil {
 		t.Error(err)

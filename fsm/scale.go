@@ -75,6 +75,9 @@ func (t *Tx) scaleGroup(b *commandv1.ScaleGroup) Result {
 	if why := t.unscalable(b, first, now); why.Kind != OK {
 		return why
 	}
+	if b.GetAutoscaled() && first.Policy == "" { // an admin applied the group
+		t.shares = RoomShares{}
+	}
 	put := &commandv1.PutWorkloads{GroupOf: group, ListDeleted: true}
 	if r, ok := t.r.rollouts.Get(group); ok {
 		put.Update = r.Policy.PB() // pass the policy of the last update, so that its record is kept

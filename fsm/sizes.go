@@ -93,14 +93,19 @@ func (w *Workload) replacedBytes(v bundleView, content string) (specs, files int
 
 // spare returns how many more bytes the former specifications of a namespace may take. Former specifications are kept
 // only while the state is at most warnAt percent full and the namespace uses at most warnAt percent of its
-// max_spec_bytes, so that present specifications always find room. Specifications that the same command stores later count as present ones.
+// max_spec_bytes, or else of its share of the state, so that present specifications always find room. Specifications
+// that the same command stores later count as present ones.
 func (t *Tx) spare(namespace string) int64 {
 	s, spare := t.state(), int64(math.MaxInt64/2)
-	if room := s.Room(); room.Memory > 0 {
+	room, p := s.Room(), s.PolicyIn(namespace)
+	if room.Memory > 0 {
 		spare = room.Bytes/100*warnAt - s.Total().Bytes - t.growth
 	}
-	if p := s.PolicyIn(namespace); p != nil && p.MaxSpecBytes > 0 {
+	switch share := t.shares.Namespace; {
+	case p != nil && p.MaxSpecBytes > 0:
 		spare = min(spare, p.MaxSpecBytes/100*warnAt-s.UseOf(namespace).Bytes-t.growth)
+	case room.Memory > 0 && share > 0:
+		spare = min(spare, room.percent(share).Bytes/100*warnAt-s.UseOf(namespace).Bytes-t.growth)
 	}
 	return spare
 }

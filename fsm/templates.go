@@ -335,8 +335,8 @@ func (t *Tx) createRun(of *Workload, id string, run Run, put *commandv1.Workload
 	if n := t.activeRuns(of); n >= MaxActiveRuns {
 		return nil, refuse(OverQuota, "%q has %d runs that have not ended, which is the limit: wait for them, or delete some: persysctl delete RUN", of.ID, n)
 	}
-	if shares := t.shares; under == "" { // an admin stored the template
-		t.shares.Namespace = 0
+	if shares := t.shares; under == "" && run.Key == "" { // an admin stored the template, and no user asks for this run
+		t.shares = RoomShares{}
 		defer func() { t.shares = shares }()
 	}
 	var replaced []*Workload

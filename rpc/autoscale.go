@@ -15,7 +15,8 @@ import (
 const autoscaler = "autoscaler"
 
 // Autoscale changes the number of members of a group to count, for the leader's autoscaler. It returns an error if the
-// present number is not from. Quotas and policies are checked as for a user's call.
+// present number is not from. Quotas, policies and the shares of the state are checked as for a call of the user who
+// applied the group.
 func (s *Server) Autoscale(ctx context.Context, group string, from, count int, reason string) error {
 	view, err := s.latest(ctx)
 	if err != nil {
@@ -27,7 +28,7 @@ func (s *Server) Autoscale(ctx context.Context, group string, from, count int, r
 	}
 	c.Autoscaled, c.From, c.Reason = true, new(uint32(from)), clip(reason, 200)
 	results, err := s.replica.Propose(ctx, &commandv1.Command{
-		Head: &commandv1.Head{At: s.now().UnixNano(), By: autoscaler},
+		Head: &commandv1.Head{At: s.now().UnixNano(), By: autoscaler, NamespaceShare: fsm.NamespaceShare, RoomReserve: fsm.AdminReserve},
 		Body: &commandv1.Command_ScaleGroup{ScaleGroup: c},
 	})
 	if err != nil {

@@ -34,6 +34,9 @@ func TestAutoscale(t *testing.T) {
 	leader := g.replicas[0].server
 	ok(t, leader.Autoscale(ctxFor(t), "grp", 2, 4, "CPU use is 90 %"))
 	is(t, "members", len(fsm.Members(g.view(), "grp")), 4)
+	head := g.history[len(g.history)-1].GetHead()
+	is(t, "the share of a namespace in the state", int(head.GetNamespaceShare()), fsm.NamespaceShare)
+	is(t, "the part of the state for admins", int(head.GetRoomReserve()), fsm.AdminReserve)
 	w, _ := g.view().Workload("grp-3")
 	plain, err := spec.Unseal("grp-3", w.Spec, sealer(leader.cfg.Keys))
 	ok(t, err)

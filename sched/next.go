@@ -186,6 +186,7 @@ func (p *planner) finish() Step {
 		c.Body = &commandv1.Command_CreateRuns{CreateRuns: &commandv1.CreateRuns{Steps: items}}
 	})
 	chunked(p, p.members, func(c *commandv1.Command, items []*commandv1.MemberChange) {
+		c.Head.NamespaceShare, c.Head.RoomReserve = fsm.NamespaceShare, fsm.AdminReserve
 		c.Body = &commandv1.Command_PlaceMembers{PlaceMembers: &commandv1.PlaceMembers{Changes: items}}
 	})
 	chunked(p, p.idle, func(c *commandv1.Command, items []*commandv1.IdleSlice) {

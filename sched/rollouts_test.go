@@ -322,6 +322,9 @@ func TestRolloutStepsAreFenced(t *testing.T) {
 	if e := head.GetEpoch(); e.GetIncarnation() != rolloutEpoch.Incarnation || e.GetTerm() != rolloutEpoch.Term || head.GetAt() != w.now || head.GetBy() != "leader" {
 		t.Errorf("the head is %v", head)
 	}
+	if head.GetNamespaceShare() != fsm.NamespaceShare || head.GetRoomReserve() != fsm.AdminReserve {
+		t.Errorf("the head has the shares %d and %d of the state", head.GetNamespaceShare(), head.GetRoomReserve())
+	}
 	if id := body.GetIfRollout(); id.GetIncarnation() != r.Incarnation || id.GetSequence() != r.Sequence || r.Sequence == 0 {
 		t.Errorf("the command is for rollout %v, want %d.%d", id, r.Incarnation, r.Sequence)
 	}

@@ -187,3 +187,24 @@ func TestSystemWorkloads(t *testing.T) {
 		})
 	}
 }
+
+// TestMembersHaveTheSharesOfUsers: the commands that create members of system workloads carry the limits of the state
+// for confined users.
+func TestMembersHaveTheSharesOfUsers(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	w.apply("log", system)
+	made := 0
+	for _, c := range w.plan().Commands {
+		if c.GetPlaceMembers() == nil {
+			continue
+		}
+		made++
+		if h := c.GetHead(); h.GetNamespaceShare() != fsm.NamespaceShare || h.GetRoomReserve() != fsm.AdminReserve {
+			t.Errorf("the head has the shares %d and %d of the state", h.GetNamespaceShare(), h.GetRoomReserve())
+		}
+	}
+	if made == 0 {
+		t.Error("no command creates a member")
+	}
+}

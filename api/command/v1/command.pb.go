@@ -214,8 +214,8 @@ type Head struct {
 	// Commands of former versions do not have this field; they are judged as before.
 	Unprivileged bool `protobuf:"varint,392,opt,name=unprivileged,proto3" json:"unprivileged,omitempty"`
 	// Percent of the room of the state (State.Room) that a namespace may take by commands with this head, unless a quota
-	// or a policy limits the namespace; 0 = no limit. In commands of the planner, it applies to the runs of crons that
-	// were stored by callers to whom a policy applies.
+	// or a policy limits the namespace; 0 = no limit. In commands of the planner and the autoscaler, this field and
+	// room_reserve apply only to what was stored by callers to whom a policy applies.
 	NamespaceShare uint32 `protobuf:"varint,393,opt,name=namespace_share,json=namespaceShare,proto3" json:"namespace_share,omitempty"`
 	// Percent of the room of the state that commands with this head leave free; 0 = none.
 	RoomReserve   uint32 `protobuf:"varint,394,opt,name=room_reserve,json=roomReserve,proto3" json:"room_reserve,omitempty"`
