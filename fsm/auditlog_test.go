@@ -187,19 +187,20 @@ func TestJoinsInTheSecurityLog(t *testing.T) {
 // ordinaryCommands lists the commands about the whole cluster whose events are not in the log of security, with the
 // reason.
 var ordinaryCommands = map[arm]string{
-	"init_cluster":      "a scheduler sends it once",
-	"register_node":     "agents send it",
-	"put_replica":       "schedulers send it",
-	"set_feature_level": "the leader sends it",
-	"reseal":            "the leader sends it",
-	"cordon_node":       "the role operator may send it",
-	"drain_node":        "the role operator may send it",
-	"label_node":        "the role operator may send it",
-	"taint_node":        "the role operator may send it",
-	"move_workloads":    "the role operator may send it",
-	"link_console":      "every person may send it",
-	"open_console":      "every person may send it",
-	"end_console":       "every person may send it",
+	"init_cluster":         "a scheduler sends it once",
+	"register_node":        "agents send it",
+	"put_replica":          "schedulers send it",
+	"set_feature_level":    "the leader sends it",
+	"reseal":               "the leader sends it",
+	"cordon_node":          "the role operator may send it",
+	"drain_node":           "the role operator may send it",
+	"label_node":           "the role operator may send it",
+	"taint_node":           "the role operator may send it",
+	"move_workloads":       "the role operator may send it",
+	"set_rebalance_policy": "the role operator may send it",
+	"link_console":         "every person may send it",
+	"open_console":         "every person may send it",
+	"end_console":          "every person may send it",
 }
 
 // alsoCaused lists events that a command of TestSecurityEvents causes besides its own event in the log of security.

@@ -501,6 +501,12 @@ func (e *encoder) info(m *Info) {
 		e.str(m.ContentKey)
 		e.i64(m.KeyChangedAt)
 	}
+	if p := m.Rebalance; p != (RebalancePolicy{}) {
+		e.str("rebalance")
+		e.u64(uint64(p.PerHour))
+		e.u64(uint64(p.AtOnce))
+		e.u64(uint64(p.MinGainPercent))
+	}
 }
 
 func (e *encoder) authority(a *Authority) {

@@ -665,6 +665,7 @@ var scenarios = []struct {
 	{"90-node-pools", nodePoolsScenario},
 	{"91-preemption-times", preemptionTimesScenario},
 	{"92-rebalance", rebalanceScenario},
+	{"134-rebalance-policy", rebalancePolicyScenario},
 	{"100-networks", networksScenario},
 	{"95-objects", objectsScenario},
 	{"97-object-signals", objectSignalsScenario},

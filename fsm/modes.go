@@ -109,6 +109,7 @@ var armRules = [...]armRule{
 
 	{"scale_group", 357, 1, false, Refused},
 	{"move_workloads", 372, 1, false, Refused},
+	{"set_rebalance_policy", 373, 1, false, Refused},
 	{"place_members", 330, 1, true, Refused},
 
 	{"put_network", 420, 1, false, Refused},
@@ -278,6 +279,8 @@ func armOf(c Command) arm {
 		return "scale_group"
 	case *commandv1.Command_MoveWorkloads:
 		return "move_workloads"
+	case *commandv1.Command_SetRebalancePolicy:
+		return "set_rebalance_policy"
 	case *commandv1.Command_PlaceMembers:
 		return "place_members"
 	case *commandv1.Command_PutVolume:

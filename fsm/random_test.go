@@ -491,7 +491,9 @@ func (g *stream) command(s State) Command {
 		c = setMode(g.pick("mode", "normal", "normal", "degraded", "recovery", "odd"), "because")
 		c.GetSetMode().Pinned, c.GetSetMode().Unpin = g.n("pinned", 0, 3) == 0, g.bool("unpin")
 	case 33:
-		switch g.n("membership", 0, 7) {
+		switch g.n("membership", 0, 8) {
+		case 8:
+			c = setBalance(uint32(g.n("per hour", 0, 2)), uint32(g.n("at once", 0, 2)), uint32(g.n("gain", 0, 10)))
 		case 7:
 			c = repaired(g.pick("replica", "r1", "r2"), g.pick("before", "r0", ""), g.bool("done"))
 		case 6:

@@ -22,6 +22,70 @@ type Moved struct {
 	Gain     int64  // decrease of the placement score, in millionths of a node
 }
 
+// RebalancePolicy limits the moves that the leader makes without a request by a person. The zero value forbids all.
+type RebalancePolicy struct {
+	PerHour        uint32 // maximum number of moves within an hour; 0 = none
+	AtOnce         uint32 // maximum number of moves that have not ended
+	MinGainPercent uint32 // smallest gain of a move in percent of a node
+}
+
+// Maximum values of a RebalancePolicy.
+const (
+	MaxMovesPerHour = 10_000
+	MaxGainPercent  = 100
+)
+
+// PB returns the encoding of the policy in commands and snapshots; nil for the zero value.
+func (p RebalancePolicy) PB() *commandv1.RebalancePolicy {
+	if p == (RebalancePolicy{}) {
+		return nil
+	}
+	return &commandv1.RebalancePolicy{PerHour: p.PerHour, AtOnce: p.AtOnce, MinGainPercent: p.MinGainPercent}
+}
+
+func rebalancePolicyOf(m *commandv1.RebalancePolicy) RebalancePolicy {
+	return RebalancePolicy{PerHour: m.GetPerHour(), AtOnce: m.GetAtOnce(), MinGainPercent: m.GetMinGainPercent()}
+}
+
+// check returns which field of the policy is out of its range; "" if none is.
+func (p RebalancePolicy) check() (why string) {
+	off := p.PerHour == 0
+	switch {
+	case p.PerHour > MaxMovesPerHour:
+		return fmt.Sprintf("per_hour: %d is not in 0..%d", p.PerHour, MaxMovesPerHour)
+	case off && p != RebalancePolicy{}:
+		return fmt.Sprintf("per_hour: must not be 0, which means no moves, if at_once (%d) or min_gain_percent (%d) is set", p.AtOnce, p.MinGainPercent)
+	case !off && (p.AtOnce == 0 || p.AtOnce > MaxBalanceMoves):
+		return fmt.Sprintf("at_once: %d is not in 1..%d", p.AtOnce, MaxBalanceMoves)
+	case !off && (p.MinGainPercent == 0 || p.MinGainPercent > MaxGainPercent):
+		return fmt.Sprintf("min_gain_percent: %d is not in 1..%d", p.MinGainPercent, MaxGainPercent)
+	}
+	return ""
+}
+
+func (t *Tx) setRebalancePolicy(b *commandv1.SetRebalancePolicy) Result {
+	info, next := &t.r.info, rebalancePolicyOf(b.GetPolicy())
+	if why := next.check(); why != "" {
+		return refuse(Invalid, "%s", why)
+	}
+	if next == info.Rebalance {
+		return Result{Kind: AlreadyDone}
+	}
+	before := *info
+	info.Rebalance = next
+	t.infoChanged(before)
+	t.event(Event{Type: EventRebalancePolicy, Message: next.String()})
+	return Result{}
+}
+
+// String describes the policy in a sentence without a full stop.
+func (p RebalancePolicy) String() string {
+	if p.PerHour == 0 {
+		return "the leader moves no workload by itself"
+	}
+	return fmt.Sprintf("the leader may move %d workloads an hour by itself, %d at once, for a gain of at least %d %% of a node", p.PerHour, p.AtOnce, p.MinGainPercent)
+}
+
 // BalanceQuiet is how long a workload is not moved again to even out the load, in nanoseconds.
 const BalanceQuiet = 3600 * int64(1e9)
 

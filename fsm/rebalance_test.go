@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"bytes"
 	"strings"
 	"testing"
 
@@ -229,6 +230,48 @@ func TestInvalidMoves(t *testing.T) {
 	refused(t, w.do(confined(moves(w.move("web", "a", "b")), "shop")), Denied)
 	w.ok(setMode("degraded", "etcd is away"))
 	refused(t, w.do(moves(w.move("web", "a", "b"))), Frozen)
+}
+
+func setBalance(perHour, atOnce, minGain uint32) Command {
+	return &commandv1.Command{Body: &commandv1.Command_SetRebalancePolicy{SetRebalancePolicy: &commandv1.SetRebalancePolicy{
+		Policy: &commandv1.RebalancePolicy{PerHour: perHour, AtOnce: atOnce, MinGainPercent: minGain},
+	}}}
+}
+
+// TestRebalancePolicy: the policy of moves by the leader is part of the state, also after a snapshot and a restore from a
+// backup, and its ranges are checked.
+func TestRebalancePolicy(t *testing.T) {
+	w := formed(t, "a")
+	is(t, "policy", w.s.Info().Rebalance, RebalancePolicy{})
+	is(t, "off already", w.do(setBalance(0, 0, 0)).Kind, AlreadyDone)
+	w.ok(setBalance(20, 2, 15))
+	want := RebalancePolicy{PerHour: 20, AtOnce: 2, MinGainPercent: 15}
+	is(t, "policy", w.s.Info().Rebalance, want)
+	is(t, "event", w.eventOf(EventRebalancePolicy).Message, "the leader may move 20 workloads an hour by itself, 2 at once, for a gain of at least 15 % of a node")
+	is(t, "again", w.do(setBalance(20, 2, 15)).Kind, AlreadyDone)
+	refused(t, w.do(setBalance(10_001, 2, 15)), Invalid, "per_hour: 10001 is not in 0..10000")
+	refused(t, w.do(setBalance(20, 0, 15)), Invalid, "at_once: 0 is not in 1..250")
+	refused(t, w.do(setBalance(20, 251, 15)), Invalid, "at_once: 251 is not in 1..250")
+	refused(t, w.do(setBalance(20, 2, 101)), Invalid, "min_gain_percent: 101 is not in 1..100")
+	refused(t, w.do(setBalance(0, 2, 0)), Invalid, "per_hour: must not be 0")
+	is(t, "policy", w.s.Info().Rebalance, want)
+	again, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	is(t, "after a snapshot", again.Info().Rebalance, want)
+	w.ok(setMode("degraded", "because"))
+	refused(t, w.do(setBalance(0, 0, 0)), Frozen, "degraded")
+	w.ok(setMode("normal", ""))
+	w.ok(setBalance(0, 0, 0))
+	is(t, "policy", w.s.Info().Rebalance, RebalancePolicy{})
+}
+
+func rebalancePolicyScenario(w *world) {
+	w.do(setBalance(20, 2, 15))
+	w.do(setBalance(20, 2, 15))
+	w.do(setBalance(20, 0, 15))
+	w.do(setBalance(0, 0, 0))
 }
 
 func rebalanceScenario(w *world) {

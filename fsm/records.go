@@ -25,6 +25,7 @@ func infoPB(m *Info) *commandv1.MetaRecord {
 		ObjectFloor: m.ObjectFloor,
 		NextKeyId:   m.NextKeyID, FormerKeyId: m.FormerKeyID, CleanIndex: m.CleanIndex, RetiredKeyIds: m.RetiredKeyIDs,
 		ContentKey: m.ContentKey, KeyChangedAt: m.KeyChangedAt,
+		Rebalance: m.Rebalance.PB(),
 	}
 }
 
@@ -44,6 +45,7 @@ func infoOf(m *commandv1.MetaRecord) Info {
 			NextKeyID: m.GetNextKeyId(), FormerKeyID: m.GetFormerKeyId(), CleanIndex: m.GetCleanIndex(), RetiredKeyIDs: convert(m.GetRetiredKeyIds(), strings.Clone),
 			ContentKey: m.GetContentKey(), KeyChangedAt: m.GetKeyChangedAt(),
 		},
+		Rebalance: rebalancePolicyOf(m.GetRebalance()),
 	}
 }
 

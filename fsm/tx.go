@@ -303,6 +303,8 @@ func (t *Tx) judge(c Command) Result {
 		return t.scaleGroup(b.ScaleGroup)
 	case *commandv1.Command_MoveWorkloads:
 		return t.moveWorkloads(b.MoveWorkloads)
+	case *commandv1.Command_SetRebalancePolicy:
+		return t.setRebalancePolicy(b.SetRebalancePolicy)
 	case *commandv1.Command_PlaceMembers:
 		return t.placeMembers(b.PlaceMembers)
 	case *commandv1.Command_PutVolume:

@@ -676,6 +676,7 @@ const (
 	EventReplicaCopied     = "ReplicaCopied"   // a copy of a scheduler's data directory is in use on another machine; the cluster refuses that copy
 	EventClusterFormed     = "ClusterFormed"
 	EventFeatureLevelRaise = "FeatureLevelRaised"
+	EventRebalancePolicy   = "RebalancePolicyChanged"
 	EventMirrorAttached    = "MirrorAttached"
 	EventMirrorDetached    = "MirrorDetached"
 	EventClusterRestored   = "ClusterRestored"
@@ -778,6 +779,7 @@ type Info struct {
 	NetworkIndex         uint64 // log index of the newest change of what nodes have to set up for networks
 	ObjectFloor          uint64 // highest version number of all deleted objects; versions of new objects are higher
 	KeyRotation                 // of the cluster key
+	Rebalance            RebalancePolicy
 }
 
 // AttachedEtcd returns the cluster id of the etcd that is attached as the mirror; 0 if none is attached. No

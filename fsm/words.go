@@ -20,7 +20,7 @@ func EventTypes() []string {
 		EventWorkloadStable, EventAgentAction, EventDriftResolved, EventNodeRegistered, EventNodeReady,
 		EventNodeCordoned, EventNodeUncordoned, EventNodeDraining, EventNodeDrainEnded, EventNodeLabelsChanged, EventNodeTaintsChanged, EventNodeFenced,
 		EventNodeRemoved, EventModeChanged, EventReplicaJoined, EventReplicaRemoved, EventReplicaDamaged,
-		EventReplicaRepaired, EventReplicaCopied, EventClusterFormed, EventFeatureLevelRaise, EventMirrorAttached,
+		EventReplicaRepaired, EventReplicaCopied, EventClusterFormed, EventFeatureLevelRaise, EventRebalancePolicy, EventMirrorAttached,
 		EventMirrorDetached, EventClusterRestored, EventClusterRecovered, EventClusterKeyPinned, EventClusterKeyRotation, EventGossipRing,
 		EventAuthorityAdded, EventAuthorityDropped, EventTokenCreated, EventTokenDeleted, EventJoined,
 		EventJoinRefused, EventCertificateRenewed, EventRevoked, EventCallRefused, EventCallMade, EventSessionOpened,

@@ -80,6 +80,7 @@ var needs = map[string]Role{
 	clusterv1.Cluster_ListRevisions_FullMethodName:          Viewer,
 	clusterv1.Cluster_GetRollout_FullMethodName:             Viewer,
 	clusterv1.Cluster_Recovery_FullMethodName:               Viewer,
+	clusterv1.Cluster_GetRebalancePolicy_FullMethodName:     Viewer,
 	clusterv1.Cluster_PreviewRebalance_FullMethodName:       Viewer,
 	clusterv1.Cluster_MirrorStatus_FullMethodName:           Viewer,
 
@@ -107,6 +108,7 @@ var needs = map[string]Role{
 	clusterv1.Cluster_CreateVolume_FullMethodName:                    Operator,
 	clusterv1.Cluster_DeleteVolume_FullMethodName:                    Admin,
 	clusterv1.Cluster_DrainNode_FullMethodName:                       Operator,
+	clusterv1.Cluster_SetRebalancePolicy_FullMethodName:              Operator,
 	clusterv1.Cluster_ApplyRebalance_FullMethodName:                  Operator,
 	clusterv1.Cluster_Exec_FullMethodName:                            Operator,
 }

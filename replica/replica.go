@@ -243,9 +243,6 @@ func (r *Replica) openServer() error {
 
 		PreemptionCooldown: int64(cfg.PreemptionCooldown),
 		PreemptionBudget:   cfg.PreemptionBudget,
-		Balance: sched.BalancePolicy{
-			PerHour: cfg.RebalancePerHour, AtOnce: cfg.RebalanceAtOnce, MinGain: int64(cfg.RebalanceMinGain) * sched.WholeNode / 100,
-		},
 	}
 	r.agents = rpc.NewAgents(r.node.Store(), agentTLS, r.keys, append(r.traces.DialOptions(),
 		grpc.WithChainUnaryInterceptor(r.metrics.agentUnary), grpc.WithChainStreamInterceptor(r.metrics.agentStream))...)

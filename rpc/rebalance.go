@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/sched"
 )
@@ -40,9 +42,7 @@ func (s *Server) PreviewRebalance(ctx context.Context, req *clusterv1.PreviewReb
 	out := &clusterv1.PreviewRebalanceResponse{
 		Before: imbalanceView(b.Before), After: imbalanceView(b.After), Movable: uint32(b.Movable), Index: r.index,
 	}
-	if _, out.Standing = sched.StandingBalance(r.View, s.cfg.Tuning, max(limits.Now, r.Info().Clock)); out.Standing == "" {
-		out.Standing = "on"
-	}
+	out.Standing = standing(r.View)
 	for _, m := range b.Moves {
 		out.Moves = append(out.Moves, moveView(m))
 	}
@@ -98,6 +98,44 @@ func (s *Server) ApplyRebalance(ctx context.Context, req *clusterv1.ApplyRebalan
 		out.Moves = append(out.Moves, m)
 	}
 	return out, nil
+}
+
+// standing returns whether the leader moves workloads by itself now: "on", or the reason why not.
+func standing(v fsm.View) string {
+	_, waits := sched.StandingBalance(v, max(time.Now().UnixNano(), v.Info().Clock))
+	return cmp.Or(waits, "on")
+}
+
+// GetRebalancePolicy implements the call of cluster.v1.
+func (s *Server) GetRebalancePolicy(ctx context.Context, _ *clusterv1.GetRebalancePolicyRequest) (*clusterv1.GetRebalancePolicyResponse, error) {
+	r, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &clusterv1.GetRebalancePolicyResponse{Policy: rebalancePolicyView(r.Info().Rebalance), Standing: standing(r.View), Index: r.index}, nil
+}
+
+// SetRebalancePolicy implements the call of cluster.v1 on the leader.
+func (s *Server) SetRebalancePolicy(ctx context.Context, req *clusterv1.SetRebalancePolicyRequest) (*clusterv1.SetRebalancePolicyResponse, error) {
+	p := fsm.RebalancePolicy{PerHour: req.GetPolicy().GetPerHour(), AtOnce: req.GetPolicy().GetAtOnce(), MinGainPercent: req.GetPolicy().GetMinGainPercent()}
+	if p.PerHour > 0 {
+		p.AtOnce, p.MinGainPercent = cmp.Or(p.AtOnce, 1), cmp.Or(p.MinGainPercent, defaultMinGain)
+	}
+	r, err := s.mutate(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_SetRebalancePolicy{
+		SetRebalancePolicy: &commandv1.SetRebalancePolicy{Policy: p.PB()},
+	}})
+	if err != nil {
+		return nil, err
+	}
+	v, err := s.store.At(ctx, r.Index)
+	if err != nil {
+		return nil, err
+	}
+	return &clusterv1.SetRebalancePolicyResponse{Policy: rebalancePolicyView(v.Info().Rebalance), Index: r.Index, Unchanged: r.Kind == fsm.AlreadyDone}, nil
+}
+
+func rebalancePolicyView(p fsm.RebalancePolicy) *clusterv1.RebalancePolicy {
+	return &clusterv1.RebalancePolicy{PerHour: p.PerHour, AtOnce: p.AtOnce, MinGainPercent: p.MinGainPercent}
 }
 
 func moveView(m sched.BalanceMove) *clusterv1.RebalanceMove {

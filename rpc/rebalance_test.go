@@ -87,3 +87,33 @@ func TestApplyRebalance(t *testing.T) {
 		code(t, err, codes.InvalidArgument)
 	}
 }
+
+// TestRebalancePolicyCalls: every replica returns and sets the cluster's policy of moves by the leader, with the defaults
+// of the fields that a request leaves out.
+func TestRebalancePolicyCalls(t *testing.T) {
+	g := newGroup(t, 2)
+	r, err := g.cluster(1).GetRebalancePolicy(ctxFor(t), &clusterv1.GetRebalancePolicyRequest{})
+	ok(t, err)
+	is(t, "moves an hour", r.GetPolicy().GetPerHour(), 0)
+	is(t, "standing", r.GetStanding(), "off")
+	set := func(perHour, atOnce uint32) (*clusterv1.SetRebalancePolicyResponse, error) {
+		return g.cluster(1).SetRebalancePolicy(ctxFor(t), &clusterv1.SetRebalancePolicyRequest{
+			RequestId: requestID(t), Policy: &clusterv1.RebalancePolicy{PerHour: perHour, AtOnce: atOnce},
+		})
+	}
+	done, err := set(20, 0)
+	ok(t, err)
+	is(t, "at once", done.GetPolicy().GetAtOnce(), 1)
+	is(t, "smallest gain", done.GetPolicy().GetMinGainPercent(), 10)
+	r, err = g.cluster(0).GetRebalancePolicy(ctxFor(t), &clusterv1.GetRebalancePolicyRequest{})
+	ok(t, err)
+	is(t, "moves an hour", r.GetPolicy().GetPerHour(), 20)
+	is(t, "standing", r.GetStanding(), "on")
+	done, err = set(20, 1)
+	ok(t, err)
+	is(t, "unchanged", done.GetUnchanged(), true)
+	_, err = set(20, 251)
+	code(t, err, codes.InvalidArgument)
+	_, err = set(0, 0)
+	ok(t, err)
+}

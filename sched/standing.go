@@ -8,16 +8,9 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// The leader moves workloads to even out the load of the nodes without a request by a person, if its settings say so.
-// The records of the workloads have the times of their moves, so the limits also hold under a new leader. See ADR 62.
-
-// BalancePolicy holds the settings of the rebalancing that the leader does without a request by a
-// person.
-type BalancePolicy struct {
-	PerHour int   // maximum number of moves within an hour (SCHEDULER_REBALANCE_PER_HOUR); 0 = the leader moves nothing by itself
-	AtOnce  int   // maximum number of moves that have not ended (SCHEDULER_REBALANCE_AT_ONCE)
-	MinGain int64 // smallest gain of a move in millionths of a node (SCHEDULER_REBALANCE_MIN_GAIN)
-}
+// The leader moves workloads to even out the load of the nodes without a request by a person, if the cluster's
+// RebalancePolicy says so (fsm.RebalancePolicy). The records of the workloads have the times of their moves, so the limits
+// also hold under a new leader. See ADR 62.
 
 // Rules of the leader's own rebalancing.
 const (
@@ -32,7 +25,7 @@ const (
 // by a person; it may be called once per BalanceEvery. stop is called between two evaluations of
 // workloads and ends the search when it returns true.
 func StandingMoves(v fsm.View, t Tuning, now int64, stop func() bool) []BalanceMove {
-	l, waits := StandingBalance(v, t, now)
+	l, waits := StandingBalance(v, now)
 	if waits != "" {
 		return nil
 	}
@@ -41,11 +34,11 @@ func StandingMoves(v fsm.View, t Tuning, now int64, stop func() bool) []BalanceM
 }
 
 // StandingBalance returns the limits of the leader's next search for moves. If the leader must not move anything now,
-// waits says why, and begins with "off" if the settings forbid it. now is Unix nanoseconds.
-func StandingBalance(v fsm.View, t Tuning, now int64) (l BalanceLimits, waits string) {
-	policy := t.Balance
-	if policy.PerHour <= 0 {
-		return l, "off (SCHEDULER_REBALANCE_PER_HOUR is 0)"
+// waits says why; it is "off" if the policy allows no moves. now is Unix nanoseconds.
+func StandingBalance(v fsm.View, now int64) (l BalanceLimits, waits string) {
+	policy := v.Info().Rebalance
+	if policy.PerHour == 0 {
+		return l, "off"
 	}
 	if waits = unrest(v); waits != "" {
 		return l, waits
@@ -70,13 +63,13 @@ func StandingBalance(v fsm.View, t Tuning, now int64) (l BalanceLimits, waits st
 	switch {
 	case unplaced != "":
 		return l, fmt.Sprintf("waits until workload %s has a node", unplaced)
-	case moving >= policy.AtOnce:
-		return l, fmt.Sprintf("waits for the end of %d moves, the limit (SCHEDULER_REBALANCE_AT_ONCE)", moving)
-	case lastHour >= policy.PerHour:
-		return l, fmt.Sprintf("waits, because %d workloads were moved within the last hour, the limit (SCHEDULER_REBALANCE_PER_HOUR)", lastHour)
+	case moving >= int(policy.AtOnce):
+		return l, fmt.Sprintf("waits for the end of %d moves, the limit of the policy (at_once)", moving)
+	case lastHour >= int(policy.PerHour):
+		return l, fmt.Sprintf("waits, because %d workloads were moved within the last hour, the limit of the policy (per_hour)", lastHour)
 	}
 	return BalanceLimits{
-		Moves: min(policy.AtOnce-moving, policy.PerHour-lastHour, fsm.MaxBalanceMoves), MinGain: policy.MinGain,
+		Moves: min(int(policy.AtOnce)-moving, int(policy.PerHour)-lastHour, fsm.MaxBalanceMoves), MinGain: int64(policy.MinGainPercent) * WholeNode / 100,
 		OneOfGroup: true, Now: now, MinAge: balanceSettled, Evaluations: balanceSearches,
 	}, ""
 }

@@ -9,12 +9,17 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-var standing = BalancePolicy{PerHour: 3, AtOnce: 2, MinGain: whole / 10}
+// setBalance sets the cluster's policy for moves by the leader, with a smallest gain of 10 %.
+func (w *world) setBalance(perHour, atOnce uint32) {
+	w.do(&commandv1.Command{Body: &commandv1.Command_SetRebalancePolicy{SetRebalancePolicy: &commandv1.SetRebalancePolicy{
+		Policy: &commandv1.RebalancePolicy{PerHour: perHour, AtOnce: atOnce, MinGainPercent: 10},
+	}}})
+}
 
 // unbalanced returns a world in which six workloads run on node a, and node b is empty.
 func unbalanced(t *testing.T) *world {
 	w := newWorld(t)
-	w.tuning.Balance = standing
+	w.setBalance(3, 2)
 	w.node("a")
 	w.many(6)
 	w.settle()
@@ -43,11 +48,11 @@ func (w *world) moveNow(moves []BalanceMove) (n int) {
 // found returns the moves that the leader would make now to even out the load, or the reason why it
 // makes none.
 func (w *world) found() ([]BalanceMove, string) {
-	_, waits := StandingBalance(w.state, w.tuning, w.now)
+	_, waits := StandingBalance(w.state, w.now)
 	return StandingMoves(w.state, w.tuning, w.now, nil), waits
 }
 
-// TestStandingBalanceWaits: the leader moves nothing by itself unless the settings say so and the cluster is calm.
+// TestStandingBalanceWaits: the leader moves nothing by itself unless the policy says so and the cluster is calm.
 func TestStandingBalanceWaits(t *testing.T) {
 	tests := []struct {
 		name string
@@ -55,7 +60,9 @@ func TestStandingBalanceWaits(t *testing.T) {
 		why  string
 	}{
 		{"calm", func(*world) {}, ""},
-		{"switched off", func(w *world) { w.tuning.Balance.PerHour = 0 }, "off (SCHEDULER_REBALANCE_PER_HOUR is 0)"},
+		{"switched off", func(w *world) {
+			w.do(&commandv1.Command{Body: &commandv1.Command_SetRebalancePolicy{SetRebalancePolicy: &commandv1.SetRebalancePolicy{}}})
+		}, "off"},
 		{"a node is draining", func(w *world) { w.node("c"); w.drain("c", true) }, "node c is draining"},
 		{"a node is lost", func(w *world) {
 			w.node("c")
@@ -83,7 +90,7 @@ func TestStandingBalanceWaits(t *testing.T) {
 			w := unbalanced(t)
 			tt.then(w)
 			moves, waits := w.found()
-			if tt.why == "" && waits == "" && len(moves) == standing.AtOnce {
+			if tt.why == "" && waits == "" && len(moves) == 2 {
 				return
 			}
 			if tt.why == "" || !strings.Contains(waits, tt.why) || len(moves) > 0 {
@@ -131,7 +138,7 @@ func TestStandingBalanceKeepsItsLimits(t *testing.T) {
 	if moves, waits := w.found(); len(moves) > 0 || !strings.Contains(waits, "3 workloads were moved within the last hour") {
 		t.Errorf("after three moves in the hour, the leader finds %q and says %q", lines(moves), waits)
 	}
-	w.tuning.Balance.PerHour, w.tuning.Balance.AtOnce = 100, 1
+	w.setBalance(100, 1)
 	w.say(first[0].Workload, "Pending")
 	if _, waits := w.found(); !strings.Contains(waits, "end of 1 moves") {
 		t.Errorf("a move that has not ended is not counted: %q", waits)
@@ -159,7 +166,7 @@ func TestWhyTellsTheMove(t *testing.T) {
 // nodes, of which a tenth have just joined.
 func BenchmarkRebalance(b *testing.B) {
 	w := newWorld(b)
-	w.tuning.Balance = BalancePolicy{PerHour: 1000, AtOnce: 50, MinGain: whole / 10}
+	w.setBalance(1000, 50)
 	const nodes, workloads = 4500, 50_000
 	for i := range nodes {
 		w.node(fmt.Sprintf("n%04d", i))

@@ -33,7 +33,6 @@ type Tuning struct {
 	// this time, at most PreemptionBudget workloads are preempted in the whole cluster (default 100).
 	PreemptionCooldown int64
 	PreemptionBudget   int
-	Balance            BalancePolicy
 	Seed               uint64
 	MaxCommands        int // maximum number of command items in one step; 0 = 4096
 }

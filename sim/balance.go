@@ -7,9 +7,12 @@ import (
 	"github.com/persys/compute/sched/control"
 )
 
-// balancePolicy draws the settings of rebalancing for a run with the fault Rebalancing.
-func (w *world) balancePolicy() sched.BalancePolicy {
-	return sched.BalancePolicy{PerHour: pick(&w.clock, []int{4, 20}), AtOnce: pick(&w.clock, []int{1, 3}), MinGain: sched.WholeNode / 10}
+// balancePolicy draws the cluster's policy for rebalancing by the leader; nil without the fault Rebalancing.
+func (w *world) balancePolicy() *commandv1.RebalancePolicy {
+	if !w.has(Rebalancing) {
+		return nil
+	}
+	return &commandv1.RebalancePolicy{PerHour: pick(&w.clock, []uint32{4, 20}), AtOnce: pick(&w.clock, []uint32{1, 3}), MinGainPercent: 10}
 }
 
 // balance carries out the effect Balance, a search for moves. With the sabotage StaleMoves the search uses the state

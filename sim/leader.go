@@ -58,9 +58,7 @@ func (w *world) settings() control.Settings {
 		Parallel:     pick(&w.clock, []int{1, 3, 256}),
 	}
 	s.Tuning.Seed = w.cfg.Seed
-	if w.has(Rebalancing) {
-		s.Tuning.Balance = w.balancePolicy()
-	}
+	w.balance = w.balancePolicy()
 	if w.chance(300) {
 		s.Tuning.Policy = sched.BinPack
 	}

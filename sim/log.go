@@ -398,6 +398,9 @@ func (r *replica) establish(term uint64) {
 		first = []fsm.Command{
 			{Head: head(), Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: clusterID, Incarnation: 7}}},
 		}
+		if w.balance != nil {
+			first = append(first, &commandv1.Command{Head: head(), Body: &commandv1.Command_SetRebalancePolicy{SetRebalancePolicy: &commandv1.SetRebalancePolicy{Policy: w.balance}}})
+		}
 	}
 	w.propose(r, term, first, func(_ []fsm.Result, err error) {
 		switch {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 )
 
@@ -255,9 +256,10 @@ type world struct {
 	replicas    []*replica
 	machines    []*machine
 	users       users
-	lastBalance fsm.View // state of the last search for moves, for StaleMoves
-	balancedAt  int64    // virtual time of the last move that evened out the load
-	preemptedAt int64    // virtual time of the last preemption, which may come when its cool-down has ended
+	lastBalance fsm.View                   // state of the last search for moves, for StaleMoves
+	balance     *commandv1.RebalancePolicy // the cluster's policy for moves by the leader; nil = none
+	balancedAt  int64                      // virtual time of the last move that evened out the load
+	preemptedAt int64                      // virtual time of the last preemption, which may come when its cool-down has ended
 
 	loss   int // number of lost messages in a thousand
 	delays int

@@ -12,19 +12,15 @@ type balancing struct {
 	idle uint64 // index of the state in which the last search found no move
 }
 
-// beginBalance starts rebalancing by the leader, if the settings enable it.
-func (t *Term) beginBalance() {
-	if t.cfg.Tuning.Balance.PerHour > 0 {
-		t.after(sched.BalanceEvery, t.balance)
-	}
-}
+// beginBalance starts the timer of the searches.
+func (t *Term) beginBalance() { t.after(sched.BalanceEvery, t.balance) }
 
-// balance issues the effect Balance, a search for moves that even out the load of the nodes, and
-// proposes the moves that the search finds.
+// balance issues the effect Balance, a search for moves that even out the load of the nodes, and proposes the moves that
+// the search finds. It does nothing if the cluster's policy allows the leader no moves.
 func (t *Term) balance() {
 	t.after(sched.BalanceEvery, t.balance)
 	b, view := &t.balancing, t.view
-	if b.busy || view.Info().Index == b.idle {
+	if view.Info().Rebalance.PerHour == 0 || b.busy || view.Info().Index == b.idle {
 		return
 	}
 	b.busy = true

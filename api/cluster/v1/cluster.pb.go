@@ -14014,7 +14014,7 @@ type PreviewRebalanceResponse struct {
 	Immovable []*ImmovableWorkloads `protobuf:"bytes,5,rep,name=immovable,proto3" json:"immovable,omitempty"`
 	Index     uint64                `protobuf:"varint,6,opt,name=index,proto3" json:"index,omitempty"`
 	// Whether the leader moves workloads by itself to even out the load: "on", or the reason why it moves none
-	// at present. The text begins with "off" if the settings SCHEDULER_REBALANCE_* switch these moves off.
+	// at present; "off" if the policy allows none.
 	Standing      string `protobuf:"bytes,1420,opt,name=standing,proto3" json:"standing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -14099,6 +14099,282 @@ func (x *PreviewRebalanceResponse) GetStanding() string {
 	return ""
 }
 
+// RebalancePolicy limits the moves that the leader makes by itself.
+type RebalancePolicy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Maximum number of moves within an hour, at most 10,000; 0 = the leader moves nothing by itself.
+	PerHour uint32 `protobuf:"varint,1,opt,name=per_hour,json=perHour,proto3" json:"per_hour,omitempty"`
+	// Maximum number of moves that have not ended, at most 250. 0 = 1.
+	AtOnce uint32 `protobuf:"varint,2,opt,name=at_once,json=atOnce,proto3" json:"at_once,omitempty"`
+	// Moves with a smaller gain are not made; in percent of a node, 1 to 100; 0 means 10. See
+	// RebalanceMove.gain_percent.
+	MinGainPercent uint32 `protobuf:"varint,3,opt,name=min_gain_percent,json=minGainPercent,proto3" json:"min_gain_percent,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *RebalancePolicy) Reset() {
+	*x = RebalancePolicy{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[197]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebalancePolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebalancePolicy) ProtoMessage() {}
+
+func (x *RebalancePolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[197]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebalancePolicy.ProtoReflect.Descriptor instead.
+func (*RebalancePolicy) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{197}
+}
+
+func (x *RebalancePolicy) GetPerHour() uint32 {
+	if x != nil {
+		return x.PerHour
+	}
+	return 0
+}
+
+func (x *RebalancePolicy) GetAtOnce() uint32 {
+	if x != nil {
+		return x.AtOnce
+	}
+	return 0
+}
+
+func (x *RebalancePolicy) GetMinGainPercent() uint32 {
+	if x != nil {
+		return x.MinGainPercent
+	}
+	return 0
+}
+
+type GetRebalancePolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetRebalancePolicyRequest) Reset() {
+	*x = GetRebalancePolicyRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[198]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetRebalancePolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetRebalancePolicyRequest) ProtoMessage() {}
+
+func (x *GetRebalancePolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[198]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetRebalancePolicyRequest.ProtoReflect.Descriptor instead.
+func (*GetRebalancePolicyRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{198}
+}
+
+type GetRebalancePolicyResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Policy *RebalancePolicy       `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	// See PreviewRebalanceResponse.standing.
+	Standing      string `protobuf:"bytes,2,opt,name=standing,proto3" json:"standing,omitempty"`
+	Index         uint64 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetRebalancePolicyResponse) Reset() {
+	*x = GetRebalancePolicyResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[199]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetRebalancePolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetRebalancePolicyResponse) ProtoMessage() {}
+
+func (x *GetRebalancePolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[199]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetRebalancePolicyResponse.ProtoReflect.Descriptor instead.
+func (*GetRebalancePolicyResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{199}
+}
+
+func (x *GetRebalancePolicyResponse) GetPolicy() *RebalancePolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+func (x *GetRebalancePolicyResponse) GetStanding() string {
+	if x != nil {
+		return x.Standing
+	}
+	return ""
+}
+
+func (x *GetRebalancePolicyResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type SetRebalancePolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Policy        *RebalancePolicy       `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetRebalancePolicyRequest) Reset() {
+	*x = SetRebalancePolicyRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[200]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetRebalancePolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetRebalancePolicyRequest) ProtoMessage() {}
+
+func (x *SetRebalancePolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[200]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetRebalancePolicyRequest.ProtoReflect.Descriptor instead.
+func (*SetRebalancePolicyRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{200}
+}
+
+func (x *SetRebalancePolicyRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *SetRebalancePolicyRequest) GetPolicy() *RebalancePolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+type SetRebalancePolicyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The policy that applies now.
+	Policy *RebalancePolicy `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	Index  uint64           `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	// Set if this was the policy already.
+	Unchanged     bool `protobuf:"varint,3,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetRebalancePolicyResponse) Reset() {
+	*x = SetRebalancePolicyResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[201]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetRebalancePolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetRebalancePolicyResponse) ProtoMessage() {}
+
+func (x *SetRebalancePolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[201]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetRebalancePolicyResponse.ProtoReflect.Descriptor instead.
+func (*SetRebalancePolicyResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{201}
+}
+
+func (x *SetRebalancePolicyResponse) GetPolicy() *RebalancePolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+func (x *SetRebalancePolicyResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *SetRebalancePolicyResponse) GetUnchanged() bool {
+	if x != nil {
+		return x.Unchanged
+	}
+	return false
+}
+
 type ApplyRebalanceRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -14113,7 +14389,7 @@ type ApplyRebalanceRequest struct {
 
 func (x *ApplyRebalanceRequest) Reset() {
 	*x = ApplyRebalanceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[197]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[202]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14125,7 +14401,7 @@ func (x *ApplyRebalanceRequest) String() string {
 func (*ApplyRebalanceRequest) ProtoMessage() {}
 
 func (x *ApplyRebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[197]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[202]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14138,7 +14414,7 @@ func (x *ApplyRebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyRebalanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyRebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{197}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{202}
 }
 
 func (x *ApplyRebalanceRequest) GetRequestId() string {
@@ -14177,7 +14453,7 @@ type ApplyRebalanceResponse struct {
 
 func (x *ApplyRebalanceResponse) Reset() {
 	*x = ApplyRebalanceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[198]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[203]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14189,7 +14465,7 @@ func (x *ApplyRebalanceResponse) String() string {
 func (*ApplyRebalanceResponse) ProtoMessage() {}
 
 func (x *ApplyRebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[198]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[203]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14202,7 +14478,7 @@ func (x *ApplyRebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyRebalanceResponse.ProtoReflect.Descriptor instead.
 func (*ApplyRebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{198}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{203}
 }
 
 func (x *ApplyRebalanceResponse) GetMoves() []*RebalanceMove {
@@ -14242,7 +14518,7 @@ type RebalanceMove struct {
 
 func (x *RebalanceMove) Reset() {
 	*x = RebalanceMove{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[199]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[204]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14254,7 +14530,7 @@ func (x *RebalanceMove) String() string {
 func (*RebalanceMove) ProtoMessage() {}
 
 func (x *RebalanceMove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[199]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[204]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14267,7 +14543,7 @@ func (x *RebalanceMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceMove.ProtoReflect.Descriptor instead.
 func (*RebalanceMove) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{199}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{204}
 }
 
 func (x *RebalanceMove) GetWorkloadId() string {
@@ -14319,7 +14595,7 @@ type Imbalance struct {
 
 func (x *Imbalance) Reset() {
 	*x = Imbalance{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[200]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[205]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14331,7 +14607,7 @@ func (x *Imbalance) String() string {
 func (*Imbalance) ProtoMessage() {}
 
 func (x *Imbalance) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[200]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[205]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14344,7 +14620,7 @@ func (x *Imbalance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Imbalance.ProtoReflect.Descriptor instead.
 func (*Imbalance) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{200}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{205}
 }
 
 func (x *Imbalance) GetDeviationPercent() float64 {
@@ -14378,7 +14654,7 @@ type ImmovableWorkloads struct {
 
 func (x *ImmovableWorkloads) Reset() {
 	*x = ImmovableWorkloads{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[201]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[206]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14390,7 +14666,7 @@ func (x *ImmovableWorkloads) String() string {
 func (*ImmovableWorkloads) ProtoMessage() {}
 
 func (x *ImmovableWorkloads) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[201]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[206]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14403,7 +14679,7 @@ func (x *ImmovableWorkloads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImmovableWorkloads.ProtoReflect.Descriptor instead.
 func (*ImmovableWorkloads) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{201}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{206}
 }
 
 func (x *ImmovableWorkloads) GetReason() string {
@@ -14455,7 +14731,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[202]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[207]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14467,7 +14743,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[202]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[207]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14480,7 +14756,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{202}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{207}
 }
 
 func (x *Network) GetId() uint32 {
@@ -14605,7 +14881,7 @@ type NetworkSlice struct {
 
 func (x *NetworkSlice) Reset() {
 	*x = NetworkSlice{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[203]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[208]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14617,7 +14893,7 @@ func (x *NetworkSlice) String() string {
 func (*NetworkSlice) ProtoMessage() {}
 
 func (x *NetworkSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[203]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[208]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14630,7 +14906,7 @@ func (x *NetworkSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkSlice.ProtoReflect.Descriptor instead.
 func (*NetworkSlice) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{203}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{208}
 }
 
 func (x *NetworkSlice) GetNodeId() string {
@@ -14692,7 +14968,7 @@ type CheckNetworkRequest struct {
 
 func (x *CheckNetworkRequest) Reset() {
 	*x = CheckNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[204]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[209]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14704,7 +14980,7 @@ func (x *CheckNetworkRequest) String() string {
 func (*CheckNetworkRequest) ProtoMessage() {}
 
 func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[204]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[209]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14717,7 +14993,7 @@ func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CheckNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{204}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{209}
 }
 
 func (x *CheckNetworkRequest) GetName() string {
@@ -14749,7 +15025,7 @@ type CheckNetworkResponse struct {
 
 func (x *CheckNetworkResponse) Reset() {
 	*x = CheckNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[205]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[210]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14761,7 +15037,7 @@ func (x *CheckNetworkResponse) String() string {
 func (*CheckNetworkResponse) ProtoMessage() {}
 
 func (x *CheckNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[205]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[210]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14774,7 +15050,7 @@ func (x *CheckNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNetworkResponse.ProtoReflect.Descriptor instead.
 func (*CheckNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{205}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{210}
 }
 
 func (x *CheckNetworkResponse) GetPaths() []*NetworkPath {
@@ -14820,7 +15096,7 @@ type NetworkPath struct {
 
 func (x *NetworkPath) Reset() {
 	*x = NetworkPath{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[206]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[211]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14832,7 +15108,7 @@ func (x *NetworkPath) String() string {
 func (*NetworkPath) ProtoMessage() {}
 
 func (x *NetworkPath) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[206]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[211]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14845,7 +15121,7 @@ func (x *NetworkPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkPath.ProtoReflect.Descriptor instead.
 func (*NetworkPath) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{206}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{211}
 }
 
 func (x *NetworkPath) GetFrom() string {
@@ -14914,7 +15190,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[207]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[212]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14926,7 +15202,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[207]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[212]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14939,7 +15215,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{207}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{212}
 }
 
 func (x *TraceRequest) GetHost() string {
@@ -14981,7 +15257,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[208]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[213]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14993,7 +15269,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[208]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[213]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15006,7 +15282,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{208}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{213}
 }
 
 func (x *TraceResponse) GetHops() []*TraceHop {
@@ -15046,7 +15322,7 @@ type TraceHop struct {
 
 func (x *TraceHop) Reset() {
 	*x = TraceHop{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[209]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[214]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15058,7 +15334,7 @@ func (x *TraceHop) String() string {
 func (*TraceHop) ProtoMessage() {}
 
 func (x *TraceHop) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[209]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[214]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15071,7 +15347,7 @@ func (x *TraceHop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceHop.ProtoReflect.Descriptor instead.
 func (*TraceHop) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{209}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{214}
 }
 
 func (x *TraceHop) GetStep() string {
@@ -15130,7 +15406,7 @@ type ListUsageRequest struct {
 
 func (x *ListUsageRequest) Reset() {
 	*x = ListUsageRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[210]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[215]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15142,7 +15418,7 @@ func (x *ListUsageRequest) String() string {
 func (*ListUsageRequest) ProtoMessage() {}
 
 func (x *ListUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[210]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[215]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15155,7 +15431,7 @@ func (x *ListUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsageRequest.ProtoReflect.Descriptor instead.
 func (*ListUsageRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{210}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{215}
 }
 
 func (x *ListUsageRequest) GetWorkloadId() string {
@@ -15192,7 +15468,7 @@ type ListUsageResponse struct {
 
 func (x *ListUsageResponse) Reset() {
 	*x = ListUsageResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[211]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[216]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15204,7 +15480,7 @@ func (x *ListUsageResponse) String() string {
 func (*ListUsageResponse) ProtoMessage() {}
 
 func (x *ListUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[211]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[216]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15217,7 +15493,7 @@ func (x *ListUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsageResponse.ProtoReflect.Descriptor instead.
 func (*ListUsageResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{211}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{216}
 }
 
 func (x *ListUsageResponse) GetSamples() []*UsageSample {
@@ -15255,7 +15531,7 @@ type UsageSample struct {
 
 func (x *UsageSample) Reset() {
 	*x = UsageSample{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[212]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[217]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15267,7 +15543,7 @@ func (x *UsageSample) String() string {
 func (*UsageSample) ProtoMessage() {}
 
 func (x *UsageSample) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[212]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[217]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15280,7 +15556,7 @@ func (x *UsageSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSample.ProtoReflect.Descriptor instead.
 func (*UsageSample) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{212}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{217}
 }
 
 func (x *UsageSample) GetStart() *timestamppb.Timestamp {
@@ -15329,7 +15605,7 @@ type ListScrapeTargetsRequest struct {
 
 func (x *ListScrapeTargetsRequest) Reset() {
 	*x = ListScrapeTargetsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[213]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[218]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15341,7 +15617,7 @@ func (x *ListScrapeTargetsRequest) String() string {
 func (*ListScrapeTargetsRequest) ProtoMessage() {}
 
 func (x *ListScrapeTargetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[213]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[218]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15354,7 +15630,7 @@ func (x *ListScrapeTargetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListScrapeTargetsRequest.ProtoReflect.Descriptor instead.
 func (*ListScrapeTargetsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{213}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{218}
 }
 
 func (x *ListScrapeTargetsRequest) GetNamespace() string {
@@ -15374,7 +15650,7 @@ type ListScrapeTargetsResponse struct {
 
 func (x *ListScrapeTargetsResponse) Reset() {
 	*x = ListScrapeTargetsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[214]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[219]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15386,7 +15662,7 @@ func (x *ListScrapeTargetsResponse) String() string {
 func (*ListScrapeTargetsResponse) ProtoMessage() {}
 
 func (x *ListScrapeTargetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[214]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[219]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15399,7 +15675,7 @@ func (x *ListScrapeTargetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListScrapeTargetsResponse.ProtoReflect.Descriptor instead.
 func (*ListScrapeTargetsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{214}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{219}
 }
 
 func (x *ListScrapeTargetsResponse) GetGroups() []*ScrapeGroup {
@@ -15429,7 +15705,7 @@ type ScrapeGroup struct {
 
 func (x *ScrapeGroup) Reset() {
 	*x = ScrapeGroup{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[215]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[220]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15441,7 +15717,7 @@ func (x *ScrapeGroup) String() string {
 func (*ScrapeGroup) ProtoMessage() {}
 
 func (x *ScrapeGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[215]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[220]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15454,7 +15730,7 @@ func (x *ScrapeGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrapeGroup.ProtoReflect.Descriptor instead.
 func (*ScrapeGroup) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{215}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{220}
 }
 
 func (x *ScrapeGroup) GetTargets() []string {
@@ -15481,7 +15757,7 @@ type ListNetworksRequest struct {
 
 func (x *ListNetworksRequest) Reset() {
 	*x = ListNetworksRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[216]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[221]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15493,7 +15769,7 @@ func (x *ListNetworksRequest) String() string {
 func (*ListNetworksRequest) ProtoMessage() {}
 
 func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[216]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[221]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15506,7 +15782,7 @@ func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksRequest.ProtoReflect.Descriptor instead.
 func (*ListNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{216}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{221}
 }
 
 func (x *ListNetworksRequest) GetNamespace() string {
@@ -15526,7 +15802,7 @@ type ListNetworksResponse struct {
 
 func (x *ListNetworksResponse) Reset() {
 	*x = ListNetworksResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[217]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[222]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15538,7 +15814,7 @@ func (x *ListNetworksResponse) String() string {
 func (*ListNetworksResponse) ProtoMessage() {}
 
 func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[217]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[222]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15551,7 +15827,7 @@ func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksResponse.ProtoReflect.Descriptor instead.
 func (*ListNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{217}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{222}
 }
 
 func (x *ListNetworksResponse) GetNetworks() []*Network {
@@ -15579,7 +15855,7 @@ type GetNetworkRequest struct {
 
 func (x *GetNetworkRequest) Reset() {
 	*x = GetNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[218]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[223]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15591,7 +15867,7 @@ func (x *GetNetworkRequest) String() string {
 func (*GetNetworkRequest) ProtoMessage() {}
 
 func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[218]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[223]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15604,7 +15880,7 @@ func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*GetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{218}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{223}
 }
 
 func (x *GetNetworkRequest) GetName() string {
@@ -15631,7 +15907,7 @@ type GetNetworkResponse struct {
 
 func (x *GetNetworkResponse) Reset() {
 	*x = GetNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[219]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[224]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15643,7 +15919,7 @@ func (x *GetNetworkResponse) String() string {
 func (*GetNetworkResponse) ProtoMessage() {}
 
 func (x *GetNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[219]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[224]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15656,7 +15932,7 @@ func (x *GetNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNetworkResponse.ProtoReflect.Descriptor instead.
 func (*GetNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{219}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{224}
 }
 
 func (x *GetNetworkResponse) GetNetwork() *Network {
@@ -15693,7 +15969,7 @@ type CreateNetworkRequest struct {
 
 func (x *CreateNetworkRequest) Reset() {
 	*x = CreateNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[220]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[225]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15705,7 +15981,7 @@ func (x *CreateNetworkRequest) String() string {
 func (*CreateNetworkRequest) ProtoMessage() {}
 
 func (x *CreateNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[220]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[225]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15718,7 +15994,7 @@ func (x *CreateNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CreateNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{220}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{225}
 }
 
 func (x *CreateNetworkRequest) GetName() string {
@@ -15767,7 +16043,7 @@ type CreateNetworkResponse struct {
 
 func (x *CreateNetworkResponse) Reset() {
 	*x = CreateNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[221]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[226]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15779,7 +16055,7 @@ func (x *CreateNetworkResponse) String() string {
 func (*CreateNetworkResponse) ProtoMessage() {}
 
 func (x *CreateNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[221]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[226]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15792,7 +16068,7 @@ func (x *CreateNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNetworkResponse.ProtoReflect.Descriptor instead.
 func (*CreateNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{221}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{226}
 }
 
 func (x *CreateNetworkResponse) GetNetwork() *Network {
@@ -15822,7 +16098,7 @@ type DeleteNetworkRequest struct {
 
 func (x *DeleteNetworkRequest) Reset() {
 	*x = DeleteNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[222]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[227]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15834,7 +16110,7 @@ func (x *DeleteNetworkRequest) String() string {
 func (*DeleteNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[222]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[227]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15847,7 +16123,7 @@ func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{222}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{227}
 }
 
 func (x *DeleteNetworkRequest) GetName() string {
@@ -15880,7 +16156,7 @@ type DeleteNetworkResponse struct {
 
 func (x *DeleteNetworkResponse) Reset() {
 	*x = DeleteNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[223]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[228]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15892,7 +16168,7 @@ func (x *DeleteNetworkResponse) String() string {
 func (*DeleteNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[223]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[228]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15905,7 +16181,7 @@ func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{223}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{228}
 }
 
 func (x *DeleteNetworkResponse) GetIndex() uint64 {
@@ -17146,7 +17422,24 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\amovable\x18\x04 \x01(\rR\amovable\x12C\n" +
 	"\timmovable\x18\x05 \x03(\v2%.persys.cluster.v1.ImmovableWorkloadsR\timmovable\x12\x14\n" +
 	"\x05index\x18\x06 \x01(\x04R\x05index\x12\x1b\n" +
-	"\bstanding\x18\x8c\v \x01(\tR\bstanding\"}\n" +
+	"\bstanding\x18\x8c\v \x01(\tR\bstanding\"o\n" +
+	"\x0fRebalancePolicy\x12\x19\n" +
+	"\bper_hour\x18\x01 \x01(\rR\aperHour\x12\x17\n" +
+	"\aat_once\x18\x02 \x01(\rR\x06atOnce\x12(\n" +
+	"\x10min_gain_percent\x18\x03 \x01(\rR\x0eminGainPercent\"\x1b\n" +
+	"\x19GetRebalancePolicyRequest\"\x8a\x01\n" +
+	"\x1aGetRebalancePolicyResponse\x12:\n" +
+	"\x06policy\x18\x01 \x01(\v2\".persys.cluster.v1.RebalancePolicyR\x06policy\x12\x1a\n" +
+	"\bstanding\x18\x02 \x01(\tR\bstanding\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\"v\n" +
+	"\x19SetRebalancePolicyRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12:\n" +
+	"\x06policy\x18\x02 \x01(\v2\".persys.cluster.v1.RebalancePolicyR\x06policy\"\x8c\x01\n" +
+	"\x1aSetRebalancePolicyResponse\x12:\n" +
+	"\x06policy\x18\x01 \x01(\v2\".persys.cluster.v1.RebalancePolicyR\x06policy\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x1c\n" +
+	"\tunchanged\x18\x03 \x01(\bR\tunchanged\"}\n" +
 	"\x15ApplyRebalanceRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12(\n" +
@@ -17283,7 +17576,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\"-\n" +
 	"\x15DeleteNetworkResponse\x12\x14\n" +
-	"\x05index\x18\x01 \x01(\x04R\x05index2\xa5<\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index2\x8b>\n" +
 	"\aCluster\x12M\n" +
 	"\x06Status\x12 .persys.cluster.v1.StatusRequest\x1a!.persys.cluster.v1.StatusResponse\x12F\n" +
 	"\x06Events\x12 .persys.cluster.v1.EventsRequest\x1a\x18.persys.cluster.v1.Event0\x01\x12J\n" +
@@ -17302,7 +17595,9 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\tLabelNode\x12#.persys.cluster.v1.LabelNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12W\n" +
 	"\tTaintNode\x12#.persys.cluster.v1.TaintNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12k\n" +
 	"\x10PreviewRebalance\x12*.persys.cluster.v1.PreviewRebalanceRequest\x1a+.persys.cluster.v1.PreviewRebalanceResponse\x12e\n" +
-	"\x0eApplyRebalance\x12(.persys.cluster.v1.ApplyRebalanceRequest\x1a).persys.cluster.v1.ApplyRebalanceResponse\x12E\n" +
+	"\x0eApplyRebalance\x12(.persys.cluster.v1.ApplyRebalanceRequest\x1a).persys.cluster.v1.ApplyRebalanceResponse\x12q\n" +
+	"\x12GetRebalancePolicy\x12,.persys.cluster.v1.GetRebalancePolicyRequest\x1a-.persys.cluster.v1.GetRebalancePolicyResponse\x12q\n" +
+	"\x12SetRebalancePolicy\x12,.persys.cluster.v1.SetRebalancePolicyRequest\x1a-.persys.cluster.v1.SetRebalancePolicyResponse\x12E\n" +
 	"\x04Logs\x12\x1e.persys.cluster.v1.LogsRequest\x1a\x1b.persys.cluster.v1.LogChunk0\x01\x12K\n" +
 	"\x04Exec\x12\x1e.persys.cluster.v1.ExecRequest\x1a\x1f.persys.cluster.v1.ExecResponse(\x010\x01\x12b\n" +
 	"\rRecordSession\x12'.persys.cluster.v1.RecordSessionRequest\x1a(.persys.cluster.v1.RecordSessionResponse\x12\\\n" +
@@ -17411,7 +17706,7 @@ func file_api_cluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_api_cluster_v1_cluster_proto_rawDescData
 }
 
-var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 233)
+var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 238)
 var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*RotateClusterKeyRequest)(nil),    // 0: persys.cluster.v1.RotateClusterKeyRequest
 	(*RotateClusterKeyResponse)(nil),   // 1: persys.cluster.v1.RotateClusterKeyResponse
@@ -17610,102 +17905,107 @@ var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*ScaleGroupResponse)(nil),         // 194: persys.cluster.v1.ScaleGroupResponse
 	(*PreviewRebalanceRequest)(nil),    // 195: persys.cluster.v1.PreviewRebalanceRequest
 	(*PreviewRebalanceResponse)(nil),   // 196: persys.cluster.v1.PreviewRebalanceResponse
-	(*ApplyRebalanceRequest)(nil),      // 197: persys.cluster.v1.ApplyRebalanceRequest
-	(*ApplyRebalanceResponse)(nil),     // 198: persys.cluster.v1.ApplyRebalanceResponse
-	(*RebalanceMove)(nil),              // 199: persys.cluster.v1.RebalanceMove
-	(*Imbalance)(nil),                  // 200: persys.cluster.v1.Imbalance
-	(*ImmovableWorkloads)(nil),         // 201: persys.cluster.v1.ImmovableWorkloads
-	(*Network)(nil),                    // 202: persys.cluster.v1.Network
-	(*NetworkSlice)(nil),               // 203: persys.cluster.v1.NetworkSlice
-	(*CheckNetworkRequest)(nil),        // 204: persys.cluster.v1.CheckNetworkRequest
-	(*CheckNetworkResponse)(nil),       // 205: persys.cluster.v1.CheckNetworkResponse
-	(*NetworkPath)(nil),                // 206: persys.cluster.v1.NetworkPath
-	(*TraceRequest)(nil),               // 207: persys.cluster.v1.TraceRequest
-	(*TraceResponse)(nil),              // 208: persys.cluster.v1.TraceResponse
-	(*TraceHop)(nil),                   // 209: persys.cluster.v1.TraceHop
-	(*ListUsageRequest)(nil),           // 210: persys.cluster.v1.ListUsageRequest
-	(*ListUsageResponse)(nil),          // 211: persys.cluster.v1.ListUsageResponse
-	(*UsageSample)(nil),                // 212: persys.cluster.v1.UsageSample
-	(*ListScrapeTargetsRequest)(nil),   // 213: persys.cluster.v1.ListScrapeTargetsRequest
-	(*ListScrapeTargetsResponse)(nil),  // 214: persys.cluster.v1.ListScrapeTargetsResponse
-	(*ScrapeGroup)(nil),                // 215: persys.cluster.v1.ScrapeGroup
-	(*ListNetworksRequest)(nil),        // 216: persys.cluster.v1.ListNetworksRequest
-	(*ListNetworksResponse)(nil),       // 217: persys.cluster.v1.ListNetworksResponse
-	(*GetNetworkRequest)(nil),          // 218: persys.cluster.v1.GetNetworkRequest
-	(*GetNetworkResponse)(nil),         // 219: persys.cluster.v1.GetNetworkResponse
-	(*CreateNetworkRequest)(nil),       // 220: persys.cluster.v1.CreateNetworkRequest
-	(*CreateNetworkResponse)(nil),      // 221: persys.cluster.v1.CreateNetworkResponse
-	(*DeleteNetworkRequest)(nil),       // 222: persys.cluster.v1.DeleteNetworkRequest
-	(*DeleteNetworkResponse)(nil),      // 223: persys.cluster.v1.DeleteNetworkResponse
-	nil,                                // 224: persys.cluster.v1.Event.DetailsEntry
-	nil,                                // 225: persys.cluster.v1.LabelNodeRequest.LabelsEntry
-	nil,                                // 226: persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	nil,                                // 227: persys.cluster.v1.Namespace.NodeLabelsEntry
-	nil,                                // 228: persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
-	nil,                                // 229: persys.cluster.v1.Account.ClaimsEntry
-	nil,                                // 230: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
-	nil,                                // 231: persys.cluster.v1.StartRunRequest.ParametersEntry
-	nil,                                // 232: persys.cluster.v1.ScrapeGroup.LabelsEntry
-	(*timestamppb.Timestamp)(nil),      // 233: google.protobuf.Timestamp
-	(*v1.WorkloadView)(nil),            // 234: persys.control.v1.WorkloadView
-	(*v1.WorkloadAction)(nil),          // 235: persys.control.v1.WorkloadAction
-	(*v1.AutoscaleStatus)(nil),         // 236: persys.control.v1.AutoscaleStatus
-	(*v1.Stopping)(nil),                // 237: persys.control.v1.Stopping
-	(*v1.ApplyWorkloadRequest)(nil),    // 238: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 239: persys.control.v1.ApplyWorkloadResponse
-	(*v1.TakenBack)(nil),               // 240: persys.control.v1.TakenBack
-	(*v1.Taint)(nil),                   // 241: persys.control.v1.Taint
-	(*v1.NodeView)(nil),                // 242: persys.control.v1.NodeView
-	(*v1.WorkloadSpec)(nil),            // 243: persys.control.v1.WorkloadSpec
-	(*v1.Generation)(nil),              // 244: persys.control.v1.Generation
-	(*v1.UpdateStrategy)(nil),          // 245: persys.control.v1.UpdateStrategy
-	(*v11.NetworkMember)(nil),          // 246: persys.agent.v1.NetworkMember
-	(*v11.NetworkService)(nil),         // 247: persys.agent.v1.NetworkService
-	(*v11.NetworkIngress)(nil),         // 248: persys.agent.v1.NetworkIngress
+	(*RebalancePolicy)(nil),            // 197: persys.cluster.v1.RebalancePolicy
+	(*GetRebalancePolicyRequest)(nil),  // 198: persys.cluster.v1.GetRebalancePolicyRequest
+	(*GetRebalancePolicyResponse)(nil), // 199: persys.cluster.v1.GetRebalancePolicyResponse
+	(*SetRebalancePolicyRequest)(nil),  // 200: persys.cluster.v1.SetRebalancePolicyRequest
+	(*SetRebalancePolicyResponse)(nil), // 201: persys.cluster.v1.SetRebalancePolicyResponse
+	(*ApplyRebalanceRequest)(nil),      // 202: persys.cluster.v1.ApplyRebalanceRequest
+	(*ApplyRebalanceResponse)(nil),     // 203: persys.cluster.v1.ApplyRebalanceResponse
+	(*RebalanceMove)(nil),              // 204: persys.cluster.v1.RebalanceMove
+	(*Imbalance)(nil),                  // 205: persys.cluster.v1.Imbalance
+	(*ImmovableWorkloads)(nil),         // 206: persys.cluster.v1.ImmovableWorkloads
+	(*Network)(nil),                    // 207: persys.cluster.v1.Network
+	(*NetworkSlice)(nil),               // 208: persys.cluster.v1.NetworkSlice
+	(*CheckNetworkRequest)(nil),        // 209: persys.cluster.v1.CheckNetworkRequest
+	(*CheckNetworkResponse)(nil),       // 210: persys.cluster.v1.CheckNetworkResponse
+	(*NetworkPath)(nil),                // 211: persys.cluster.v1.NetworkPath
+	(*TraceRequest)(nil),               // 212: persys.cluster.v1.TraceRequest
+	(*TraceResponse)(nil),              // 213: persys.cluster.v1.TraceResponse
+	(*TraceHop)(nil),                   // 214: persys.cluster.v1.TraceHop
+	(*ListUsageRequest)(nil),           // 215: persys.cluster.v1.ListUsageRequest
+	(*ListUsageResponse)(nil),          // 216: persys.cluster.v1.ListUsageResponse
+	(*UsageSample)(nil),                // 217: persys.cluster.v1.UsageSample
+	(*ListScrapeTargetsRequest)(nil),   // 218: persys.cluster.v1.ListScrapeTargetsRequest
+	(*ListScrapeTargetsResponse)(nil),  // 219: persys.cluster.v1.ListScrapeTargetsResponse
+	(*ScrapeGroup)(nil),                // 220: persys.cluster.v1.ScrapeGroup
+	(*ListNetworksRequest)(nil),        // 221: persys.cluster.v1.ListNetworksRequest
+	(*ListNetworksResponse)(nil),       // 222: persys.cluster.v1.ListNetworksResponse
+	(*GetNetworkRequest)(nil),          // 223: persys.cluster.v1.GetNetworkRequest
+	(*GetNetworkResponse)(nil),         // 224: persys.cluster.v1.GetNetworkResponse
+	(*CreateNetworkRequest)(nil),       // 225: persys.cluster.v1.CreateNetworkRequest
+	(*CreateNetworkResponse)(nil),      // 226: persys.cluster.v1.CreateNetworkResponse
+	(*DeleteNetworkRequest)(nil),       // 227: persys.cluster.v1.DeleteNetworkRequest
+	(*DeleteNetworkResponse)(nil),      // 228: persys.cluster.v1.DeleteNetworkResponse
+	nil,                                // 229: persys.cluster.v1.Event.DetailsEntry
+	nil,                                // 230: persys.cluster.v1.LabelNodeRequest.LabelsEntry
+	nil,                                // 231: persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	nil,                                // 232: persys.cluster.v1.Namespace.NodeLabelsEntry
+	nil,                                // 233: persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
+	nil,                                // 234: persys.cluster.v1.Account.ClaimsEntry
+	nil,                                // 235: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	nil,                                // 236: persys.cluster.v1.StartRunRequest.ParametersEntry
+	nil,                                // 237: persys.cluster.v1.ScrapeGroup.LabelsEntry
+	(*timestamppb.Timestamp)(nil),      // 238: google.protobuf.Timestamp
+	(*v1.WorkloadView)(nil),            // 239: persys.control.v1.WorkloadView
+	(*v1.WorkloadAction)(nil),          // 240: persys.control.v1.WorkloadAction
+	(*v1.AutoscaleStatus)(nil),         // 241: persys.control.v1.AutoscaleStatus
+	(*v1.Stopping)(nil),                // 242: persys.control.v1.Stopping
+	(*v1.ApplyWorkloadRequest)(nil),    // 243: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 244: persys.control.v1.ApplyWorkloadResponse
+	(*v1.TakenBack)(nil),               // 245: persys.control.v1.TakenBack
+	(*v1.Taint)(nil),                   // 246: persys.control.v1.Taint
+	(*v1.NodeView)(nil),                // 247: persys.control.v1.NodeView
+	(*v1.WorkloadSpec)(nil),            // 248: persys.control.v1.WorkloadSpec
+	(*v1.Generation)(nil),              // 249: persys.control.v1.Generation
+	(*v1.UpdateStrategy)(nil),          // 250: persys.control.v1.UpdateStrategy
+	(*v11.NetworkMember)(nil),          // 251: persys.agent.v1.NetworkMember
+	(*v11.NetworkService)(nil),         // 252: persys.agent.v1.NetworkService
+	(*v11.NetworkIngress)(nil),         // 253: persys.agent.v1.NetworkIngress
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
-	233, // 0: persys.cluster.v1.ClusterKeyStatusResponse.changed_at:type_name -> google.protobuf.Timestamp
+	238, // 0: persys.cluster.v1.ClusterKeyStatusResponse.changed_at:type_name -> google.protobuf.Timestamp
 	4,   // 1: persys.cluster.v1.ClusterKeyStatusResponse.replicas:type_name -> persys.cluster.v1.ClusterKeyReplica
 	13,  // 2: persys.cluster.v1.BundleResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	233, // 3: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
+	238, // 3: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
 	16,  // 4: persys.cluster.v1.CreateTokenResponse.info:type_name -> persys.cluster.v1.TokenInfo
-	233, // 5: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
-	233, // 6: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
+	238, // 5: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
+	238, // 6: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
 	16,  // 7: persys.cluster.v1.ListTokensResponse.tokens:type_name -> persys.cluster.v1.TokenInfo
-	233, // 8: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
-	233, // 9: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
+	238, // 8: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
+	238, // 9: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
 	22,  // 10: persys.cluster.v1.ListIdentitiesResponse.identities:type_name -> persys.cluster.v1.IdentityInfo
 	13,  // 11: persys.cluster.v1.ListIdentitiesResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	233, // 12: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
-	233, // 13: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
+	238, // 12: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
+	238, // 13: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
 	27,  // 14: persys.cluster.v1.ListAuthoritiesResponse.authorities:type_name -> persys.cluster.v1.AuthorityInfo
 	27,  // 15: persys.cluster.v1.PutAuthorityResponse.authority:type_name -> persys.cluster.v1.AuthorityInfo
-	233, // 16: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	238, // 16: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	36,  // 17: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
-	233, // 18: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	233, // 19: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
-	224, // 20: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
+	238, // 18: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	238, // 19: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
+	229, // 20: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
 	42,  // 21: persys.cluster.v1.AuditRecord.details:type_name -> persys.cluster.v1.AuditDetail
-	234, // 22: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
+	239, // 22: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
 	47,  // 23: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
 	46,  // 24: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	235, // 25: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
-	236, // 26: persys.cluster.v1.WhyResponse.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	237, // 27: persys.cluster.v1.WhyResponse.stopping:type_name -> persys.control.v1.Stopping
-	238, // 28: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	239, // 29: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	238, // 30: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	240, // 25: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
+	241, // 26: persys.cluster.v1.WhyResponse.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	242, // 27: persys.cluster.v1.WhyResponse.stopping:type_name -> persys.control.v1.Stopping
+	243, // 28: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	244, // 29: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	243, // 30: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
 	52,  // 31: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
 	47,  // 32: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
 	46,  // 33: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	240, // 34: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
+	245, // 34: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
 	53,  // 35: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
-	238, // 36: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	239, // 37: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	225, // 38: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
-	241, // 39: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
-	233, // 40: persys.cluster.v1.PlannedMove.stays_until:type_name -> google.protobuf.Timestamp
-	242, // 41: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	243, // 36: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	244, // 37: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	230, // 38: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
+	246, // 39: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
+	238, // 40: persys.cluster.v1.PlannedMove.stays_until:type_name -> google.protobuf.Timestamp
+	247, // 41: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
 	63,  // 42: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
 	68,  // 43: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
 	69,  // 44: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
@@ -17713,22 +18013,22 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	71,  // 46: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
 	66,  // 47: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
 	72,  // 48: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
-	226, // 49: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	233, // 50: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	233, // 51: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	233, // 52: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	231, // 49: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	238, // 50: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	238, // 51: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	238, // 52: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
 	76,  // 53: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	233, // 54: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
+	238, // 54: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
 	52,  // 55: persys.cluster.v1.WorkloadRevision.changes:type_name -> persys.cluster.v1.FieldChange
-	243, // 56: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
+	248, // 56: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
 	79,  // 57: persys.cluster.v1.ListRevisionsResponse.revisions:type_name -> persys.cluster.v1.WorkloadRevision
 	52,  // 58: persys.cluster.v1.ListRevisionsResponse.changes:type_name -> persys.cluster.v1.FieldChange
-	233, // 59: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	238, // 59: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
 	89,  // 60: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
 	89,  // 61: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
 	89,  // 62: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
 	94,  // 63: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
-	233, // 64: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	238, // 64: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	93,  // 65: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
 	89,  // 66: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
 	99,  // 67: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
@@ -17736,278 +18036,285 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	109, // 69: persys.cluster.v1.MirrorStatusResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
 	93,  // 70: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
 	92,  // 71: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
-	233, // 72: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
+	238, // 72: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
 	113, // 73: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
-	238, // 74: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
+	243, // 74: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
 	120, // 75: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
 	123, // 76: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
 	126, // 77: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
-	233, // 78: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
-	233, // 79: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
-	233, // 80: persys.cluster.v1.Volume.unused_since:type_name -> google.protobuf.Timestamp
+	238, // 78: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	238, // 79: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
+	238, // 80: persys.cluster.v1.Volume.unused_since:type_name -> google.protobuf.Timestamp
 	123, // 81: persys.cluster.v1.CreateVolumeResponse.volume:type_name -> persys.cluster.v1.Volume
 	129, // 82: persys.cluster.v1.Namespace.quota:type_name -> persys.cluster.v1.NamespaceAmounts
 	129, // 83: persys.cluster.v1.Namespace.used:type_name -> persys.cluster.v1.NamespaceAmounts
-	233, // 84: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
-	233, // 85: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
-	227, // 86: persys.cluster.v1.Namespace.node_labels:type_name -> persys.cluster.v1.Namespace.NodeLabelsEntry
+	238, // 84: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
+	238, // 85: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
+	232, // 86: persys.cluster.v1.Namespace.node_labels:type_name -> persys.cluster.v1.Namespace.NodeLabelsEntry
 	130, // 87: persys.cluster.v1.ListNamespacesResponse.namespaces:type_name -> persys.cluster.v1.Namespace
 	129, // 88: persys.cluster.v1.PutNamespaceRequest.quota:type_name -> persys.cluster.v1.NamespaceAmounts
-	228, // 89: persys.cluster.v1.PutNamespaceRequest.node_labels:type_name -> persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
+	233, // 89: persys.cluster.v1.PutNamespaceRequest.node_labels:type_name -> persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
 	130, // 90: persys.cluster.v1.NamespaceResponse.namespace:type_name -> persys.cluster.v1.Namespace
-	233, // 91: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
+	238, // 91: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
 	136, // 92: persys.cluster.v1.ListPoliciesResponse.policies:type_name -> persys.cluster.v1.Policy
-	233, // 93: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
+	238, // 93: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
 	143, // 94: persys.cluster.v1.ListRolesResponse.roles:type_name -> persys.cluster.v1.Role
-	233, // 95: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
+	238, // 95: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
 	149, // 96: persys.cluster.v1.ListBindingsResponse.bindings:type_name -> persys.cluster.v1.Binding
-	233, // 97: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
-	229, // 98: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
-	233, // 99: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
+	238, // 97: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
+	234, // 98: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
+	238, // 99: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
 	153, // 100: persys.cluster.v1.ListAccountsResponse.accounts:type_name -> persys.cluster.v1.Account
-	230, // 101: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	235, // 101: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
 	153, // 102: persys.cluster.v1.AccountTokenResponse.account:type_name -> persys.cluster.v1.Account
 	164, // 103: persys.cluster.v1.LinkConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
 	164, // 104: persys.cluster.v1.OpenConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
-	233, // 105: persys.cluster.v1.ConsoleSession.created_at:type_name -> google.protobuf.Timestamp
-	233, // 106: persys.cluster.v1.ConsoleSession.code_expires_at:type_name -> google.protobuf.Timestamp
-	233, // 107: persys.cluster.v1.ConsoleSession.opened_at:type_name -> google.protobuf.Timestamp
-	233, // 108: persys.cluster.v1.ConsoleSession.expires_at:type_name -> google.protobuf.Timestamp
+	238, // 105: persys.cluster.v1.ConsoleSession.created_at:type_name -> google.protobuf.Timestamp
+	238, // 106: persys.cluster.v1.ConsoleSession.code_expires_at:type_name -> google.protobuf.Timestamp
+	238, // 107: persys.cluster.v1.ConsoleSession.opened_at:type_name -> google.protobuf.Timestamp
+	238, // 108: persys.cluster.v1.ConsoleSession.expires_at:type_name -> google.protobuf.Timestamp
 	164, // 109: persys.cluster.v1.ListConsolesResponse.sessions:type_name -> persys.cluster.v1.ConsoleSession
-	233, // 110: persys.cluster.v1.Object.created_at:type_name -> google.protobuf.Timestamp
+	238, // 110: persys.cluster.v1.Object.created_at:type_name -> google.protobuf.Timestamp
 	170, // 111: persys.cluster.v1.Object.versions:type_name -> persys.cluster.v1.ObjectVersion
 	171, // 112: persys.cluster.v1.Object.users:type_name -> persys.cluster.v1.ObjectUser
-	233, // 113: persys.cluster.v1.ObjectVersion.at:type_name -> google.protobuf.Timestamp
+	238, // 113: persys.cluster.v1.ObjectVersion.at:type_name -> google.protobuf.Timestamp
 	169, // 114: persys.cluster.v1.ListObjectsResponse.objects:type_name -> persys.cluster.v1.Object
 	182, // 115: persys.cluster.v1.GetAccessResponse.grants:type_name -> persys.cluster.v1.Grant
-	233, // 116: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
-	233, // 117: persys.cluster.v1.GetAccessResponse.session_expires_at:type_name -> google.protobuf.Timestamp
-	244, // 118: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
-	245, // 119: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
+	238, // 116: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
+	238, // 117: persys.cluster.v1.GetAccessResponse.session_expires_at:type_name -> google.protobuf.Timestamp
+	249, // 118: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
+	250, // 119: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
 	188, // 120: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
-	233, // 121: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
-	233, // 122: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
-	231, // 123: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
-	199, // 124: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
-	200, // 125: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
-	200, // 126: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
-	201, // 127: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
-	199, // 128: persys.cluster.v1.ApplyRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
-	199, // 129: persys.cluster.v1.ApplyRebalanceResponse.dropped:type_name -> persys.cluster.v1.RebalanceMove
-	233, // 130: persys.cluster.v1.Network.created_at:type_name -> google.protobuf.Timestamp
-	203, // 131: persys.cluster.v1.Network.slices:type_name -> persys.cluster.v1.NetworkSlice
-	246, // 132: persys.cluster.v1.Network.members:type_name -> persys.agent.v1.NetworkMember
-	247, // 133: persys.cluster.v1.Network.services:type_name -> persys.agent.v1.NetworkService
-	248, // 134: persys.cluster.v1.Network.ingress:type_name -> persys.agent.v1.NetworkIngress
-	233, // 135: persys.cluster.v1.NetworkSlice.empty_since:type_name -> google.protobuf.Timestamp
-	206, // 136: persys.cluster.v1.CheckNetworkResponse.paths:type_name -> persys.cluster.v1.NetworkPath
-	209, // 137: persys.cluster.v1.TraceResponse.hops:type_name -> persys.cluster.v1.TraceHop
-	212, // 138: persys.cluster.v1.ListUsageResponse.samples:type_name -> persys.cluster.v1.UsageSample
-	233, // 139: persys.cluster.v1.UsageSample.start:type_name -> google.protobuf.Timestamp
-	215, // 140: persys.cluster.v1.ListScrapeTargetsResponse.groups:type_name -> persys.cluster.v1.ScrapeGroup
-	232, // 141: persys.cluster.v1.ScrapeGroup.labels:type_name -> persys.cluster.v1.ScrapeGroup.LabelsEntry
-	202, // 142: persys.cluster.v1.ListNetworksResponse.networks:type_name -> persys.cluster.v1.Network
-	202, // 143: persys.cluster.v1.GetNetworkResponse.network:type_name -> persys.cluster.v1.Network
-	202, // 144: persys.cluster.v1.CreateNetworkResponse.network:type_name -> persys.cluster.v1.Network
-	35,  // 145: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	39,  // 146: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	40,  // 147: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
-	43,  // 148: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	45,  // 149: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	49,  // 150: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	51,  // 151: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	55,  // 152: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	57,  // 153: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	58,  // 154: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	59,  // 155: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	60,  // 156: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	61,  // 157: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
-	62,  // 158: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
-	195, // 159: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
-	197, // 160: persys.cluster.v1.Cluster.ApplyRebalance:input_type -> persys.cluster.v1.ApplyRebalanceRequest
-	65,  // 161: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	67,  // 162: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
-	73,  // 163: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
-	75,  // 164: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	78,  // 165: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
-	81,  // 166: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
-	82,  // 167: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	84,  // 168: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	86,  // 169: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	88,  // 170: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	91,  // 171: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	33,  // 172: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	95,  // 173: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
-	97,  // 174: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
-	110, // 175: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
-	100, // 176: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
-	102, // 177: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
-	104, // 178: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
-	108, // 179: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
-	106, // 180: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
-	112, // 181: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
-	115, // 182: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
-	116, // 183: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
-	118, // 184: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
-	121, // 185: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
-	124, // 186: persys.cluster.v1.Cluster.CreateVolume:input_type -> persys.cluster.v1.CreateVolumeRequest
-	127, // 187: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
-	131, // 188: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
-	133, // 189: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
-	135, // 190: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
-	137, // 191: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
-	139, // 192: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
-	140, // 193: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
-	141, // 194: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
-	144, // 195: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
-	146, // 196: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
-	147, // 197: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
-	150, // 198: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
-	152, // 199: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
-	154, // 200: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
-	156, // 201: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
-	157, // 202: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
-	159, // 203: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
-	160, // 204: persys.cluster.v1.Cluster.LinkConsole:input_type -> persys.cluster.v1.LinkConsoleRequest
-	162, // 205: persys.cluster.v1.Cluster.OpenConsole:input_type -> persys.cluster.v1.OpenConsoleRequest
-	165, // 206: persys.cluster.v1.Cluster.ListConsoles:input_type -> persys.cluster.v1.ListConsolesRequest
-	167, // 207: persys.cluster.v1.Cluster.EndConsole:input_type -> persys.cluster.v1.EndConsoleRequest
-	172, // 208: persys.cluster.v1.Cluster.ListObjects:input_type -> persys.cluster.v1.ListObjectsRequest
-	174, // 209: persys.cluster.v1.Cluster.PutObject:input_type -> persys.cluster.v1.PutObjectRequest
-	175, // 210: persys.cluster.v1.Cluster.RollBackObject:input_type -> persys.cluster.v1.RollBackObjectRequest
-	176, // 211: persys.cluster.v1.Cluster.DeleteObject:input_type -> persys.cluster.v1.DeleteObjectRequest
-	178, // 212: persys.cluster.v1.Cluster.ShowSecret:input_type -> persys.cluster.v1.GetObjectValueRequest
-	178, // 213: persys.cluster.v1.Cluster.GetConfig:input_type -> persys.cluster.v1.GetObjectValueRequest
-	180, // 214: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
-	183, // 215: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
-	186, // 216: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
-	189, // 217: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
-	191, // 218: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
-	193, // 219: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
-	216, // 220: persys.cluster.v1.Cluster.ListNetworks:input_type -> persys.cluster.v1.ListNetworksRequest
-	218, // 221: persys.cluster.v1.Cluster.GetNetwork:input_type -> persys.cluster.v1.GetNetworkRequest
-	204, // 222: persys.cluster.v1.Cluster.CheckNetwork:input_type -> persys.cluster.v1.CheckNetworkRequest
-	207, // 223: persys.cluster.v1.Cluster.Trace:input_type -> persys.cluster.v1.TraceRequest
-	220, // 224: persys.cluster.v1.Cluster.CreateNetwork:input_type -> persys.cluster.v1.CreateNetworkRequest
-	222, // 225: persys.cluster.v1.Cluster.DeleteNetwork:input_type -> persys.cluster.v1.DeleteNetworkRequest
-	210, // 226: persys.cluster.v1.Cluster.ListUsage:input_type -> persys.cluster.v1.ListUsageRequest
-	213, // 227: persys.cluster.v1.Cluster.ListScrapeTargets:input_type -> persys.cluster.v1.ListScrapeTargetsRequest
-	7,   // 228: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
-	9,   // 229: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
-	11,  // 230: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
-	14,  // 231: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
-	17,  // 232: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
-	19,  // 233: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
-	21,  // 234: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
-	24,  // 235: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
-	26,  // 236: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
-	29,  // 237: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
-	31,  // 238: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
-	5,   // 239: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
-	0,   // 240: persys.cluster.v1.Trust.RotateClusterKey:input_type -> persys.cluster.v1.RotateClusterKeyRequest
-	2,   // 241: persys.cluster.v1.Trust.ClusterKeyStatus:input_type -> persys.cluster.v1.ClusterKeyStatusRequest
-	37,  // 242: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	38,  // 243: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	41,  // 244: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
-	44,  // 245: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	48,  // 246: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	50,  // 247: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	54,  // 248: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	56,  // 249: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	64,  // 250: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 251: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 252: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 253: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 254: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 255: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
-	196, // 256: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
-	198, // 257: persys.cluster.v1.Cluster.ApplyRebalance:output_type -> persys.cluster.v1.ApplyRebalanceResponse
-	66,  // 258: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	70,  // 259: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
-	74,  // 260: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
-	77,  // 261: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	80,  // 262: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
-	239, // 263: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
-	83,  // 264: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	85,  // 265: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	87,  // 266: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	90,  // 267: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	92,  // 268: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	34,  // 269: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	96,  // 270: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
-	98,  // 271: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
-	111, // 272: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
-	101, // 273: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
-	103, // 274: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
-	105, // 275: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
-	109, // 276: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
-	107, // 277: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
-	114, // 278: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
-	117, // 279: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	117, // 280: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	119, // 281: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
-	122, // 282: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
-	125, // 283: persys.cluster.v1.Cluster.CreateVolume:output_type -> persys.cluster.v1.CreateVolumeResponse
-	128, // 284: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
-	132, // 285: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
-	134, // 286: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
-	185, // 287: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
-	138, // 288: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
-	142, // 289: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	142, // 290: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
-	142, // 291: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	145, // 292: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
-	148, // 293: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
-	148, // 294: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
-	151, // 295: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
-	148, // 296: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
-	155, // 297: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
-	158, // 298: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	158, // 299: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	148, // 300: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
-	161, // 301: persys.cluster.v1.Cluster.LinkConsole:output_type -> persys.cluster.v1.LinkConsoleResponse
-	163, // 302: persys.cluster.v1.Cluster.OpenConsole:output_type -> persys.cluster.v1.OpenConsoleResponse
-	166, // 303: persys.cluster.v1.Cluster.ListConsoles:output_type -> persys.cluster.v1.ListConsolesResponse
-	168, // 304: persys.cluster.v1.Cluster.EndConsole:output_type -> persys.cluster.v1.EndConsoleResponse
-	173, // 305: persys.cluster.v1.Cluster.ListObjects:output_type -> persys.cluster.v1.ListObjectsResponse
-	177, // 306: persys.cluster.v1.Cluster.PutObject:output_type -> persys.cluster.v1.ObjectResponse
-	177, // 307: persys.cluster.v1.Cluster.RollBackObject:output_type -> persys.cluster.v1.ObjectResponse
-	177, // 308: persys.cluster.v1.Cluster.DeleteObject:output_type -> persys.cluster.v1.ObjectResponse
-	179, // 309: persys.cluster.v1.Cluster.ShowSecret:output_type -> persys.cluster.v1.GetObjectValueResponse
-	179, // 310: persys.cluster.v1.Cluster.GetConfig:output_type -> persys.cluster.v1.GetObjectValueResponse
-	181, // 311: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
-	184, // 312: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
-	187, // 313: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
-	190, // 314: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
-	192, // 315: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
-	194, // 316: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
-	217, // 317: persys.cluster.v1.Cluster.ListNetworks:output_type -> persys.cluster.v1.ListNetworksResponse
-	219, // 318: persys.cluster.v1.Cluster.GetNetwork:output_type -> persys.cluster.v1.GetNetworkResponse
-	205, // 319: persys.cluster.v1.Cluster.CheckNetwork:output_type -> persys.cluster.v1.CheckNetworkResponse
-	208, // 320: persys.cluster.v1.Cluster.Trace:output_type -> persys.cluster.v1.TraceResponse
-	221, // 321: persys.cluster.v1.Cluster.CreateNetwork:output_type -> persys.cluster.v1.CreateNetworkResponse
-	223, // 322: persys.cluster.v1.Cluster.DeleteNetwork:output_type -> persys.cluster.v1.DeleteNetworkResponse
-	211, // 323: persys.cluster.v1.Cluster.ListUsage:output_type -> persys.cluster.v1.ListUsageResponse
-	214, // 324: persys.cluster.v1.Cluster.ListScrapeTargets:output_type -> persys.cluster.v1.ListScrapeTargetsResponse
-	8,   // 325: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
-	10,  // 326: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
-	12,  // 327: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
-	15,  // 328: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
-	18,  // 329: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
-	20,  // 330: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
-	23,  // 331: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
-	25,  // 332: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
-	28,  // 333: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
-	30,  // 334: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
-	32,  // 335: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
-	6,   // 336: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
-	1,   // 337: persys.cluster.v1.Trust.RotateClusterKey:output_type -> persys.cluster.v1.RotateClusterKeyResponse
-	3,   // 338: persys.cluster.v1.Trust.ClusterKeyStatus:output_type -> persys.cluster.v1.ClusterKeyStatusResponse
-	242, // [242:339] is the sub-list for method output_type
-	145, // [145:242] is the sub-list for method input_type
-	145, // [145:145] is the sub-list for extension type_name
-	145, // [145:145] is the sub-list for extension extendee
-	0,   // [0:145] is the sub-list for field type_name
+	238, // 121: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
+	238, // 122: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
+	236, // 123: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
+	204, // 124: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
+	205, // 125: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
+	205, // 126: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
+	206, // 127: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
+	197, // 128: persys.cluster.v1.GetRebalancePolicyResponse.policy:type_name -> persys.cluster.v1.RebalancePolicy
+	197, // 129: persys.cluster.v1.SetRebalancePolicyRequest.policy:type_name -> persys.cluster.v1.RebalancePolicy
+	197, // 130: persys.cluster.v1.SetRebalancePolicyResponse.policy:type_name -> persys.cluster.v1.RebalancePolicy
+	204, // 131: persys.cluster.v1.ApplyRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
+	204, // 132: persys.cluster.v1.ApplyRebalanceResponse.dropped:type_name -> persys.cluster.v1.RebalanceMove
+	238, // 133: persys.cluster.v1.Network.created_at:type_name -> google.protobuf.Timestamp
+	208, // 134: persys.cluster.v1.Network.slices:type_name -> persys.cluster.v1.NetworkSlice
+	251, // 135: persys.cluster.v1.Network.members:type_name -> persys.agent.v1.NetworkMember
+	252, // 136: persys.cluster.v1.Network.services:type_name -> persys.agent.v1.NetworkService
+	253, // 137: persys.cluster.v1.Network.ingress:type_name -> persys.agent.v1.NetworkIngress
+	238, // 138: persys.cluster.v1.NetworkSlice.empty_since:type_name -> google.protobuf.Timestamp
+	211, // 139: persys.cluster.v1.CheckNetworkResponse.paths:type_name -> persys.cluster.v1.NetworkPath
+	214, // 140: persys.cluster.v1.TraceResponse.hops:type_name -> persys.cluster.v1.TraceHop
+	217, // 141: persys.cluster.v1.ListUsageResponse.samples:type_name -> persys.cluster.v1.UsageSample
+	238, // 142: persys.cluster.v1.UsageSample.start:type_name -> google.protobuf.Timestamp
+	220, // 143: persys.cluster.v1.ListScrapeTargetsResponse.groups:type_name -> persys.cluster.v1.ScrapeGroup
+	237, // 144: persys.cluster.v1.ScrapeGroup.labels:type_name -> persys.cluster.v1.ScrapeGroup.LabelsEntry
+	207, // 145: persys.cluster.v1.ListNetworksResponse.networks:type_name -> persys.cluster.v1.Network
+	207, // 146: persys.cluster.v1.GetNetworkResponse.network:type_name -> persys.cluster.v1.Network
+	207, // 147: persys.cluster.v1.CreateNetworkResponse.network:type_name -> persys.cluster.v1.Network
+	35,  // 148: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	39,  // 149: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	40,  // 150: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
+	43,  // 151: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	45,  // 152: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	49,  // 153: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	51,  // 154: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	55,  // 155: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	57,  // 156: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	58,  // 157: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	59,  // 158: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	60,  // 159: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	61,  // 160: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
+	62,  // 161: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
+	195, // 162: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
+	202, // 163: persys.cluster.v1.Cluster.ApplyRebalance:input_type -> persys.cluster.v1.ApplyRebalanceRequest
+	198, // 164: persys.cluster.v1.Cluster.GetRebalancePolicy:input_type -> persys.cluster.v1.GetRebalancePolicyRequest
+	200, // 165: persys.cluster.v1.Cluster.SetRebalancePolicy:input_type -> persys.cluster.v1.SetRebalancePolicyRequest
+	65,  // 166: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	67,  // 167: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
+	73,  // 168: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
+	75,  // 169: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	78,  // 170: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
+	81,  // 171: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
+	82,  // 172: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	84,  // 173: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	86,  // 174: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	88,  // 175: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	91,  // 176: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	33,  // 177: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	95,  // 178: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	97,  // 179: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	110, // 180: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	100, // 181: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
+	102, // 182: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
+	104, // 183: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
+	108, // 184: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
+	106, // 185: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
+	112, // 186: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
+	115, // 187: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
+	116, // 188: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
+	118, // 189: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
+	121, // 190: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
+	124, // 191: persys.cluster.v1.Cluster.CreateVolume:input_type -> persys.cluster.v1.CreateVolumeRequest
+	127, // 192: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
+	131, // 193: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
+	133, // 194: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
+	135, // 195: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
+	137, // 196: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
+	139, // 197: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
+	140, // 198: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
+	141, // 199: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
+	144, // 200: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
+	146, // 201: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
+	147, // 202: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
+	150, // 203: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
+	152, // 204: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
+	154, // 205: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
+	156, // 206: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
+	157, // 207: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
+	159, // 208: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
+	160, // 209: persys.cluster.v1.Cluster.LinkConsole:input_type -> persys.cluster.v1.LinkConsoleRequest
+	162, // 210: persys.cluster.v1.Cluster.OpenConsole:input_type -> persys.cluster.v1.OpenConsoleRequest
+	165, // 211: persys.cluster.v1.Cluster.ListConsoles:input_type -> persys.cluster.v1.ListConsolesRequest
+	167, // 212: persys.cluster.v1.Cluster.EndConsole:input_type -> persys.cluster.v1.EndConsoleRequest
+	172, // 213: persys.cluster.v1.Cluster.ListObjects:input_type -> persys.cluster.v1.ListObjectsRequest
+	174, // 214: persys.cluster.v1.Cluster.PutObject:input_type -> persys.cluster.v1.PutObjectRequest
+	175, // 215: persys.cluster.v1.Cluster.RollBackObject:input_type -> persys.cluster.v1.RollBackObjectRequest
+	176, // 216: persys.cluster.v1.Cluster.DeleteObject:input_type -> persys.cluster.v1.DeleteObjectRequest
+	178, // 217: persys.cluster.v1.Cluster.ShowSecret:input_type -> persys.cluster.v1.GetObjectValueRequest
+	178, // 218: persys.cluster.v1.Cluster.GetConfig:input_type -> persys.cluster.v1.GetObjectValueRequest
+	180, // 219: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
+	183, // 220: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
+	186, // 221: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
+	189, // 222: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
+	191, // 223: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
+	193, // 224: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
+	221, // 225: persys.cluster.v1.Cluster.ListNetworks:input_type -> persys.cluster.v1.ListNetworksRequest
+	223, // 226: persys.cluster.v1.Cluster.GetNetwork:input_type -> persys.cluster.v1.GetNetworkRequest
+	209, // 227: persys.cluster.v1.Cluster.CheckNetwork:input_type -> persys.cluster.v1.CheckNetworkRequest
+	212, // 228: persys.cluster.v1.Cluster.Trace:input_type -> persys.cluster.v1.TraceRequest
+	225, // 229: persys.cluster.v1.Cluster.CreateNetwork:input_type -> persys.cluster.v1.CreateNetworkRequest
+	227, // 230: persys.cluster.v1.Cluster.DeleteNetwork:input_type -> persys.cluster.v1.DeleteNetworkRequest
+	215, // 231: persys.cluster.v1.Cluster.ListUsage:input_type -> persys.cluster.v1.ListUsageRequest
+	218, // 232: persys.cluster.v1.Cluster.ListScrapeTargets:input_type -> persys.cluster.v1.ListScrapeTargetsRequest
+	7,   // 233: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
+	9,   // 234: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
+	11,  // 235: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
+	14,  // 236: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
+	17,  // 237: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
+	19,  // 238: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
+	21,  // 239: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
+	24,  // 240: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
+	26,  // 241: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
+	29,  // 242: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
+	31,  // 243: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
+	5,   // 244: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
+	0,   // 245: persys.cluster.v1.Trust.RotateClusterKey:input_type -> persys.cluster.v1.RotateClusterKeyRequest
+	2,   // 246: persys.cluster.v1.Trust.ClusterKeyStatus:input_type -> persys.cluster.v1.ClusterKeyStatusRequest
+	37,  // 247: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	38,  // 248: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	41,  // 249: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
+	44,  // 250: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	48,  // 251: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	50,  // 252: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	54,  // 253: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	56,  // 254: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	64,  // 255: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 256: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 257: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 258: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 259: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 260: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
+	196, // 261: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
+	203, // 262: persys.cluster.v1.Cluster.ApplyRebalance:output_type -> persys.cluster.v1.ApplyRebalanceResponse
+	199, // 263: persys.cluster.v1.Cluster.GetRebalancePolicy:output_type -> persys.cluster.v1.GetRebalancePolicyResponse
+	201, // 264: persys.cluster.v1.Cluster.SetRebalancePolicy:output_type -> persys.cluster.v1.SetRebalancePolicyResponse
+	66,  // 265: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	70,  // 266: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
+	74,  // 267: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
+	77,  // 268: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	80,  // 269: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
+	244, // 270: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
+	83,  // 271: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	85,  // 272: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	87,  // 273: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	90,  // 274: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	92,  // 275: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	34,  // 276: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	96,  // 277: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	98,  // 278: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	111, // 279: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	101, // 280: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
+	103, // 281: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
+	105, // 282: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
+	109, // 283: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
+	107, // 284: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
+	114, // 285: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
+	117, // 286: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	117, // 287: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	119, // 288: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
+	122, // 289: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
+	125, // 290: persys.cluster.v1.Cluster.CreateVolume:output_type -> persys.cluster.v1.CreateVolumeResponse
+	128, // 291: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
+	132, // 292: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
+	134, // 293: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
+	185, // 294: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
+	138, // 295: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
+	142, // 296: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	142, // 297: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
+	142, // 298: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	145, // 299: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
+	148, // 300: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
+	148, // 301: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
+	151, // 302: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
+	148, // 303: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
+	155, // 304: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
+	158, // 305: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	158, // 306: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	148, // 307: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
+	161, // 308: persys.cluster.v1.Cluster.LinkConsole:output_type -> persys.cluster.v1.LinkConsoleResponse
+	163, // 309: persys.cluster.v1.Cluster.OpenConsole:output_type -> persys.cluster.v1.OpenConsoleResponse
+	166, // 310: persys.cluster.v1.Cluster.ListConsoles:output_type -> persys.cluster.v1.ListConsolesResponse
+	168, // 311: persys.cluster.v1.Cluster.EndConsole:output_type -> persys.cluster.v1.EndConsoleResponse
+	173, // 312: persys.cluster.v1.Cluster.ListObjects:output_type -> persys.cluster.v1.ListObjectsResponse
+	177, // 313: persys.cluster.v1.Cluster.PutObject:output_type -> persys.cluster.v1.ObjectResponse
+	177, // 314: persys.cluster.v1.Cluster.RollBackObject:output_type -> persys.cluster.v1.ObjectResponse
+	177, // 315: persys.cluster.v1.Cluster.DeleteObject:output_type -> persys.cluster.v1.ObjectResponse
+	179, // 316: persys.cluster.v1.Cluster.ShowSecret:output_type -> persys.cluster.v1.GetObjectValueResponse
+	179, // 317: persys.cluster.v1.Cluster.GetConfig:output_type -> persys.cluster.v1.GetObjectValueResponse
+	181, // 318: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
+	184, // 319: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
+	187, // 320: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
+	190, // 321: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
+	192, // 322: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
+	194, // 323: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
+	222, // 324: persys.cluster.v1.Cluster.ListNetworks:output_type -> persys.cluster.v1.ListNetworksResponse
+	224, // 325: persys.cluster.v1.Cluster.GetNetwork:output_type -> persys.cluster.v1.GetNetworkResponse
+	210, // 326: persys.cluster.v1.Cluster.CheckNetwork:output_type -> persys.cluster.v1.CheckNetworkResponse
+	213, // 327: persys.cluster.v1.Cluster.Trace:output_type -> persys.cluster.v1.TraceResponse
+	226, // 328: persys.cluster.v1.Cluster.CreateNetwork:output_type -> persys.cluster.v1.CreateNetworkResponse
+	228, // 329: persys.cluster.v1.Cluster.DeleteNetwork:output_type -> persys.cluster.v1.DeleteNetworkResponse
+	216, // 330: persys.cluster.v1.Cluster.ListUsage:output_type -> persys.cluster.v1.ListUsageResponse
+	219, // 331: persys.cluster.v1.Cluster.ListScrapeTargets:output_type -> persys.cluster.v1.ListScrapeTargetsResponse
+	8,   // 332: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
+	10,  // 333: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
+	12,  // 334: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
+	15,  // 335: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
+	18,  // 336: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
+	20,  // 337: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
+	23,  // 338: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
+	25,  // 339: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
+	28,  // 340: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
+	30,  // 341: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
+	32,  // 342: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
+	6,   // 343: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
+	1,   // 344: persys.cluster.v1.Trust.RotateClusterKey:output_type -> persys.cluster.v1.RotateClusterKeyResponse
+	3,   // 345: persys.cluster.v1.Trust.ClusterKeyStatus:output_type -> persys.cluster.v1.ClusterKeyStatusResponse
+	247, // [247:346] is the sub-list for method output_type
+	148, // [148:247] is the sub-list for method input_type
+	148, // [148:148] is the sub-list for extension type_name
+	148, // [148:148] is the sub-list for extension extendee
+	0,   // [0:148] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }
@@ -18037,7 +18344,7 @@ func file_api_cluster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_cluster_v1_cluster_proto_rawDesc), len(file_api_cluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   233,
+			NumMessages:   238,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

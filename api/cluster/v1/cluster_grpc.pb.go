@@ -39,6 +39,8 @@ const (
 	Cluster_TaintNode_FullMethodName          = "/persys.cluster.v1.Cluster/TaintNode"
 	Cluster_PreviewRebalance_FullMethodName   = "/persys.cluster.v1.Cluster/PreviewRebalance"
 	Cluster_ApplyRebalance_FullMethodName     = "/persys.cluster.v1.Cluster/ApplyRebalance"
+	Cluster_GetRebalancePolicy_FullMethodName = "/persys.cluster.v1.Cluster/GetRebalancePolicy"
+	Cluster_SetRebalancePolicy_FullMethodName = "/persys.cluster.v1.Cluster/SetRebalancePolicy"
 	Cluster_Logs_FullMethodName               = "/persys.cluster.v1.Cluster/Logs"
 	Cluster_Exec_FullMethodName               = "/persys.cluster.v1.Cluster/Exec"
 	Cluster_RecordSession_FullMethodName      = "/persys.cluster.v1.Cluster/RecordSession"
@@ -152,6 +154,10 @@ type ClusterClient interface {
 	// at the same time, with at most one member of each group. The caller waits until the workloads run on
 	// their new nodes and repeats the call until no move is left.
 	ApplyRebalance(ctx context.Context, in *ApplyRebalanceRequest, opts ...grpc.CallOption) (*ApplyRebalanceResponse, error)
+	// GetRebalancePolicy returns how many workloads the leader may move by itself to even out the load of the nodes.
+	GetRebalancePolicy(ctx context.Context, in *GetRebalancePolicyRequest, opts ...grpc.CallOption) (*GetRebalancePolicyResponse, error)
+	// SetRebalancePolicy says how many workloads the leader may move by itself to even out the load of the nodes.
+	SetRebalancePolicy(ctx context.Context, in *SetRebalancePolicyRequest, opts ...grpc.CallOption) (*SetRebalancePolicyResponse, error)
 	// Logs streams a workload's output through any replica. For a finished job it streams the output that is
 	// stored in the job's record.
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogChunk], error)
@@ -506,6 +512,26 @@ func (c *clusterClient) ApplyRebalance(ctx context.Context, in *ApplyRebalanceRe
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ApplyRebalanceResponse)
 	err := c.cc.Invoke(ctx, Cluster_ApplyRebalance_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) GetRebalancePolicy(ctx context.Context, in *GetRebalancePolicyRequest, opts ...grpc.CallOption) (*GetRebalancePolicyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetRebalancePolicyResponse)
+	err := c.cc.Invoke(ctx, Cluster_GetRebalancePolicy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) SetRebalancePolicy(ctx context.Context, in *SetRebalancePolicyRequest, opts ...grpc.CallOption) (*SetRebalancePolicyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetRebalancePolicyResponse)
+	err := c.cc.Invoke(ctx, Cluster_SetRebalancePolicy_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -1250,6 +1276,10 @@ type ClusterServer interface {
 	// at the same time, with at most one member of each group. The caller waits until the workloads run on
 	// their new nodes and repeats the call until no move is left.
 	ApplyRebalance(context.Context, *ApplyRebalanceRequest) (*ApplyRebalanceResponse, error)
+	// GetRebalancePolicy returns how many workloads the leader may move by itself to even out the load of the nodes.
+	GetRebalancePolicy(context.Context, *GetRebalancePolicyRequest) (*GetRebalancePolicyResponse, error)
+	// SetRebalancePolicy says how many workloads the leader may move by itself to even out the load of the nodes.
+	SetRebalancePolicy(context.Context, *SetRebalancePolicyRequest) (*SetRebalancePolicyResponse, error)
 	// Logs streams a workload's output through any replica. For a finished job it streams the output that is
 	// stored in the job's record.
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error
@@ -1467,6 +1497,12 @@ func (UnimplementedClusterServer) PreviewRebalance(context.Context, *PreviewReba
 }
 func (UnimplementedClusterServer) ApplyRebalance(context.Context, *ApplyRebalanceRequest) (*ApplyRebalanceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ApplyRebalance not implemented")
+}
+func (UnimplementedClusterServer) GetRebalancePolicy(context.Context, *GetRebalancePolicyRequest) (*GetRebalancePolicyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetRebalancePolicy not implemented")
+}
+func (UnimplementedClusterServer) SetRebalancePolicy(context.Context, *SetRebalancePolicyRequest) (*SetRebalancePolicyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetRebalancePolicy not implemented")
 }
 func (UnimplementedClusterServer) Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error {
 	return status.Error(codes.Unimplemented, "method Logs not implemented")
@@ -1942,6 +1978,42 @@ func _Cluster_ApplyRebalance_Handler(srv interface{}, ctx context.Context, dec f
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ClusterServer).ApplyRebalance(ctx, req.(*ApplyRebalanceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_GetRebalancePolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetRebalancePolicyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).GetRebalancePolicy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_GetRebalancePolicy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).GetRebalancePolicy(ctx, req.(*GetRebalancePolicyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_SetRebalancePolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetRebalancePolicyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).SetRebalancePolicy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_SetRebalancePolicy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).SetRebalancePolicy(ctx, req.(*SetRebalancePolicyRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -3170,6 +3242,14 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ApplyRebalance",
 			Handler:    _Cluster_ApplyRebalance_Handler,
+		},
+		{
+			MethodName: "GetRebalancePolicy",
+			Handler:    _Cluster_GetRebalancePolicy_Handler,
+		},
+		{
+			MethodName: "SetRebalancePolicy",
+			Handler:    _Cluster_SetRebalancePolicy_Handler,
 		},
 		{
 			MethodName: "RecordSession",

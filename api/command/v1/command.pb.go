@@ -393,6 +393,7 @@ type Command struct {
 	//	*Command_StartRun
 	//	*Command_ScaleGroup
 	//	*Command_MoveWorkloads
+	//	*Command_SetRebalancePolicy
 	//	*Command_PlaceMembers
 	//	*Command_PutNetwork
 	//	*Command_DeleteNetwork
@@ -978,6 +979,15 @@ func (x *Command) GetMoveWorkloads() *MoveWorkloads {
 	return nil
 }
 
+func (x *Command) GetSetRebalancePolicy() *SetRebalancePolicy {
+	if x != nil {
+		if x, ok := x.Body.(*Command_SetRebalancePolicy); ok {
+			return x.SetRebalancePolicy
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetPlaceMembers() *PlaceMembers {
 	if x != nil {
 		if x, ok := x.Body.(*Command_PlaceMembers); ok {
@@ -1340,6 +1350,10 @@ type Command_MoveWorkloads struct {
 	MoveWorkloads *MoveWorkloads `protobuf:"bytes,372,opt,name=move_workloads,json=moveWorkloads,proto3,oneof"`
 }
 
+type Command_SetRebalancePolicy struct {
+	SetRebalancePolicy *SetRebalancePolicy `protobuf:"bytes,373,opt,name=set_rebalance_policy,json=setRebalancePolicy,proto3,oneof"`
+}
+
 type Command_PlaceMembers struct {
 	PlaceMembers *PlaceMembers `protobuf:"bytes,330,opt,name=place_members,json=placeMembers,proto3,oneof"`
 }
@@ -1511,6 +1525,8 @@ func (*Command_StartRun) isCommand_Body() {}
 func (*Command_ScaleGroup) isCommand_Body() {}
 
 func (*Command_MoveWorkloads) isCommand_Body() {}
+
+func (*Command_SetRebalancePolicy) isCommand_Body() {}
 
 func (*Command_PlaceMembers) isCommand_Body() {}
 
@@ -8801,6 +8817,115 @@ func (x *RemoveReplica) GetId() string {
 	return ""
 }
 
+// SetRebalancePolicy says how many workloads the leader may move by itself to even out the load of the nodes.
+type SetRebalancePolicy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        *RebalancePolicy       `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetRebalancePolicy) Reset() {
+	*x = SetRebalancePolicy{}
+	mi := &file_api_command_v1_command_proto_msgTypes[97]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetRebalancePolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetRebalancePolicy) ProtoMessage() {}
+
+func (x *SetRebalancePolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[97]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetRebalancePolicy.ProtoReflect.Descriptor instead.
+func (*SetRebalancePolicy) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{97}
+}
+
+func (x *SetRebalancePolicy) GetPolicy() *RebalancePolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+// RebalancePolicy limits the moves that the leader makes by itself.
+type RebalancePolicy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Maximum number of moves within an hour; 0 = the leader moves nothing by itself.
+	PerHour uint32 `protobuf:"varint,1,opt,name=per_hour,json=perHour,proto3" json:"per_hour,omitempty"`
+	// Maximum number of moves that have not ended.
+	AtOnce uint32 `protobuf:"varint,2,opt,name=at_once,json=atOnce,proto3" json:"at_once,omitempty"`
+	// Smallest gain of a move in percent of a node.
+	MinGainPercent uint32 `protobuf:"varint,3,opt,name=min_gain_percent,json=minGainPercent,proto3" json:"min_gain_percent,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *RebalancePolicy) Reset() {
+	*x = RebalancePolicy{}
+	mi := &file_api_command_v1_command_proto_msgTypes[98]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebalancePolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebalancePolicy) ProtoMessage() {}
+
+func (x *RebalancePolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[98]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebalancePolicy.ProtoReflect.Descriptor instead.
+func (*RebalancePolicy) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{98}
+}
+
+func (x *RebalancePolicy) GetPerHour() uint32 {
+	if x != nil {
+		return x.PerHour
+	}
+	return 0
+}
+
+func (x *RebalancePolicy) GetAtOnce() uint32 {
+	if x != nil {
+		return x.AtOnce
+	}
+	return 0
+}
+
+func (x *RebalancePolicy) GetMinGainPercent() uint32 {
+	if x != nil {
+		return x.MinGainPercent
+	}
+	return 0
+}
+
 type SetFeatureLevel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Level         uint32                 `protobuf:"varint,1,opt,name=level,proto3" json:"level,omitempty"`
@@ -8810,7 +8935,7 @@ type SetFeatureLevel struct {
 
 func (x *SetFeatureLevel) Reset() {
 	*x = SetFeatureLevel{}
-	mi := &file_api_command_v1_command_proto_msgTypes[97]
+	mi := &file_api_command_v1_command_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8822,7 +8947,7 @@ func (x *SetFeatureLevel) String() string {
 func (*SetFeatureLevel) ProtoMessage() {}
 
 func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[97]
+	mi := &file_api_command_v1_command_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8835,7 +8960,7 @@ func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFeatureLevel.ProtoReflect.Descriptor instead.
 func (*SetFeatureLevel) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{97}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *SetFeatureLevel) GetLevel() uint32 {
@@ -8854,7 +8979,7 @@ type Barrier struct {
 
 func (x *Barrier) Reset() {
 	*x = Barrier{}
-	mi := &file_api_command_v1_command_proto_msgTypes[98]
+	mi := &file_api_command_v1_command_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8866,7 +8991,7 @@ func (x *Barrier) String() string {
 func (*Barrier) ProtoMessage() {}
 
 func (x *Barrier) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[98]
+	mi := &file_api_command_v1_command_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8879,7 +9004,7 @@ func (x *Barrier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Barrier.ProtoReflect.Descriptor instead.
 func (*Barrier) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{98}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{100}
 }
 
 // MirrorAttached records that the whole state has once been written to an etcd. From then on the control
@@ -8894,7 +9019,7 @@ type MirrorAttached struct {
 
 func (x *MirrorAttached) Reset() {
 	*x = MirrorAttached{}
-	mi := &file_api_command_v1_command_proto_msgTypes[99]
+	mi := &file_api_command_v1_command_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8906,7 +9031,7 @@ func (x *MirrorAttached) String() string {
 func (*MirrorAttached) ProtoMessage() {}
 
 func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[99]
+	mi := &file_api_command_v1_command_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8919,7 +9044,7 @@ func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorAttached.ProtoReflect.Descriptor instead.
 func (*MirrorAttached) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{99}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *MirrorAttached) GetEtcdClusterId() uint64 {
@@ -8942,7 +9067,7 @@ type AttachMirror struct {
 
 func (x *AttachMirror) Reset() {
 	*x = AttachMirror{}
-	mi := &file_api_command_v1_command_proto_msgTypes[100]
+	mi := &file_api_command_v1_command_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8954,7 +9079,7 @@ func (x *AttachMirror) String() string {
 func (*AttachMirror) ProtoMessage() {}
 
 func (x *AttachMirror) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[100]
+	mi := &file_api_command_v1_command_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8967,7 +9092,7 @@ func (x *AttachMirror) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachMirror.ProtoReflect.Descriptor instead.
 func (*AttachMirror) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{100}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *AttachMirror) GetEndpoints() []string {
@@ -8993,7 +9118,7 @@ type DetachMirror struct {
 
 func (x *DetachMirror) Reset() {
 	*x = DetachMirror{}
-	mi := &file_api_command_v1_command_proto_msgTypes[101]
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9005,7 +9130,7 @@ func (x *DetachMirror) String() string {
 func (*DetachMirror) ProtoMessage() {}
 
 func (x *DetachMirror) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[101]
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9018,7 +9143,7 @@ func (x *DetachMirror) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachMirror.ProtoReflect.Descriptor instead.
 func (*DetachMirror) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{101}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
 }
 
 // SetGossipRing replaces the gossip keys. They are sealed under the cluster key, so the
@@ -9036,7 +9161,7 @@ type SetGossipRing struct {
 
 func (x *SetGossipRing) Reset() {
 	*x = SetGossipRing{}
-	mi := &file_api_command_v1_command_proto_msgTypes[102]
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9048,7 +9173,7 @@ func (x *SetGossipRing) String() string {
 func (*SetGossipRing) ProtoMessage() {}
 
 func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[102]
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9061,7 +9186,7 @@ func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGossipRing.ProtoReflect.Descriptor instead.
 func (*SetGossipRing) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{102}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *SetGossipRing) GetIfVersion() uint64 {
@@ -9104,7 +9229,7 @@ type RotateClusterKey struct {
 
 func (x *RotateClusterKey) Reset() {
 	*x = RotateClusterKey{}
-	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9116,7 +9241,7 @@ func (x *RotateClusterKey) String() string {
 func (*RotateClusterKey) ProtoMessage() {}
 
 func (x *RotateClusterKey) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9129,7 +9254,7 @@ func (x *RotateClusterKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateClusterKey.ProtoReflect.Descriptor instead.
 func (*RotateClusterKey) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *RotateClusterKey) GetStep() string {
@@ -9171,7 +9296,7 @@ type Reseal struct {
 
 func (x *Reseal) Reset() {
 	*x = Reseal{}
-	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9183,7 +9308,7 @@ func (x *Reseal) String() string {
 func (*Reseal) ProtoMessage() {}
 
 func (x *Reseal) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9196,7 +9321,7 @@ func (x *Reseal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reseal.ProtoReflect.Descriptor instead.
 func (*Reseal) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *Reseal) GetValues() []*ResealedValue {
@@ -9221,7 +9346,7 @@ type ResealedValue struct {
 
 func (x *ResealedValue) Reset() {
 	*x = ResealedValue{}
-	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9233,7 +9358,7 @@ func (x *ResealedValue) String() string {
 func (*ResealedValue) ProtoMessage() {}
 
 func (x *ResealedValue) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9246,7 +9371,7 @@ func (x *ResealedValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResealedValue.ProtoReflect.Descriptor instead.
 func (*ResealedValue) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ResealedValue) GetKind() string {
@@ -9289,7 +9414,7 @@ type PinClusterKey struct {
 
 func (x *PinClusterKey) Reset() {
 	*x = PinClusterKey{}
-	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9301,7 +9426,7 @@ func (x *PinClusterKey) String() string {
 func (*PinClusterKey) ProtoMessage() {}
 
 func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9314,7 +9439,7 @@ func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinClusterKey.ProtoReflect.Descriptor instead.
 func (*PinClusterKey) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *PinClusterKey) GetKeyId() string {
@@ -9347,7 +9472,7 @@ type PutAuthority struct {
 
 func (x *PutAuthority) Reset() {
 	*x = PutAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9359,7 +9484,7 @@ func (x *PutAuthority) String() string {
 func (*PutAuthority) ProtoMessage() {}
 
 func (x *PutAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9372,7 +9497,7 @@ func (x *PutAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAuthority.ProtoReflect.Descriptor instead.
 func (*PutAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *PutAuthority) GetId() string {
@@ -9433,7 +9558,7 @@ type DropAuthority struct {
 
 func (x *DropAuthority) Reset() {
 	*x = DropAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[108]
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9445,7 +9570,7 @@ func (x *DropAuthority) String() string {
 func (*DropAuthority) ProtoMessage() {}
 
 func (x *DropAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[108]
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9458,7 +9583,7 @@ func (x *DropAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropAuthority.ProtoReflect.Descriptor instead.
 func (*DropAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *DropAuthority) GetId() string {
@@ -9490,7 +9615,7 @@ type PutToken struct {
 
 func (x *PutToken) Reset() {
 	*x = PutToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[109]
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9502,7 +9627,7 @@ func (x *PutToken) String() string {
 func (*PutToken) ProtoMessage() {}
 
 func (x *PutToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[109]
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9515,7 +9640,7 @@ func (x *PutToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutToken.ProtoReflect.Descriptor instead.
 func (*PutToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *PutToken) GetId() string {
@@ -9583,7 +9708,7 @@ type DropToken struct {
 
 func (x *DropToken) Reset() {
 	*x = DropToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9595,7 +9720,7 @@ func (x *DropToken) String() string {
 func (*DropToken) ProtoMessage() {}
 
 func (x *DropToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9608,7 +9733,7 @@ func (x *DropToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropToken.ProtoReflect.Descriptor instead.
 func (*DropToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *DropToken) GetId() string {
@@ -9643,7 +9768,7 @@ type Admit struct {
 
 func (x *Admit) Reset() {
 	*x = Admit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9655,7 +9780,7 @@ func (x *Admit) String() string {
 func (*Admit) ProtoMessage() {}
 
 func (x *Admit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9668,7 +9793,7 @@ func (x *Admit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admit.ProtoReflect.Descriptor instead.
 func (*Admit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *Admit) GetToken() string {
@@ -9755,7 +9880,7 @@ type Revoke struct {
 
 func (x *Revoke) Reset() {
 	*x = Revoke{}
-	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9767,7 +9892,7 @@ func (x *Revoke) String() string {
 func (*Revoke) ProtoMessage() {}
 
 func (x *Revoke) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9780,7 +9905,7 @@ func (x *Revoke) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revoke.ProtoReflect.Descriptor instead.
 func (*Revoke) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *Revoke) GetRole() string {
@@ -9827,7 +9952,7 @@ type PutRole struct {
 
 func (x *PutRole) Reset() {
 	*x = PutRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9839,7 +9964,7 @@ func (x *PutRole) String() string {
 func (*PutRole) ProtoMessage() {}
 
 func (x *PutRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9852,7 +9977,7 @@ func (x *PutRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRole.ProtoReflect.Descriptor instead.
 func (*PutRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *PutRole) GetName() string {
@@ -9892,7 +10017,7 @@ type DeleteRole struct {
 
 func (x *DeleteRole) Reset() {
 	*x = DeleteRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9904,7 +10029,7 @@ func (x *DeleteRole) String() string {
 func (*DeleteRole) ProtoMessage() {}
 
 func (x *DeleteRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9917,7 +10042,7 @@ func (x *DeleteRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRole.ProtoReflect.Descriptor instead.
 func (*DeleteRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *DeleteRole) GetName() string {
@@ -9949,7 +10074,7 @@ type BindRole struct {
 
 func (x *BindRole) Reset() {
 	*x = BindRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9961,7 +10086,7 @@ func (x *BindRole) String() string {
 func (*BindRole) ProtoMessage() {}
 
 func (x *BindRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9974,7 +10099,7 @@ func (x *BindRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindRole.ProtoReflect.Descriptor instead.
 func (*BindRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *BindRole) GetRole() string {
@@ -10050,7 +10175,7 @@ type PutAccount struct {
 
 func (x *PutAccount) Reset() {
 	*x = PutAccount{}
-	mi := &file_api_command_v1_command_proto_msgTypes[116]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10062,7 +10187,7 @@ func (x *PutAccount) String() string {
 func (*PutAccount) ProtoMessage() {}
 
 func (x *PutAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[116]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10075,7 +10200,7 @@ func (x *PutAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAccount.ProtoReflect.Descriptor instead.
 func (*PutAccount) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *PutAccount) GetName() string {
@@ -10151,7 +10276,7 @@ type DeleteAccount struct {
 
 func (x *DeleteAccount) Reset() {
 	*x = DeleteAccount{}
-	mi := &file_api_command_v1_command_proto_msgTypes[117]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10163,7 +10288,7 @@ func (x *DeleteAccount) String() string {
 func (*DeleteAccount) ProtoMessage() {}
 
 func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[117]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10176,7 +10301,7 @@ func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteAccount.ProtoReflect.Descriptor instead.
 func (*DeleteAccount) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *DeleteAccount) GetName() string {
@@ -10203,7 +10328,7 @@ type LinkConsole struct {
 
 func (x *LinkConsole) Reset() {
 	*x = LinkConsole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[118]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10215,7 +10340,7 @@ func (x *LinkConsole) String() string {
 func (*LinkConsole) ProtoMessage() {}
 
 func (x *LinkConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[118]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10228,7 +10353,7 @@ func (x *LinkConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkConsole.ProtoReflect.Descriptor instead.
 func (*LinkConsole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *LinkConsole) GetId() string {
@@ -10282,7 +10407,7 @@ type OpenConsole struct {
 
 func (x *OpenConsole) Reset() {
 	*x = OpenConsole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[119]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10294,7 +10419,7 @@ func (x *OpenConsole) String() string {
 func (*OpenConsole) ProtoMessage() {}
 
 func (x *OpenConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[119]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10307,7 +10432,7 @@ func (x *OpenConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenConsole.ProtoReflect.Descriptor instead.
 func (*OpenConsole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *OpenConsole) GetId() string {
@@ -10349,7 +10474,7 @@ type EndConsole struct {
 
 func (x *EndConsole) Reset() {
 	*x = EndConsole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[120]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10361,7 +10486,7 @@ func (x *EndConsole) String() string {
 func (*EndConsole) ProtoMessage() {}
 
 func (x *EndConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[120]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10374,7 +10499,7 @@ func (x *EndConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndConsole.ProtoReflect.Descriptor instead.
 func (*EndConsole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *EndConsole) GetId() string {
@@ -10409,7 +10534,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[121]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10421,7 +10546,7 @@ func (x *Audit) String() string {
 func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[121]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10434,7 +10559,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *Audit) GetType() string {
@@ -10491,7 +10616,7 @@ type Forgiveness struct {
 
 func (x *Forgiveness) Reset() {
 	*x = Forgiveness{}
-	mi := &file_api_command_v1_command_proto_msgTypes[122]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10503,7 +10628,7 @@ func (x *Forgiveness) String() string {
 func (*Forgiveness) ProtoMessage() {}
 
 func (x *Forgiveness) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[122]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10516,7 +10641,7 @@ func (x *Forgiveness) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgiveness.ProtoReflect.Descriptor instead.
 func (*Forgiveness) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *Forgiveness) GetWorkload() string {
@@ -10542,7 +10667,7 @@ type ForgiveFailures struct {
 
 func (x *ForgiveFailures) Reset() {
 	*x = ForgiveFailures{}
-	mi := &file_api_command_v1_command_proto_msgTypes[123]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10554,7 +10679,7 @@ func (x *ForgiveFailures) String() string {
 func (*ForgiveFailures) ProtoMessage() {}
 
 func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[123]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10567,7 +10692,7 @@ func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgiveFailures.ProtoReflect.Descriptor instead.
 func (*ForgiveFailures) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *ForgiveFailures) GetWorkloads() []*Forgiveness {
@@ -10597,7 +10722,7 @@ type AgentAction struct {
 
 func (x *AgentAction) Reset() {
 	*x = AgentAction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[124]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10609,7 +10734,7 @@ func (x *AgentAction) String() string {
 func (*AgentAction) ProtoMessage() {}
 
 func (x *AgentAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[124]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10622,7 +10747,7 @@ func (x *AgentAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentAction.ProtoReflect.Descriptor instead.
 func (*AgentAction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *AgentAction) GetTaskId() string {
@@ -10698,7 +10823,7 @@ type RecordActions struct {
 
 func (x *RecordActions) Reset() {
 	*x = RecordActions{}
-	mi := &file_api_command_v1_command_proto_msgTypes[125]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10710,7 +10835,7 @@ func (x *RecordActions) String() string {
 func (*RecordActions) ProtoMessage() {}
 
 func (x *RecordActions) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[125]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10723,7 +10848,7 @@ func (x *RecordActions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordActions.ProtoReflect.Descriptor instead.
 func (*RecordActions) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *RecordActions) GetNode() string {
@@ -10772,7 +10897,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[126]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10784,7 +10909,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[126]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10797,7 +10922,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *Drift) GetNode() string {
@@ -10883,7 +11008,7 @@ type DriftRepair struct {
 
 func (x *DriftRepair) Reset() {
 	*x = DriftRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[127]
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10895,7 +11020,7 @@ func (x *DriftRepair) String() string {
 func (*DriftRepair) ProtoMessage() {}
 
 func (x *DriftRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[127]
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10908,7 +11033,7 @@ func (x *DriftRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftRepair.ProtoReflect.Descriptor instead.
 func (*DriftRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *DriftRepair) GetWorkload() string {
@@ -10946,7 +11071,7 @@ type DriftAdoption struct {
 
 func (x *DriftAdoption) Reset() {
 	*x = DriftAdoption{}
-	mi := &file_api_command_v1_command_proto_msgTypes[128]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10958,7 +11083,7 @@ func (x *DriftAdoption) String() string {
 func (*DriftAdoption) ProtoMessage() {}
 
 func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[128]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10971,7 +11096,7 @@ func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftAdoption.ProtoReflect.Descriptor instead.
 func (*DriftAdoption) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *DriftAdoption) GetWorkload() string {
@@ -11017,7 +11142,7 @@ type SetDrifts struct {
 
 func (x *SetDrifts) Reset() {
 	*x = SetDrifts{}
-	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11029,7 +11154,7 @@ func (x *SetDrifts) String() string {
 func (*SetDrifts) ProtoMessage() {}
 
 func (x *SetDrifts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11042,7 +11167,7 @@ func (x *SetDrifts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDrifts.ProtoReflect.Descriptor instead.
 func (*SetDrifts) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *SetDrifts) GetOpen() []*Drift {
@@ -11089,7 +11214,7 @@ type AdoptDrift struct {
 
 func (x *AdoptDrift) Reset() {
 	*x = AdoptDrift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[130]
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11101,7 +11226,7 @@ func (x *AdoptDrift) String() string {
 func (*AdoptDrift) ProtoMessage() {}
 
 func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[130]
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11114,7 +11239,7 @@ func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDrift.ProtoReflect.Descriptor instead.
 func (*AdoptDrift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *AdoptDrift) GetNode() string {
@@ -11156,7 +11281,7 @@ type DropOrphan struct {
 
 func (x *DropOrphan) Reset() {
 	*x = DropOrphan{}
-	mi := &file_api_command_v1_command_proto_msgTypes[131]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11168,7 +11293,7 @@ func (x *DropOrphan) String() string {
 func (*DropOrphan) ProtoMessage() {}
 
 func (x *DropOrphan) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[131]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11181,7 +11306,7 @@ func (x *DropOrphan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropOrphan.ProtoReflect.Descriptor instead.
 func (*DropOrphan) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *DropOrphan) GetNode() string {
@@ -11216,7 +11341,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	mi := &file_api_command_v1_command_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11228,7 +11353,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	mi := &file_api_command_v1_command_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11241,7 +11366,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *Quota) GetCpuMillicores() int64 {
@@ -11322,7 +11447,7 @@ type PutNamespace struct {
 
 func (x *PutNamespace) Reset() {
 	*x = PutNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[133]
+	mi := &file_api_command_v1_command_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11334,7 +11459,7 @@ func (x *PutNamespace) String() string {
 func (*PutNamespace) ProtoMessage() {}
 
 func (x *PutNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[133]
+	mi := &file_api_command_v1_command_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11347,7 +11472,7 @@ func (x *PutNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNamespace.ProtoReflect.Descriptor instead.
 func (*PutNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *PutNamespace) GetName() string {
@@ -11422,7 +11547,7 @@ type DeleteNamespace struct {
 
 func (x *DeleteNamespace) Reset() {
 	*x = DeleteNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[134]
+	mi := &file_api_command_v1_command_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11434,7 +11559,7 @@ func (x *DeleteNamespace) String() string {
 func (*DeleteNamespace) ProtoMessage() {}
 
 func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[134]
+	mi := &file_api_command_v1_command_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11447,7 +11572,7 @@ func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespace.ProtoReflect.Descriptor instead.
 func (*DeleteNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{134}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *DeleteNamespace) GetName() string {
@@ -11497,7 +11622,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[135]
+	mi := &file_api_command_v1_command_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11509,7 +11634,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[135]
+	mi := &file_api_command_v1_command_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11522,7 +11647,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{135}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *Policy) GetName() string {
@@ -11731,7 +11856,7 @@ type PolicyHostPath struct {
 
 func (x *PolicyHostPath) Reset() {
 	*x = PolicyHostPath{}
-	mi := &file_api_command_v1_command_proto_msgTypes[136]
+	mi := &file_api_command_v1_command_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11743,7 +11868,7 @@ func (x *PolicyHostPath) String() string {
 func (*PolicyHostPath) ProtoMessage() {}
 
 func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[136]
+	mi := &file_api_command_v1_command_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11756,7 +11881,7 @@ func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyHostPath.ProtoReflect.Descriptor instead.
 func (*PolicyHostPath) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{136}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *PolicyHostPath) GetPath() string {
@@ -11786,7 +11911,7 @@ type PutPolicy struct {
 
 func (x *PutPolicy) Reset() {
 	*x = PutPolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[137]
+	mi := &file_api_command_v1_command_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11798,7 +11923,7 @@ func (x *PutPolicy) String() string {
 func (*PutPolicy) ProtoMessage() {}
 
 func (x *PutPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[137]
+	mi := &file_api_command_v1_command_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11811,7 +11936,7 @@ func (x *PutPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutPolicy.ProtoReflect.Descriptor instead.
 func (*PutPolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{137}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *PutPolicy) GetPolicy() *Policy {
@@ -11838,7 +11963,7 @@ type DeletePolicy struct {
 
 func (x *DeletePolicy) Reset() {
 	*x = DeletePolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[138]
+	mi := &file_api_command_v1_command_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11850,7 +11975,7 @@ func (x *DeletePolicy) String() string {
 func (*DeletePolicy) ProtoMessage() {}
 
 func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[138]
+	mi := &file_api_command_v1_command_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11863,7 +11988,7 @@ func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePolicy.ProtoReflect.Descriptor instead.
 func (*DeletePolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{138}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *DeletePolicy) GetName() string {
@@ -11888,7 +12013,7 @@ type BindPolicy struct {
 
 func (x *BindPolicy) Reset() {
 	*x = BindPolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[139]
+	mi := &file_api_command_v1_command_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11900,7 +12025,7 @@ func (x *BindPolicy) String() string {
 func (*BindPolicy) ProtoMessage() {}
 
 func (x *BindPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[139]
+	mi := &file_api_command_v1_command_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11913,7 +12038,7 @@ func (x *BindPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindPolicy.ProtoReflect.Descriptor instead.
 func (*BindPolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{139}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *BindPolicy) GetPolicy() string {
@@ -11950,7 +12075,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_api_command_v1_command_proto_msgTypes[140]
+	mi := &file_api_command_v1_command_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11962,7 +12087,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[140]
+	mi := &file_api_command_v1_command_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11975,7 +12100,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{140}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *SnapshotHeader) GetMagic() string {
@@ -12045,7 +12170,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[141]
+	mi := &file_api_command_v1_command_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12057,7 +12182,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[141]
+	mi := &file_api_command_v1_command_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12070,7 +12195,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{141}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -12522,7 +12647,7 @@ type ConsoleRecord struct {
 
 func (x *ConsoleRecord) Reset() {
 	*x = ConsoleRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[142]
+	mi := &file_api_command_v1_command_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12534,7 +12659,7 @@ func (x *ConsoleRecord) String() string {
 func (*ConsoleRecord) ProtoMessage() {}
 
 func (x *ConsoleRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[142]
+	mi := &file_api_command_v1_command_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12547,7 +12672,7 @@ func (x *ConsoleRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRecord.ProtoReflect.Descriptor instead.
 func (*ConsoleRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{142}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *ConsoleRecord) GetLink() *LinkConsole {
@@ -12601,7 +12726,7 @@ type RoleRecord struct {
 
 func (x *RoleRecord) Reset() {
 	*x = RoleRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[143]
+	mi := &file_api_command_v1_command_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12613,7 +12738,7 @@ func (x *RoleRecord) String() string {
 func (*RoleRecord) ProtoMessage() {}
 
 func (x *RoleRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[143]
+	mi := &file_api_command_v1_command_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12626,7 +12751,7 @@ func (x *RoleRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoleRecord.ProtoReflect.Descriptor instead.
 func (*RoleRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{143}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *RoleRecord) GetPut() *PutRole {
@@ -12684,7 +12809,7 @@ type BindingRecord struct {
 
 func (x *BindingRecord) Reset() {
 	*x = BindingRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[144]
+	mi := &file_api_command_v1_command_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12696,7 +12821,7 @@ func (x *BindingRecord) String() string {
 func (*BindingRecord) ProtoMessage() {}
 
 func (x *BindingRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[144]
+	mi := &file_api_command_v1_command_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12709,7 +12834,7 @@ func (x *BindingRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindingRecord.ProtoReflect.Descriptor instead.
 func (*BindingRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{144}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *BindingRecord) GetPut() *BindRole {
@@ -12754,7 +12879,7 @@ type AccountRecord struct {
 
 func (x *AccountRecord) Reset() {
 	*x = AccountRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[145]
+	mi := &file_api_command_v1_command_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12766,7 +12891,7 @@ func (x *AccountRecord) String() string {
 func (*AccountRecord) ProtoMessage() {}
 
 func (x *AccountRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[145]
+	mi := &file_api_command_v1_command_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12779,7 +12904,7 @@ func (x *AccountRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountRecord.ProtoReflect.Descriptor instead.
 func (*AccountRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{145}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *AccountRecord) GetPut() *PutAccount {
@@ -12829,7 +12954,7 @@ type PolicyRecord struct {
 
 func (x *PolicyRecord) Reset() {
 	*x = PolicyRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[146]
+	mi := &file_api_command_v1_command_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12841,7 +12966,7 @@ func (x *PolicyRecord) String() string {
 func (*PolicyRecord) ProtoMessage() {}
 
 func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[146]
+	mi := &file_api_command_v1_command_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12854,7 +12979,7 @@ func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRecord.ProtoReflect.Descriptor instead.
 func (*PolicyRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{146}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *PolicyRecord) GetPolicy() *Policy {
@@ -12930,7 +13055,7 @@ type AuditLogRecord struct {
 
 func (x *AuditLogRecord) Reset() {
 	*x = AuditLogRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[147]
+	mi := &file_api_command_v1_command_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12942,7 +13067,7 @@ func (x *AuditLogRecord) String() string {
 func (*AuditLogRecord) ProtoMessage() {}
 
 func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[147]
+	mi := &file_api_command_v1_command_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12955,7 +13080,7 @@ func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditLogRecord.ProtoReflect.Descriptor instead.
 func (*AuditLogRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{147}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *AuditLogRecord) GetLog() string {
@@ -12998,7 +13123,7 @@ type AuditEntryRecord struct {
 
 func (x *AuditEntryRecord) Reset() {
 	*x = AuditEntryRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[148]
+	mi := &file_api_command_v1_command_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13010,7 +13135,7 @@ func (x *AuditEntryRecord) String() string {
 func (*AuditEntryRecord) ProtoMessage() {}
 
 func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[148]
+	mi := &file_api_command_v1_command_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13023,7 +13148,7 @@ func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntryRecord.ProtoReflect.Descriptor instead.
 func (*AuditEntryRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{148}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *AuditEntryRecord) GetLog() string {
@@ -13070,7 +13195,7 @@ type RolloutRecord struct {
 
 func (x *RolloutRecord) Reset() {
 	*x = RolloutRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[149]
+	mi := &file_api_command_v1_command_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13082,7 +13207,7 @@ func (x *RolloutRecord) String() string {
 func (*RolloutRecord) ProtoMessage() {}
 
 func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[149]
+	mi := &file_api_command_v1_command_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13095,7 +13220,7 @@ func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutRecord.ProtoReflect.Descriptor instead.
 func (*RolloutRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{149}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *RolloutRecord) GetGroup() string {
@@ -13217,7 +13342,7 @@ type RolloutMember struct {
 
 func (x *RolloutMember) Reset() {
 	*x = RolloutMember{}
-	mi := &file_api_command_v1_command_proto_msgTypes[150]
+	mi := &file_api_command_v1_command_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13229,7 +13354,7 @@ func (x *RolloutMember) String() string {
 func (*RolloutMember) ProtoMessage() {}
 
 func (x *RolloutMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[150]
+	mi := &file_api_command_v1_command_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13242,7 +13367,7 @@ func (x *RolloutMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutMember.ProtoReflect.Descriptor instead.
 func (*RolloutMember) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{150}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *RolloutMember) GetId() string {
@@ -13306,7 +13431,7 @@ type RevisionsRecord struct {
 
 func (x *RevisionsRecord) Reset() {
 	*x = RevisionsRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[151]
+	mi := &file_api_command_v1_command_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13318,7 +13443,7 @@ func (x *RevisionsRecord) String() string {
 func (*RevisionsRecord) ProtoMessage() {}
 
 func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[151]
+	mi := &file_api_command_v1_command_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13331,7 +13456,7 @@ func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevisionsRecord.ProtoReflect.Descriptor instead.
 func (*RevisionsRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{151}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *RevisionsRecord) GetWorkload() string {
@@ -13366,7 +13491,7 @@ type Revision struct {
 
 func (x *Revision) Reset() {
 	*x = Revision{}
-	mi := &file_api_command_v1_command_proto_msgTypes[152]
+	mi := &file_api_command_v1_command_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13378,7 +13503,7 @@ func (x *Revision) String() string {
 func (*Revision) ProtoMessage() {}
 
 func (x *Revision) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[152]
+	mi := &file_api_command_v1_command_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13391,7 +13516,7 @@ func (x *Revision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revision.ProtoReflect.Descriptor instead.
 func (*Revision) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{152}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *Revision) GetNumber() uint64 {
@@ -13458,7 +13583,7 @@ type NodeAuditRecord struct {
 
 func (x *NodeAuditRecord) Reset() {
 	*x = NodeAuditRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[153]
+	mi := &file_api_command_v1_command_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13470,7 +13595,7 @@ func (x *NodeAuditRecord) String() string {
 func (*NodeAuditRecord) ProtoMessage() {}
 
 func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[153]
+	mi := &file_api_command_v1_command_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13483,7 +13608,7 @@ func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAuditRecord.ProtoReflect.Descriptor instead.
 func (*NodeAuditRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{153}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *NodeAuditRecord) GetNode() string {
@@ -13522,7 +13647,7 @@ type NamespaceRecord struct {
 
 func (x *NamespaceRecord) Reset() {
 	*x = NamespaceRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[154]
+	mi := &file_api_command_v1_command_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13534,7 +13659,7 @@ func (x *NamespaceRecord) String() string {
 func (*NamespaceRecord) ProtoMessage() {}
 
 func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[154]
+	mi := &file_api_command_v1_command_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13547,7 +13672,7 @@ func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRecord.ProtoReflect.Descriptor instead.
 func (*NamespaceRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{154}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *NamespaceRecord) GetPut() *PutNamespace {
@@ -13604,7 +13729,7 @@ type TokenRecord struct {
 
 func (x *TokenRecord) Reset() {
 	*x = TokenRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[155]
+	mi := &file_api_command_v1_command_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13616,7 +13741,7 @@ func (x *TokenRecord) String() string {
 func (*TokenRecord) ProtoMessage() {}
 
 func (x *TokenRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[155]
+	mi := &file_api_command_v1_command_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13629,7 +13754,7 @@ func (x *TokenRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRecord.ProtoReflect.Descriptor instead.
 func (*TokenRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{155}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *TokenRecord) GetToken() *PutToken {
@@ -13665,7 +13790,7 @@ type RevocationRecord struct {
 
 func (x *RevocationRecord) Reset() {
 	*x = RevocationRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[156]
+	mi := &file_api_command_v1_command_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13677,7 +13802,7 @@ func (x *RevocationRecord) String() string {
 func (*RevocationRecord) ProtoMessage() {}
 
 func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[156]
+	mi := &file_api_command_v1_command_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13690,7 +13815,7 @@ func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationRecord.ProtoReflect.Descriptor instead.
 func (*RevocationRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{156}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *RevocationRecord) GetRevoke() *Revoke {
@@ -13725,7 +13850,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_api_command_v1_command_proto_msgTypes[157]
+	mi := &file_api_command_v1_command_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13737,7 +13862,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[157]
+	mi := &file_api_command_v1_command_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13750,7 +13875,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{157}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -13817,14 +13942,16 @@ type MetaRecord struct {
 	CleanIndex    uint64   `protobuf:"varint,542,opt,name=clean_index,json=cleanIndex,proto3" json:"clean_index,omitempty"`
 	RetiredKeyIds []string `protobuf:"bytes,543,rep,name=retired_key_ids,json=retiredKeyIds,proto3" json:"retired_key_ids,omitempty"`
 	ContentKey    string   `protobuf:"bytes,544,opt,name=content_key,json=contentKey,proto3" json:"content_key,omitempty"`
-	KeyChangedAt  int64    `protobuf:"varint,545,opt,name=key_changed_at,json=keyChangedAt,proto3" json:"key_changed_at,omitempty"` // Unix nanoseconds; when the last step of a rotation was committed
+	// Limits of the moves that the leader makes by itself; absent = it makes none.
+	Rebalance     *RebalancePolicy `protobuf:"bytes,373,opt,name=rebalance,proto3" json:"rebalance,omitempty"`
+	KeyChangedAt  int64            `protobuf:"varint,545,opt,name=key_changed_at,json=keyChangedAt,proto3" json:"key_changed_at,omitempty"` // Unix nanoseconds; when the last step of a rotation was committed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MetaRecord) Reset() {
 	*x = MetaRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[158]
+	mi := &file_api_command_v1_command_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13836,7 +13963,7 @@ func (x *MetaRecord) String() string {
 func (*MetaRecord) ProtoMessage() {}
 
 func (x *MetaRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[158]
+	mi := &file_api_command_v1_command_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13849,7 +13976,7 @@ func (x *MetaRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRecord.ProtoReflect.Descriptor instead.
 func (*MetaRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{158}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *MetaRecord) GetClusterId() string {
@@ -14069,6 +14196,13 @@ func (x *MetaRecord) GetContentKey() string {
 	return ""
 }
 
+func (x *MetaRecord) GetRebalance() *RebalancePolicy {
+	if x != nil {
+		return x.Rebalance
+	}
+	return nil
+}
+
 func (x *MetaRecord) GetKeyChangedAt() int64 {
 	if x != nil {
 		return x.KeyChangedAt
@@ -14155,7 +14289,7 @@ type WorkloadRecord struct {
 
 func (x *WorkloadRecord) Reset() {
 	*x = WorkloadRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[159]
+	mi := &file_api_command_v1_command_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14167,7 +14301,7 @@ func (x *WorkloadRecord) String() string {
 func (*WorkloadRecord) ProtoMessage() {}
 
 func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[159]
+	mi := &file_api_command_v1_command_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14180,7 +14314,7 @@ func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRecord.ProtoReflect.Descriptor instead.
 func (*WorkloadRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{159}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *WorkloadRecord) GetPut() *WorkloadPut {
@@ -14507,7 +14641,7 @@ type Moved struct {
 
 func (x *Moved) Reset() {
 	*x = Moved{}
-	mi := &file_api_command_v1_command_proto_msgTypes[160]
+	mi := &file_api_command_v1_command_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14519,7 +14653,7 @@ func (x *Moved) String() string {
 func (*Moved) ProtoMessage() {}
 
 func (x *Moved) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[160]
+	mi := &file_api_command_v1_command_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14532,7 +14666,7 @@ func (x *Moved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moved.ProtoReflect.Descriptor instead.
 func (*Moved) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{160}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *Moved) GetAt() int64 {
@@ -14578,7 +14712,7 @@ type NodeFailure struct {
 
 func (x *NodeFailure) Reset() {
 	*x = NodeFailure{}
-	mi := &file_api_command_v1_command_proto_msgTypes[161]
+	mi := &file_api_command_v1_command_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14590,7 +14724,7 @@ func (x *NodeFailure) String() string {
 func (*NodeFailure) ProtoMessage() {}
 
 func (x *NodeFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[161]
+	mi := &file_api_command_v1_command_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14603,7 +14737,7 @@ func (x *NodeFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFailure.ProtoReflect.Descriptor instead.
 func (*NodeFailure) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{161}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *NodeFailure) GetNode() string {
@@ -14661,7 +14795,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[162]
+	mi := &file_api_command_v1_command_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14673,7 +14807,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[162]
+	mi := &file_api_command_v1_command_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14686,7 +14820,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{162}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *NodeRecord) GetFacts() *RegisterNode {
@@ -14820,7 +14954,7 @@ type ResidualRecord struct {
 
 func (x *ResidualRecord) Reset() {
 	*x = ResidualRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[163]
+	mi := &file_api_command_v1_command_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14832,7 +14966,7 @@ func (x *ResidualRecord) String() string {
 func (*ResidualRecord) ProtoMessage() {}
 
 func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[163]
+	mi := &file_api_command_v1_command_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14845,7 +14979,7 @@ func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResidualRecord.ProtoReflect.Descriptor instead.
 func (*ResidualRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{163}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *ResidualRecord) GetNode() string {
@@ -14929,7 +15063,7 @@ type TombstoneRecord struct {
 
 func (x *TombstoneRecord) Reset() {
 	*x = TombstoneRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[164]
+	mi := &file_api_command_v1_command_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14941,7 +15075,7 @@ func (x *TombstoneRecord) String() string {
 func (*TombstoneRecord) ProtoMessage() {}
 
 func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[164]
+	mi := &file_api_command_v1_command_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14954,7 +15088,7 @@ func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TombstoneRecord.ProtoReflect.Descriptor instead.
 func (*TombstoneRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{164}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *TombstoneRecord) GetWorkload() string {
@@ -15025,7 +15159,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[165]
+	mi := &file_api_command_v1_command_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15037,7 +15171,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[165]
+	mi := &file_api_command_v1_command_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15050,7 +15184,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{165}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -15097,7 +15231,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[166]
+	mi := &file_api_command_v1_command_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15109,7 +15243,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[166]
+	mi := &file_api_command_v1_command_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15122,7 +15256,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{166}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -15178,7 +15312,7 @@ type ItemOutcome struct {
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[167]
+	mi := &file_api_command_v1_command_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15190,7 +15324,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[167]
+	mi := &file_api_command_v1_command_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15203,7 +15337,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{167}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -15275,7 +15409,7 @@ type EventRecord struct {
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[168]
+	mi := &file_api_command_v1_command_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15287,7 +15421,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[168]
+	mi := &file_api_command_v1_command_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15300,7 +15434,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{168}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -15407,7 +15541,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\frequest_hash\x18\xa2\x02 \x01(\x06R\vrequestHash\x12#\n" +
 	"\funprivileged\x18\x88\x03 \x01(\bR\funprivileged\x12(\n" +
 	"\x0fnamespace_share\x18\x89\x03 \x01(\rR\x0enamespaceShare\x12\"\n" +
-	"\froom_reserve\x18\x8a\x03 \x01(\rR\vroomReserve\"\xfa&\n" +
+	"\froom_reserve\x18\x8a\x03 \x01(\rR\vroomReserve\"\xd6'\n" +
 	"\aCommand\x12+\n" +
 	"\x04head\x18\x01 \x01(\v2\x17.persys.command.v1.HeadR\x04head\x12C\n" +
 	"\finit_cluster\x18\n" +
@@ -15489,7 +15623,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\tstart_run\x18\xc3\x02 \x01(\v2\x1b.persys.command.v1.StartRunH\x00R\bstartRun\x12A\n" +
 	"\vscale_group\x18\xe5\x02 \x01(\v2\x1d.persys.command.v1.ScaleGroupH\x00R\n" +
 	"scaleGroup\x12J\n" +
-	"\x0emove_workloads\x18\xf4\x02 \x01(\v2 .persys.command.v1.MoveWorkloadsH\x00R\rmoveWorkloads\x12G\n" +
+	"\x0emove_workloads\x18\xf4\x02 \x01(\v2 .persys.command.v1.MoveWorkloadsH\x00R\rmoveWorkloads\x12Z\n" +
+	"\x14set_rebalance_policy\x18\xf5\x02 \x01(\v2%.persys.command.v1.SetRebalancePolicyH\x00R\x12setRebalancePolicy\x12G\n" +
 	"\rplace_members\x18\xca\x02 \x01(\v2\x1f.persys.command.v1.PlaceMembersH\x00R\fplaceMembers\x12A\n" +
 	"\vput_network\x18\xa4\x03 \x01(\v2\x1d.persys.command.v1.PutNetworkH\x00R\n" +
 	"putNetwork\x12J\n" +
@@ -16112,7 +16247,13 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x02at\x18\x04 \x01(\x03R\x02at\x12\x12\n" +
 	"\x04done\x18\x05 \x01(\bR\x04done\"\x1f\n" +
 	"\rRemoveReplica\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"'\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"P\n" +
+	"\x12SetRebalancePolicy\x12:\n" +
+	"\x06policy\x18\x01 \x01(\v2\".persys.command.v1.RebalancePolicyR\x06policy\"o\n" +
+	"\x0fRebalancePolicy\x12\x19\n" +
+	"\bper_hour\x18\x01 \x01(\rR\aperHour\x12\x17\n" +
+	"\aat_once\x18\x02 \x01(\rR\x06atOnce\x12(\n" +
+	"\x10min_gain_percent\x18\x03 \x01(\rR\x0eminGainPercent\"'\n" +
 	"\x0fSetFeatureLevel\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\rR\x05level\"\t\n" +
 	"\aBarrier\"8\n" +
@@ -16532,7 +16673,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x02by\x18\x03 \x01(\tR\x02by\"G\n" +
 	"\x0fSnapshotTrailer\x12\x18\n" +
 	"\arecords\x18\x01 \x01(\x04R\arecords\x12\x1a\n" +
-	"\bchecksum\x18\x02 \x01(\x04R\bchecksum\"\xb2\b\n" +
+	"\bchecksum\x18\x02 \x01(\x04R\bchecksum\"\xf5\b\n" +
 	"\n" +
 	"MetaRecord\x12\x1d\n" +
 	"\n" +
@@ -16576,7 +16717,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"cleanIndex\x12'\n" +
 	"\x0fretired_key_ids\x18\x9f\x04 \x03(\tR\rretiredKeyIds\x12 \n" +
 	"\vcontent_key\x18\xa0\x04 \x01(\tR\n" +
-	"contentKey\x12%\n" +
+	"contentKey\x12A\n" +
+	"\trebalance\x18\xf5\x02 \x01(\v2\".persys.command.v1.RebalancePolicyR\trebalance\x12%\n" +
 	"\x0ekey_changed_at\x18\xa1\x04 \x01(\x03R\fkeyChangedAt\"\xfd\r\n" +
 	"\x0eWorkloadRecord\x120\n" +
 	"\x03put\x18\x01 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x16\n" +
@@ -16734,7 +16876,7 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 169)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 171)
 var file_api_command_v1_command_proto_goTypes = []any{
 	(*Batch)(nil),                // 0: persys.command.v1.Batch
 	(*Epoch)(nil),                // 1: persys.command.v1.Epoch
@@ -16833,78 +16975,80 @@ var file_api_command_v1_command_proto_goTypes = []any{
 	(*PutReplica)(nil),           // 94: persys.command.v1.PutReplica
 	(*ReplicaRepair)(nil),        // 95: persys.command.v1.ReplicaRepair
 	(*RemoveReplica)(nil),        // 96: persys.command.v1.RemoveReplica
-	(*SetFeatureLevel)(nil),      // 97: persys.command.v1.SetFeatureLevel
-	(*Barrier)(nil),              // 98: persys.command.v1.Barrier
-	(*MirrorAttached)(nil),       // 99: persys.command.v1.MirrorAttached
-	(*AttachMirror)(nil),         // 100: persys.command.v1.AttachMirror
-	(*DetachMirror)(nil),         // 101: persys.command.v1.DetachMirror
-	(*SetGossipRing)(nil),        // 102: persys.command.v1.SetGossipRing
-	(*RotateClusterKey)(nil),     // 103: persys.command.v1.RotateClusterKey
-	(*Reseal)(nil),               // 104: persys.command.v1.Reseal
-	(*ResealedValue)(nil),        // 105: persys.command.v1.ResealedValue
-	(*PinClusterKey)(nil),        // 106: persys.command.v1.PinClusterKey
-	(*PutAuthority)(nil),         // 107: persys.command.v1.PutAuthority
-	(*DropAuthority)(nil),        // 108: persys.command.v1.DropAuthority
-	(*PutToken)(nil),             // 109: persys.command.v1.PutToken
-	(*DropToken)(nil),            // 110: persys.command.v1.DropToken
-	(*Admit)(nil),                // 111: persys.command.v1.Admit
-	(*Revoke)(nil),               // 112: persys.command.v1.Revoke
-	(*PutRole)(nil),              // 113: persys.command.v1.PutRole
-	(*DeleteRole)(nil),           // 114: persys.command.v1.DeleteRole
-	(*BindRole)(nil),             // 115: persys.command.v1.BindRole
-	(*PutAccount)(nil),           // 116: persys.command.v1.PutAccount
-	(*DeleteAccount)(nil),        // 117: persys.command.v1.DeleteAccount
-	(*LinkConsole)(nil),          // 118: persys.command.v1.LinkConsole
-	(*OpenConsole)(nil),          // 119: persys.command.v1.OpenConsole
-	(*EndConsole)(nil),           // 120: persys.command.v1.EndConsole
-	(*Audit)(nil),                // 121: persys.command.v1.Audit
-	(*Forgiveness)(nil),          // 122: persys.command.v1.Forgiveness
-	(*ForgiveFailures)(nil),      // 123: persys.command.v1.ForgiveFailures
-	(*AgentAction)(nil),          // 124: persys.command.v1.AgentAction
-	(*RecordActions)(nil),        // 125: persys.command.v1.RecordActions
-	(*Drift)(nil),                // 126: persys.command.v1.Drift
-	(*DriftRepair)(nil),          // 127: persys.command.v1.DriftRepair
-	(*DriftAdoption)(nil),        // 128: persys.command.v1.DriftAdoption
-	(*SetDrifts)(nil),            // 129: persys.command.v1.SetDrifts
-	(*AdoptDrift)(nil),           // 130: persys.command.v1.AdoptDrift
-	(*DropOrphan)(nil),           // 131: persys.command.v1.DropOrphan
-	(*Quota)(nil),                // 132: persys.command.v1.Quota
-	(*PutNamespace)(nil),         // 133: persys.command.v1.PutNamespace
-	(*DeleteNamespace)(nil),      // 134: persys.command.v1.DeleteNamespace
-	(*Policy)(nil),               // 135: persys.command.v1.Policy
-	(*PolicyHostPath)(nil),       // 136: persys.command.v1.PolicyHostPath
-	(*PutPolicy)(nil),            // 137: persys.command.v1.PutPolicy
-	(*DeletePolicy)(nil),         // 138: persys.command.v1.DeletePolicy
-	(*BindPolicy)(nil),           // 139: persys.command.v1.BindPolicy
-	(*SnapshotHeader)(nil),       // 140: persys.command.v1.SnapshotHeader
-	(*SnapshotRecord)(nil),       // 141: persys.command.v1.SnapshotRecord
-	(*ConsoleRecord)(nil),        // 142: persys.command.v1.ConsoleRecord
-	(*RoleRecord)(nil),           // 143: persys.command.v1.RoleRecord
-	(*BindingRecord)(nil),        // 144: persys.command.v1.BindingRecord
-	(*AccountRecord)(nil),        // 145: persys.command.v1.AccountRecord
-	(*PolicyRecord)(nil),         // 146: persys.command.v1.PolicyRecord
-	(*AuditLogRecord)(nil),       // 147: persys.command.v1.AuditLogRecord
-	(*AuditEntryRecord)(nil),     // 148: persys.command.v1.AuditEntryRecord
-	(*RolloutRecord)(nil),        // 149: persys.command.v1.RolloutRecord
-	(*RolloutMember)(nil),        // 150: persys.command.v1.RolloutMember
-	(*RevisionsRecord)(nil),      // 151: persys.command.v1.RevisionsRecord
-	(*Revision)(nil),             // 152: persys.command.v1.Revision
-	(*NodeAuditRecord)(nil),      // 153: persys.command.v1.NodeAuditRecord
-	(*NamespaceRecord)(nil),      // 154: persys.command.v1.NamespaceRecord
-	(*TokenRecord)(nil),          // 155: persys.command.v1.TokenRecord
-	(*RevocationRecord)(nil),     // 156: persys.command.v1.RevocationRecord
-	(*SnapshotTrailer)(nil),      // 157: persys.command.v1.SnapshotTrailer
-	(*MetaRecord)(nil),           // 158: persys.command.v1.MetaRecord
-	(*WorkloadRecord)(nil),       // 159: persys.command.v1.WorkloadRecord
-	(*Moved)(nil),                // 160: persys.command.v1.Moved
-	(*NodeFailure)(nil),          // 161: persys.command.v1.NodeFailure
-	(*NodeRecord)(nil),           // 162: persys.command.v1.NodeRecord
-	(*ResidualRecord)(nil),       // 163: persys.command.v1.ResidualRecord
-	(*TombstoneRecord)(nil),      // 164: persys.command.v1.TombstoneRecord
-	(*ReceiptRecord)(nil),        // 165: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),              // 166: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),          // 167: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),          // 168: persys.command.v1.EventRecord
+	(*SetRebalancePolicy)(nil),   // 97: persys.command.v1.SetRebalancePolicy
+	(*RebalancePolicy)(nil),      // 98: persys.command.v1.RebalancePolicy
+	(*SetFeatureLevel)(nil),      // 99: persys.command.v1.SetFeatureLevel
+	(*Barrier)(nil),              // 100: persys.command.v1.Barrier
+	(*MirrorAttached)(nil),       // 101: persys.command.v1.MirrorAttached
+	(*AttachMirror)(nil),         // 102: persys.command.v1.AttachMirror
+	(*DetachMirror)(nil),         // 103: persys.command.v1.DetachMirror
+	(*SetGossipRing)(nil),        // 104: persys.command.v1.SetGossipRing
+	(*RotateClusterKey)(nil),     // 105: persys.command.v1.RotateClusterKey
+	(*Reseal)(nil),               // 106: persys.command.v1.Reseal
+	(*ResealedValue)(nil),        // 107: persys.command.v1.ResealedValue
+	(*PinClusterKey)(nil),        // 108: persys.command.v1.PinClusterKey
+	(*PutAuthority)(nil),         // 109: persys.command.v1.PutAuthority
+	(*DropAuthority)(nil),        // 110: persys.command.v1.DropAuthority
+	(*PutToken)(nil),             // 111: persys.command.v1.PutToken
+	(*DropToken)(nil),            // 112: persys.command.v1.DropToken
+	(*Admit)(nil),                // 113: persys.command.v1.Admit
+	(*Revoke)(nil),               // 114: persys.command.v1.Revoke
+	(*PutRole)(nil),              // 115: persys.command.v1.PutRole
+	(*DeleteRole)(nil),           // 116: persys.command.v1.DeleteRole
+	(*BindRole)(nil),             // 117: persys.command.v1.BindRole
+	(*PutAccount)(nil),           // 118: persys.command.v1.PutAccount
+	(*DeleteAccount)(nil),        // 119: persys.command.v1.DeleteAccount
+	(*LinkConsole)(nil),          // 120: persys.command.v1.LinkConsole
+	(*OpenConsole)(nil),          // 121: persys.command.v1.OpenConsole
+	(*EndConsole)(nil),           // 122: persys.command.v1.EndConsole
+	(*Audit)(nil),                // 123: persys.command.v1.Audit
+	(*Forgiveness)(nil),          // 124: persys.command.v1.Forgiveness
+	(*ForgiveFailures)(nil),      // 125: persys.command.v1.ForgiveFailures
+	(*AgentAction)(nil),          // 126: persys.command.v1.AgentAction
+	(*RecordActions)(nil),        // 127: persys.command.v1.RecordActions
+	(*Drift)(nil),                // 128: persys.command.v1.Drift
+	(*DriftRepair)(nil),          // 129: persys.command.v1.DriftRepair
+	(*DriftAdoption)(nil),        // 130: persys.command.v1.DriftAdoption
+	(*SetDrifts)(nil),            // 131: persys.command.v1.SetDrifts
+	(*AdoptDrift)(nil),           // 132: persys.command.v1.AdoptDrift
+	(*DropOrphan)(nil),           // 133: persys.command.v1.DropOrphan
+	(*Quota)(nil),                // 134: persys.command.v1.Quota
+	(*PutNamespace)(nil),         // 135: persys.command.v1.PutNamespace
+	(*DeleteNamespace)(nil),      // 136: persys.command.v1.DeleteNamespace
+	(*Policy)(nil),               // 137: persys.command.v1.Policy
+	(*PolicyHostPath)(nil),       // 138: persys.command.v1.PolicyHostPath
+	(*PutPolicy)(nil),            // 139: persys.command.v1.PutPolicy
+	(*DeletePolicy)(nil),         // 140: persys.command.v1.DeletePolicy
+	(*BindPolicy)(nil),           // 141: persys.command.v1.BindPolicy
+	(*SnapshotHeader)(nil),       // 142: persys.command.v1.SnapshotHeader
+	(*SnapshotRecord)(nil),       // 143: persys.command.v1.SnapshotRecord
+	(*ConsoleRecord)(nil),        // 144: persys.command.v1.ConsoleRecord
+	(*RoleRecord)(nil),           // 145: persys.command.v1.RoleRecord
+	(*BindingRecord)(nil),        // 146: persys.command.v1.BindingRecord
+	(*AccountRecord)(nil),        // 147: persys.command.v1.AccountRecord
+	(*PolicyRecord)(nil),         // 148: persys.command.v1.PolicyRecord
+	(*AuditLogRecord)(nil),       // 149: persys.command.v1.AuditLogRecord
+	(*AuditEntryRecord)(nil),     // 150: persys.command.v1.AuditEntryRecord
+	(*RolloutRecord)(nil),        // 151: persys.command.v1.RolloutRecord
+	(*RolloutMember)(nil),        // 152: persys.command.v1.RolloutMember
+	(*RevisionsRecord)(nil),      // 153: persys.command.v1.RevisionsRecord
+	(*Revision)(nil),             // 154: persys.command.v1.Revision
+	(*NodeAuditRecord)(nil),      // 155: persys.command.v1.NodeAuditRecord
+	(*NamespaceRecord)(nil),      // 156: persys.command.v1.NamespaceRecord
+	(*TokenRecord)(nil),          // 157: persys.command.v1.TokenRecord
+	(*RevocationRecord)(nil),     // 158: persys.command.v1.RevocationRecord
+	(*SnapshotTrailer)(nil),      // 159: persys.command.v1.SnapshotTrailer
+	(*MetaRecord)(nil),           // 160: persys.command.v1.MetaRecord
+	(*WorkloadRecord)(nil),       // 161: persys.command.v1.WorkloadRecord
+	(*Moved)(nil),                // 162: persys.command.v1.Moved
+	(*NodeFailure)(nil),          // 163: persys.command.v1.NodeFailure
+	(*NodeRecord)(nil),           // 164: persys.command.v1.NodeRecord
+	(*ResidualRecord)(nil),       // 165: persys.command.v1.ResidualRecord
+	(*TombstoneRecord)(nil),      // 166: persys.command.v1.TombstoneRecord
+	(*ReceiptRecord)(nil),        // 167: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),              // 168: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),          // 169: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),          // 170: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
 	4,   // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
@@ -16929,37 +17073,37 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	93,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
 	94,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
 	96,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
-	97,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
-	98,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
-	99,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
-	106, // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
-	107, // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
-	108, // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
-	109, // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
-	110, // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
-	111, // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
-	112, // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
-	121, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
-	123, // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
-	125, // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
-	129, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
-	130, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
-	131, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
-	102, // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
-	133, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
-	134, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
+	99,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
+	100, // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
+	101, // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
+	108, // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
+	109, // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
+	110, // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
+	111, // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
+	112, // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
+	113, // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
+	114, // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
+	123, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
+	125, // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
+	127, // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
+	131, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
+	132, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
+	133, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
+	104, // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
+	135, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
+	136, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
 	51,  // 41: persys.command.v1.Command.advance_rollout:type_name -> persys.command.v1.AdvanceRollout
 	52,  // 42: persys.command.v1.Command.set_rollout:type_name -> persys.command.v1.SetRollout
-	137, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
-	138, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
-	139, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
-	100, // 46: persys.command.v1.Command.attach_mirror:type_name -> persys.command.v1.AttachMirror
-	101, // 47: persys.command.v1.Command.detach_mirror:type_name -> persys.command.v1.DetachMirror
-	113, // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
-	114, // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
-	115, // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
-	116, // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
-	117, // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
+	139, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
+	140, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
+	141, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
+	102, // 46: persys.command.v1.Command.attach_mirror:type_name -> persys.command.v1.AttachMirror
+	103, // 47: persys.command.v1.Command.detach_mirror:type_name -> persys.command.v1.DetachMirror
+	115, // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
+	116, // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
+	117, // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
+	118, // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
+	119, // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
 	69,  // 53: persys.command.v1.Command.label_node:type_name -> persys.command.v1.LabelNode
 	71,  // 54: persys.command.v1.Command.taint_node:type_name -> persys.command.v1.TaintNode
 	28,  // 55: persys.command.v1.Command.finish_jobs:type_name -> persys.command.v1.FinishJobs
@@ -16968,185 +17112,188 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	18,  // 58: persys.command.v1.Command.start_run:type_name -> persys.command.v1.StartRun
 	53,  // 59: persys.command.v1.Command.scale_group:type_name -> persys.command.v1.ScaleGroup
 	82,  // 60: persys.command.v1.Command.move_workloads:type_name -> persys.command.v1.MoveWorkloads
-	19,  // 61: persys.command.v1.Command.place_members:type_name -> persys.command.v1.PlaceMembers
-	60,  // 62: persys.command.v1.Command.put_network:type_name -> persys.command.v1.PutNetwork
-	61,  // 63: persys.command.v1.Command.delete_network:type_name -> persys.command.v1.DeleteNetwork
-	62,  // 64: persys.command.v1.Command.release_slices:type_name -> persys.command.v1.ReleaseSlices
-	39,  // 65: persys.command.v1.Command.put_object:type_name -> persys.command.v1.PutObject
-	40,  // 66: persys.command.v1.Command.delete_object:type_name -> persys.command.v1.DeleteObject
-	43,  // 67: persys.command.v1.Command.put_volume:type_name -> persys.command.v1.PutVolume
-	44,  // 68: persys.command.v1.Command.delete_volume:type_name -> persys.command.v1.DeleteVolume
-	45,  // 69: persys.command.v1.Command.report_volumes:type_name -> persys.command.v1.ReportVolumes
-	118, // 70: persys.command.v1.Command.link_console:type_name -> persys.command.v1.LinkConsole
-	119, // 71: persys.command.v1.Command.open_console:type_name -> persys.command.v1.OpenConsole
-	120, // 72: persys.command.v1.Command.end_console:type_name -> persys.command.v1.EndConsole
-	103, // 73: persys.command.v1.Command.rotate_cluster_key:type_name -> persys.command.v1.RotateClusterKey
-	104, // 74: persys.command.v1.Command.reseal:type_name -> persys.command.v1.Reseal
-	8,   // 75: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
-	5,   // 76: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
-	6,   // 77: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
-	7,   // 78: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
-	35,  // 79: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
-	33,  // 80: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
-	34,  // 81: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
-	26,  // 82: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
-	14,  // 83: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
-	23,  // 84: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
-	5,   // 85: persys.command.v1.Demand.tags:type_name -> persys.command.v1.Label
-	12,  // 86: persys.command.v1.Demand.autoscale:type_name -> persys.command.v1.Autoscale
-	13,  // 87: persys.command.v1.Demand.reschedule:type_name -> persys.command.v1.Reschedule
-	11,  // 88: persys.command.v1.Demand.devices:type_name -> persys.command.v1.DeviceCount
-	65,  // 89: persys.command.v1.Demand.ingress:type_name -> persys.command.v1.IngressPort
-	10,  // 90: persys.command.v1.Demand.volumes:type_name -> persys.command.v1.VolumeUse
-	15,  // 91: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
-	17,  // 92: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
-	2,   // 93: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 94: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
-	37,  // 95: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
-	20,  // 96: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
-	2,   // 97: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
-	24,  // 98: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
-	25,  // 99: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
-	6,   // 100: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
-	5,   // 101: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
-	29,  // 102: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
-	2,   // 103: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
-	31,  // 104: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
-	2,   // 105: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
-	27,  // 106: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
-	9,   // 107: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
-	38,  // 108: persys.command.v1.WorkloadPut.objects:type_name -> persys.command.v1.ObjectUse
-	50,  // 109: persys.command.v1.WorkloadPut.update:type_name -> persys.command.v1.UpdatePolicy
-	37,  // 110: persys.command.v1.PutObject.surge:type_name -> persys.command.v1.WorkloadPut
-	41,  // 111: persys.command.v1.ObjectRecord.versions:type_name -> persys.command.v1.ObjectVersion
-	46,  // 112: persys.command.v1.ReportVolumes.volumes:type_name -> persys.command.v1.HeldVolume
-	37,  // 113: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	50,  // 114: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
-	48,  // 115: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
-	37,  // 116: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
-	2,   // 117: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
-	37,  // 118: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
-	57,  // 119: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,   // 120: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,   // 121: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	59,  // 122: persys.command.v1.RegisterNode.networking:type_name -> persys.command.v1.NodeNetworking
-	11,  // 123: persys.command.v1.RegisterNode.devices:type_name -> persys.command.v1.DeviceCount
-	63,  // 124: persys.command.v1.ReleaseSlices.slices:type_name -> persys.command.v1.IdleSlice
-	67,  // 125: persys.command.v1.NetworkRecord.slices:type_name -> persys.command.v1.SliceRecord
-	66,  // 126: persys.command.v1.NetworkRecord.services:type_name -> persys.command.v1.ServiceAddressRecord
-	70,  // 127: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
-	72,  // 128: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
-	7,   // 129: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
-	76,  // 130: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,   // 131: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	78,  // 132: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,   // 133: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	80,  // 134: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	83,  // 135: persys.command.v1.MoveWorkloads.moves:type_name -> persys.command.v1.WorkloadMove
-	2,   // 136: persys.command.v1.WorkloadMove.if_generation:type_name -> persys.command.v1.Generation
-	84,  // 137: persys.command.v1.WorkloadMove.from_reserved:type_name -> persys.command.v1.ReservedAmounts
-	84,  // 138: persys.command.v1.WorkloadMove.to_reserved:type_name -> persys.command.v1.ReservedAmounts
-	2,   // 139: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	85,  // 140: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,   // 141: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	87,  // 142: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,   // 143: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	90,  // 144: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	27,  // 145: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
-	91,  // 146: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	95,  // 147: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
-	105, // 148: persys.command.v1.Reseal.values:type_name -> persys.command.v1.ResealedValue
-	5,   // 149: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
-	115, // 150: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
-	5,   // 151: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
-	2,   // 152: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
-	122, // 153: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
-	124, // 154: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
-	2,   // 155: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 156: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
-	126, // 157: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
-	126, // 158: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
-	127, // 159: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
-	128, // 160: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
-	37,  // 161: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
-	48,  // 162: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
-	132, // 163: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
-	5,   // 164: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
-	136, // 165: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
-	135, // 166: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
-	5,   // 167: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
-	158, // 168: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	159, // 169: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	162, // 170: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	163, // 171: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	165, // 172: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	168, // 173: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	94,  // 174: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	107, // 175: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	155, // 176: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	111, // 177: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	156, // 178: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	164, // 179: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
-	153, // 180: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
-	126, // 181: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
-	154, // 182: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
-	151, // 183: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
-	149, // 184: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
-	146, // 185: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
-	48,  // 186: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
-	147, // 187: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
-	148, // 188: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
-	143, // 189: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
-	144, // 190: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
-	145, // 191: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
-	64,  // 192: persys.command.v1.SnapshotRecord.network:type_name -> persys.command.v1.NetworkRecord
-	42,  // 193: persys.command.v1.SnapshotRecord.object:type_name -> persys.command.v1.ObjectRecord
-	47,  // 194: persys.command.v1.SnapshotRecord.volume:type_name -> persys.command.v1.VolumeRecord
-	142, // 195: persys.command.v1.SnapshotRecord.console:type_name -> persys.command.v1.ConsoleRecord
-	118, // 196: persys.command.v1.ConsoleRecord.link:type_name -> persys.command.v1.LinkConsole
-	113, // 197: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
-	115, // 198: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
-	116, // 199: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
-	135, // 200: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
-	5,   // 201: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
-	168, // 202: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
-	2,   // 203: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
-	50,  // 204: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
-	150, // 205: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
-	37,  // 206: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
-	37,  // 207: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
-	152, // 208: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
-	133, // 209: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
-	109, // 210: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	112, // 211: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	37,  // 212: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,   // 213: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	91,  // 214: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	8,   // 215: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
-	2,   // 216: persys.command.v1.WorkloadRecord.same_since:type_name -> persys.command.v1.Generation
-	124, // 217: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	34,  // 218: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
-	160, // 219: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
-	32,  // 220: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
-	21,  // 221: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
-	22,  // 222: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
-	161, // 223: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
-	58,  // 224: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	70,  // 225: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
-	72,  // 226: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
-	2,   // 227: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 228: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,   // 229: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 230: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
-	166, // 231: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	167, // 232: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,   // 233: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,   // 234: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	235, // [235:235] is the sub-list for method output_type
-	235, // [235:235] is the sub-list for method input_type
-	235, // [235:235] is the sub-list for extension type_name
-	235, // [235:235] is the sub-list for extension extendee
-	0,   // [0:235] is the sub-list for field type_name
+	97,  // 61: persys.command.v1.Command.set_rebalance_policy:type_name -> persys.command.v1.SetRebalancePolicy
+	19,  // 62: persys.command.v1.Command.place_members:type_name -> persys.command.v1.PlaceMembers
+	60,  // 63: persys.command.v1.Command.put_network:type_name -> persys.command.v1.PutNetwork
+	61,  // 64: persys.command.v1.Command.delete_network:type_name -> persys.command.v1.DeleteNetwork
+	62,  // 65: persys.command.v1.Command.release_slices:type_name -> persys.command.v1.ReleaseSlices
+	39,  // 66: persys.command.v1.Command.put_object:type_name -> persys.command.v1.PutObject
+	40,  // 67: persys.command.v1.Command.delete_object:type_name -> persys.command.v1.DeleteObject
+	43,  // 68: persys.command.v1.Command.put_volume:type_name -> persys.command.v1.PutVolume
+	44,  // 69: persys.command.v1.Command.delete_volume:type_name -> persys.command.v1.DeleteVolume
+	45,  // 70: persys.command.v1.Command.report_volumes:type_name -> persys.command.v1.ReportVolumes
+	120, // 71: persys.command.v1.Command.link_console:type_name -> persys.command.v1.LinkConsole
+	121, // 72: persys.command.v1.Command.open_console:type_name -> persys.command.v1.OpenConsole
+	122, // 73: persys.command.v1.Command.end_console:type_name -> persys.command.v1.EndConsole
+	105, // 74: persys.command.v1.Command.rotate_cluster_key:type_name -> persys.command.v1.RotateClusterKey
+	106, // 75: persys.command.v1.Command.reseal:type_name -> persys.command.v1.Reseal
+	8,   // 76: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
+	5,   // 77: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
+	6,   // 78: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
+	7,   // 79: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
+	35,  // 80: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
+	33,  // 81: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
+	34,  // 82: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
+	26,  // 83: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
+	14,  // 84: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
+	23,  // 85: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
+	5,   // 86: persys.command.v1.Demand.tags:type_name -> persys.command.v1.Label
+	12,  // 87: persys.command.v1.Demand.autoscale:type_name -> persys.command.v1.Autoscale
+	13,  // 88: persys.command.v1.Demand.reschedule:type_name -> persys.command.v1.Reschedule
+	11,  // 89: persys.command.v1.Demand.devices:type_name -> persys.command.v1.DeviceCount
+	65,  // 90: persys.command.v1.Demand.ingress:type_name -> persys.command.v1.IngressPort
+	10,  // 91: persys.command.v1.Demand.volumes:type_name -> persys.command.v1.VolumeUse
+	15,  // 92: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
+	17,  // 93: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
+	2,   // 94: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 95: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
+	37,  // 96: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
+	20,  // 97: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
+	2,   // 98: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
+	24,  // 99: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
+	25,  // 100: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
+	6,   // 101: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
+	5,   // 102: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
+	29,  // 103: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
+	2,   // 104: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
+	31,  // 105: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
+	2,   // 106: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
+	27,  // 107: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
+	9,   // 108: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
+	38,  // 109: persys.command.v1.WorkloadPut.objects:type_name -> persys.command.v1.ObjectUse
+	50,  // 110: persys.command.v1.WorkloadPut.update:type_name -> persys.command.v1.UpdatePolicy
+	37,  // 111: persys.command.v1.PutObject.surge:type_name -> persys.command.v1.WorkloadPut
+	41,  // 112: persys.command.v1.ObjectRecord.versions:type_name -> persys.command.v1.ObjectVersion
+	46,  // 113: persys.command.v1.ReportVolumes.volumes:type_name -> persys.command.v1.HeldVolume
+	37,  // 114: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	50,  // 115: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
+	48,  // 116: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
+	37,  // 117: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
+	2,   // 118: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
+	37,  // 119: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
+	57,  // 120: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,   // 121: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,   // 122: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	59,  // 123: persys.command.v1.RegisterNode.networking:type_name -> persys.command.v1.NodeNetworking
+	11,  // 124: persys.command.v1.RegisterNode.devices:type_name -> persys.command.v1.DeviceCount
+	63,  // 125: persys.command.v1.ReleaseSlices.slices:type_name -> persys.command.v1.IdleSlice
+	67,  // 126: persys.command.v1.NetworkRecord.slices:type_name -> persys.command.v1.SliceRecord
+	66,  // 127: persys.command.v1.NetworkRecord.services:type_name -> persys.command.v1.ServiceAddressRecord
+	70,  // 128: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
+	72,  // 129: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
+	7,   // 130: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
+	76,  // 131: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,   // 132: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	78,  // 133: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,   // 134: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	80,  // 135: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	83,  // 136: persys.command.v1.MoveWorkloads.moves:type_name -> persys.command.v1.WorkloadMove
+	2,   // 137: persys.command.v1.WorkloadMove.if_generation:type_name -> persys.command.v1.Generation
+	84,  // 138: persys.command.v1.WorkloadMove.from_reserved:type_name -> persys.command.v1.ReservedAmounts
+	84,  // 139: persys.command.v1.WorkloadMove.to_reserved:type_name -> persys.command.v1.ReservedAmounts
+	2,   // 140: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	85,  // 141: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,   // 142: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	87,  // 143: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,   // 144: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	90,  // 145: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	27,  // 146: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
+	91,  // 147: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	95,  // 148: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
+	98,  // 149: persys.command.v1.SetRebalancePolicy.policy:type_name -> persys.command.v1.RebalancePolicy
+	107, // 150: persys.command.v1.Reseal.values:type_name -> persys.command.v1.ResealedValue
+	5,   // 151: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
+	117, // 152: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
+	5,   // 153: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	2,   // 154: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
+	124, // 155: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
+	126, // 156: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
+	2,   // 157: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 158: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
+	128, // 159: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
+	128, // 160: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
+	129, // 161: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
+	130, // 162: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
+	37,  // 163: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
+	48,  // 164: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
+	134, // 165: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
+	5,   // 166: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
+	138, // 167: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
+	137, // 168: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
+	5,   // 169: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
+	160, // 170: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	161, // 171: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	164, // 172: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	165, // 173: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	167, // 174: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	170, // 175: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	94,  // 176: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	109, // 177: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	157, // 178: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	113, // 179: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	158, // 180: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	166, // 181: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
+	155, // 182: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	128, // 183: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
+	156, // 184: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
+	153, // 185: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
+	151, // 186: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
+	148, // 187: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
+	48,  // 188: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
+	149, // 189: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
+	150, // 190: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
+	145, // 191: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
+	146, // 192: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
+	147, // 193: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
+	64,  // 194: persys.command.v1.SnapshotRecord.network:type_name -> persys.command.v1.NetworkRecord
+	42,  // 195: persys.command.v1.SnapshotRecord.object:type_name -> persys.command.v1.ObjectRecord
+	47,  // 196: persys.command.v1.SnapshotRecord.volume:type_name -> persys.command.v1.VolumeRecord
+	144, // 197: persys.command.v1.SnapshotRecord.console:type_name -> persys.command.v1.ConsoleRecord
+	120, // 198: persys.command.v1.ConsoleRecord.link:type_name -> persys.command.v1.LinkConsole
+	115, // 199: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
+	117, // 200: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
+	118, // 201: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
+	137, // 202: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
+	5,   // 203: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
+	170, // 204: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
+	2,   // 205: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
+	50,  // 206: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
+	152, // 207: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
+	37,  // 208: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
+	37,  // 209: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
+	154, // 210: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
+	135, // 211: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
+	111, // 212: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	114, // 213: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	98,  // 214: persys.command.v1.MetaRecord.rebalance:type_name -> persys.command.v1.RebalancePolicy
+	37,  // 215: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,   // 216: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	91,  // 217: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	8,   // 218: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
+	2,   // 219: persys.command.v1.WorkloadRecord.same_since:type_name -> persys.command.v1.Generation
+	126, // 220: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	34,  // 221: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
+	162, // 222: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
+	32,  // 223: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
+	21,  // 224: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
+	22,  // 225: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
+	163, // 226: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
+	58,  // 227: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	70,  // 228: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
+	72,  // 229: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
+	2,   // 230: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 231: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,   // 232: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 233: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
+	168, // 234: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	169, // 235: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,   // 236: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,   // 237: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	238, // [238:238] is the sub-list for method output_type
+	238, // [238:238] is the sub-list for method input_type
+	238, // [238:238] is the sub-list for extension type_name
+	238, // [238:238] is the sub-list for extension extendee
+	0,   // [0:238] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -17213,6 +17360,7 @@ func file_api_command_v1_command_proto_init() {
 		(*Command_StartRun)(nil),
 		(*Command_ScaleGroup)(nil),
 		(*Command_MoveWorkloads)(nil),
+		(*Command_SetRebalancePolicy)(nil),
 		(*Command_PlaceMembers)(nil),
 		(*Command_PutNetwork)(nil),
 		(*Command_DeleteNetwork)(nil),
@@ -17231,10 +17379,10 @@ func file_api_command_v1_command_proto_init() {
 	file_api_command_v1_command_proto_msgTypes[49].OneofWrappers = []any{}
 	file_api_command_v1_command_proto_msgTypes[53].OneofWrappers = []any{}
 	file_api_command_v1_command_proto_msgTypes[73].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[113].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[133].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[137].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[141].OneofWrappers = []any{
+	file_api_command_v1_command_proto_msgTypes[115].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[135].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[139].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[143].OneofWrappers = []any{
 		(*SnapshotRecord_Meta)(nil),
 		(*SnapshotRecord_Workload)(nil),
 		(*SnapshotRecord_Node)(nil),
@@ -17270,7 +17418,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   169,
+			NumMessages:   171,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

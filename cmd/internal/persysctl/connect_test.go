@@ -220,7 +220,7 @@ func TestMutationsRepeatUnderOneRequestID(t *testing.T) {
 	noLeader := dial.Error(codes.Unavailable, dial.ReasonNoLeader, "there is no leader")
 	for method, args := range map[string][]string{
 		"ApplyWorkload": {"start", "old"}, "DeleteWorkload": {"delete", "old"}, "RetryWorkload": {"retry", "old"}, "CordonNode": {"cordon", "node-a"},
-		"DrainNode": {"drain", "node-a"}, "ApplyRebalance": {"rebalance", "--apply"}, "FenceNode": {"node", "fence", "node-a"}, "SetMode": {"mode", "set", "normal", "--reason", "x"},
+		"DrainNode": {"drain", "node-a"}, "ApplyRebalance": {"rebalance", "--apply"}, "SetRebalancePolicy": {"rebalance", "policy", "--off"}, "FenceNode": {"node", "fence", "node-a"}, "SetMode": {"mode", "set", "normal", "--reason", "x"},
 	} {
 		t.Run(method, func(t *testing.T) {
 			t.Parallel()

@@ -30,6 +30,16 @@ func (f *fake) PreviewRebalance(_ context.Context, req *clusterv1.PreviewRebalan
 	return out, nil
 }
 
+func (f *fake) GetRebalancePolicy(context.Context, *clusterv1.GetRebalancePolicyRequest) (*clusterv1.GetRebalancePolicyResponse, error) {
+	return &clusterv1.GetRebalancePolicyResponse{
+		Policy: &clusterv1.RebalancePolicy{PerHour: 20, AtOnce: 2, MinGainPercent: 15}, Standing: "waits while node node-b is draining", Index: 42,
+	}, nil
+}
+
+func (f *fake) SetRebalancePolicy(_ context.Context, req *clusterv1.SetRebalancePolicyRequest) (*clusterv1.SetRebalancePolicyResponse, error) {
+	return &clusterv1.SetRebalancePolicyResponse{Policy: req.GetPolicy(), Index: 43}, nil
+}
+
 // ApplyRebalance answers with two moves, then with one move and one dropped move, and then with none.
 func (f *fake) ApplyRebalance(_ context.Context, req *clusterv1.ApplyRebalanceRequest) (*clusterv1.ApplyRebalanceResponse, error) {
 	f.mu.Lock()

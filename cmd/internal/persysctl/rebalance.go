@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -76,7 +75,71 @@ ends with an error if a move was dropped, because the cluster had changed meanwh
 	f.BoolVar(&o.wait, "wait", false, "make all moves, round by round, and wait until the workloads run on their new nodes")
 	f.DurationVar(&o.timeout, "timeout", 30*time.Minute, "time limit of --wait")
 	cmd.MarkFlagsMutuallyExclusive("preview", "apply")
+	cmd.AddCommand(c.rebalancePolicyCommand())
 	return cmd
+}
+
+func (c *cli) rebalancePolicyCommand() *cobra.Command {
+	set, off := clusterv1.RebalancePolicy{}, false
+	minGain := percentFlag(10)
+	cmd := &cobra.Command{
+		Use: "policy", Short: "Show or set how many workloads the leader may move by itself",
+		Long: `Show how many workloads the leader may move by itself to even out the load of the nodes, and
+whether it does so now. With --per-hour the leader may; the other flags limit its moves further,
+and each call sets all three. With --off, the default of a new cluster, it moves none by itself.
+
+The policy belongs to the cluster, so it also holds under the next leader. The leader waits while
+a node drains or is lost, an update is in progress, or a workload has no node.`,
+		Example: "  persysctl rebalance policy\n  persysctl rebalance policy --per-hour 20 --at-once 2 --min-gain 15%\n  persysctl rebalance policy --off",
+		Args:    args(0, 0, ""),
+	}
+	f := cmd.Flags()
+	f.Uint32Var(&set.PerHour, "per-hour", 0, "largest number of moves within an hour, 1 to 10000")
+	f.Uint32Var(&set.AtOnce, "at-once", 1, "largest number of moves that have not ended, 1 to 250")
+	f.Var(&minGain, "min-gain", "smallest gain of a move in percent of a node")
+	f.BoolVar(&off, "off", false, "the leader moves no workload by itself")
+	cmd.MarkFlagsMutuallyExclusive("off", "per-hour")
+	cmd.RunE = c.online(func(ctx context.Context, _ []string) error {
+		given := f.Changed("per-hour")
+		switch {
+		case !given && (f.Changed("at-once") || f.Changed("min-gain")):
+			return usagef("--at-once and --min-gain need --per-hour")
+		case given && set.PerHour == 0:
+			return usagef("--per-hour 0 is not in 1..10000; to end the moves: persysctl rebalance policy --off")
+		case !given && !off:
+			r, err := c.cluster.GetRebalancePolicy(ctx, &clusterv1.GetRebalancePolicyRequest{})
+			if err != nil {
+				return err
+			}
+			return c.emit(r, func() { writeLines(c.out, policyLines(r)) })
+		case off:
+			set.AtOnce = 0
+		default:
+			set.MinGainPercent = uint32(minGain)
+		}
+		r, err := change(ctx, c, c.cluster.SetRebalancePolicy, &clusterv1.SetRebalancePolicyRequest{Policy: &set})
+		if err != nil {
+			return err
+		}
+		return c.emit(r, func() { writeLines(c.out, []string{policyText(r.GetPolicy())}) })
+	})
+	return cmd
+}
+
+func policyLines(r *clusterv1.GetRebalancePolicyResponse) []string {
+	out := []string{policyText(r.GetPolicy())}
+	if standing := r.GetStanding(); standing != "on" && standing != "off" {
+		out = append(out, "Now: "+screen.Clean(standing)+".")
+	}
+	return out
+}
+
+func policyText(p *clusterv1.RebalancePolicy) string {
+	if p.GetPerHour() == 0 {
+		return "The leader moves no workload by itself."
+	}
+	return fmt.Sprintf("The leader may move %s an hour by itself, %d at once, for a gain of at least %d %%.",
+		screen.Plural(int(p.GetPerHour()), "workload"), p.GetAtOnce(), p.GetMinGainPercent())
 }
 
 const (
@@ -189,8 +252,8 @@ func (c *cli) showRebalance(r *clusterv1.PreviewRebalanceResponse) {
 		writeLines(c.out, []string{now + "; after " + screen.Plural(len(r.GetMoves()), "move") + " " + imbalanceText(r.GetAfter()) + "."})
 		c.print(moveTable(r.GetMoves()))
 	}
-	if standing := r.GetStanding(); standing != "" && !strings.HasPrefix(standing, "off") {
-		fmt.Fprintf(c.err, "The scheduler's own rebalancing: %s\n", screen.Clean(standing))
+	if standing := r.GetStanding(); standing != "" && standing != "off" {
+		fmt.Fprintf(c.err, "Moves by the leader itself: %s\n", screen.Clean(standing))
 	}
 	for _, i := range r.GetImmovable() {
 		fmt.Fprintf(c.err, "%s: %s\n", stays(int(i.GetWorkloads())), i.GetReason())
