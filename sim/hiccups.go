@@ -33,7 +33,7 @@ func (m *machine) write(s core.Store) error {
 		return nil
 	}
 	if s.Workload != "" {
-		m.do(core.StoreFailed{ID: s.Workload})
+		m.do(core.StoreFailed{ID: s.Workload, Exit: s.Exit})
 	}
 	return errDisk
 }

@@ -19,6 +19,7 @@ type (
 	Store struct {
 		Required       bool
 		Workload       string // workload id that the input StoreFailed gets if the write fails
+		Exit           *Exit  // how the job ended whose instance was removed; StoreFailed gets it too
 		Meta           *Meta
 		Intents        []*Intent
 		Forget         []string // ids whose intents and statuses are dropped
@@ -131,7 +132,7 @@ type Act struct {
 	// inspected before its removal, so that the job's record gets its exit code and output.
 	Ends bool
 
-	exit  *Exit  // how the instance of a job ended by itself, before the action was decided
+	exit  *Exit  // how the instance of a job ended, as known before the action was decided
 	bound uint64 // number of the driver (Engine.Bound) when the action was decided
 }
 

@@ -110,8 +110,11 @@ type (
 	Wake struct{ ID string }
 
 	// StoreFailed: a write to the state file (the effect Store) failed, and no caller waits for the answer to
-	// its input. The input had no effect. ID is the id in the field Workload of that Store.
-	StoreFailed struct{ ID string }
+	// its input. The input had no effect. ID and Exit are the fields Workload and Exit of that Store.
+	StoreFailed struct {
+		ID   string
+		Exit *Exit
+	}
 
 	// Tick reports that the time of the last effect Arm is reached.
 	Tick struct{}

@@ -196,7 +196,7 @@ func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
 	if again := t.Open() && !newer && w.follows(old); !again {
 		t = NewTask(ActionApply, o.ID, x.now)
 		x.supersede(w.Task, t)
-		w.Task, w.memory.asked, w.memory.fresh, w.Failure = t, true, true, Failure{}
+		w.Task, w.memory.asked, w.memory.fresh, w.memory.exit, w.Failure = t, true, true, nil, Failure{}
 	}
 	x.publish(w)
 	x.due(o.ID, x.now)

@@ -114,6 +114,7 @@ type memory struct {
 	waits  bool // the value for desired.waits
 	lapsed bool // the value for desired.lapsed
 	over   excess
+	exit   *Exit // how the job ended whose instance was removed, if the record of the delete could not be stored
 }
 
 // excess records that an instance exceeds its disk limit. The workload is kept stopped until its order or its

@@ -64,7 +64,7 @@ func (x *step) event(e Event) {
 	case Wake:
 		x.due(e.ID, x.now)
 	case StoreFailed:
-		x.storeFailed(e.ID)
+		x.storeFailed(e)
 	case Progress:
 		if w := x.Get(e.ID); w != nil && w.busy != e.Text {
 			w = x.edit(w)

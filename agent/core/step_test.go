@@ -271,7 +271,7 @@ func TestOneActPerWorkload(t *testing.T) {
 // the start of the workload.
 func TestStepRetriesAfterFailedStore(t *testing.T) {
 	h := newHistory(t, nil).step(order(5, 7))
-	h.step(StoreFailed{"db"})
+	h.step(StoreFailed{ID: "db"})
 	if h.s.InWork("db") || h.s.Depth() != 1 {
 		t.Errorf("after a failed Store an action on db is in progress: %t, want none; %d actions are due, want 1", h.s.InWork("db"), h.s.Depth())
 	}

@@ -219,37 +219,70 @@ func TestStepReportsNoSuccessOfAnExclusiveJobThatItStopped(t *testing.T) {
 	}
 }
 
-// A removal fails after it has stopped the instance of a job, and the record of the exit cannot be stored. The core tries the
-// removal again.
+// A removal has stopped the instance of a job, and the result of the removal cannot be stored. The core tries the removal
+// again, and the report of the delete says how the job ended, although the instance is gone.
 func TestStepRemovesAJobAgainIfItsExitIsNotStored(t *testing.T) {
-	in := &Intent{ID: "db", Type: workload.Container, DesiredState: "running", EngineContent: "c1:a", Content: "c1:a", SpecHash: "a1:x",
-		Generation: workload.Generation{Incarnation: 1, Sequence: 5}, Traits: Traits{RestartPolicy: "no", Job: true}}
-	h := &history{t: t, now: time.Unix(1000, 0), clock: 1000 * time.Second}
-	h.s = Restore(Settings{Node: "a", Policy: policy, Concurrency: 8}, Saved{Intents: []*Intent{in}, Meta: Meta{InstanceID: "i1"}}, h.now)
-	h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{workload.Container}})
-	e, _ := h.s.Engine(workload.Container)
-	o := workload.Observed{ID: "db", State: workload.Running, Content: "c1:a", Generation: workload.Generation{Incarnation: 1, Sequence: 5}, RuntimeID: "r1", StartedAt: h.now}
-	h.step(Listed{Kind: workload.Container, Bound: e.Bound, Began: h.now, Seen: []workload.Observed{o}})
-	if h.step(Start{}); h.act() != nil {
-		h.step(Done{Act: h.act(), Observed: &o, Began: h.now})
-	}
-	h.step(Delete{ID: "db", Sender: Sender{Epoch: &Epoch{ClusterID: "c1", Term: 1}, Node: "a"}, Generation: workload.Generation{Incarnation: 1, Sequence: 6}})
-	a := h.act()
-	if a == nil || a.Verb != Remove || !a.Ends {
-		t.Fatalf("the core's action is %+v, want a removal that inspects the instance", a)
-	}
-	last := o
-	last.State, last.FinishedAt = workload.Failed, h.now.Add(time.Second)
-	before := h.s
-	h.step(Done{Act: a, Observed: &last, Failed: &Failed{Class: workload.RuntimeUnhealthy, Message: "the engine is away"}})
-	store, ok := h.effects[0].(Store)
-	if !ok || !store.Required || store.Workload != "db" {
-		t.Fatalf("the first effect is %+v, want a required Store for db", h.effects[0])
-	}
-	h.s = before // the write fails
-	h.step(StoreFailed{store.Workload})
-	h.now = h.now.Add(policy.Base)
-	if h.step(Tick{}); h.act() == nil || h.act().Verb != Remove {
-		t.Error("the removal was not tried again after the failed Store")
+	for _, c := range []struct {
+		name   string
+		ended  bool    // the job had ended by itself before the delete
+		failed *Failed // result of the first removal
+		stores int     // number of writes that fail
+	}{
+		{"the removal failed", false, &Failed{Class: workload.RuntimeUnhealthy, Message: "the engine is away"}, 1},
+		{"the removal succeeded", false, nil, 1},
+		{"the removal succeeded and two writes fail", false, nil, 2},
+		{"the job had ended by itself", true, nil, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			in := &Intent{ID: "db", Type: workload.Container, DesiredState: "running", EngineContent: "c1:a", Content: "c1:a", SpecHash: "a1:x",
+				Generation: workload.Generation{Incarnation: 1, Sequence: 5}, Traits: Traits{RestartPolicy: "no", Job: true}}
+			h := &history{t: t, now: time.Unix(1000, 0), clock: 1000 * time.Second}
+			h.s = Restore(Settings{Node: "a", Policy: policy, Concurrency: 8}, Saved{Intents: []*Intent{in}, Meta: Meta{InstanceID: "i1"}}, h.now)
+			h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{workload.Container}})
+			list := func(o ...workload.Observed) {
+				h.step(Listed{Kind: workload.Container, Bound: h.s.engines[0].Bound, Began: h.now, Seen: o})
+			}
+			o := workload.Observed{ID: "db", State: workload.Running, Content: "c1:a", Generation: in.Generation, RuntimeID: "r1", StartedAt: h.now}
+			last := o
+			last.State, last.ExitCode, last.FinishedAt = workload.Failed, 3, h.now.Add(time.Second)
+			if c.ended {
+				o = last
+			}
+			list(o)
+			if h.step(Start{}); h.act() != nil {
+				h.step(Done{Act: h.act(), Observed: &o, Began: h.now})
+			}
+			h.step(Delete{ID: "db", Sender: Sender{Epoch: &Epoch{ClusterID: "c1", Term: 1}, Node: "a"}, Generation: workload.Generation{Incarnation: 1, Sequence: 6}})
+			a := h.act()
+			if a == nil || a.Verb != Remove || a.Ends == c.ended {
+				t.Fatalf("the core's action is %+v, want a removal that inspects the instance: %t", a, !c.ended)
+			}
+			done := Done{Act: a, Failed: c.failed}
+			if !c.ended {
+				done.Observed = &last
+			}
+			for range c.stores {
+				list() // the instance is removed
+				before := h.s
+				h.step(done)
+				store, ok := h.effects[0].(Store)
+				if !ok || !store.Required || store.Workload != "db" {
+					t.Fatalf("the first effect is %+v, want a required Store for db", h.effects[0])
+				}
+				h.s = before // the write fails
+				if a = h.step(StoreFailed{ID: store.Workload, Exit: store.Exit}).act(); a == nil {
+					h.now = h.now.Add(policy.Base)
+					a = h.step(Tick{}).act()
+				}
+				if a == nil || a.Verb != Remove {
+					t.Fatalf("after the failed Store the core's action is %+v, want another removal", a)
+				}
+				done = Done{Act: a}
+			}
+			h.step(done)
+			if _, gone := h.s.Changes(true, true, 0, h.now); len(gone) != 1 || gone[0].Exit == nil || gone[0].Exit.Code != 3 {
+				t.Errorf("the agent reports %+v as deleted, want one delete with the exit code 3", gone)
+			}
+		})
 	}
 }

@@ -165,6 +165,7 @@ func (x *step) remove(id string, in *Intent, tomb *Tombstone) {
 		a.Retention = retentionOf(in)
 		a.Kinds = append([]workload.Kind{in.Type}, in.PreviousTypes...)
 		w := x.Get(id)
+		a.exit = w.memory.exit
 		if o := w.Observed; in.Traits.Job && in.fits(in.observed(o)) {
 			if a.Ends = !w.ended(); !a.Ends {
 				a.exit = new(exitOf(o))
@@ -361,6 +362,7 @@ func (d Done) exit() *Exit {
 // workload from the State.
 func (x *step) removeDone(d Done, w *Workload) {
 	id, in, exit := d.Act.ID, d.Act.Intent, d.exit()
+	x.store.Exit = exit
 	if d.Failed != nil {
 		if in != nil {
 			if t := x.Tombstone(id); t != nil && exit != nil { // the instance may be gone at the next attempt
@@ -414,13 +416,16 @@ func (x *step) removeDone(d Done, w *Workload) {
 }
 
 // storeFailed is called after an input's records could not be stored. It schedules the work on the workload
-// again.
-func (x *step) storeFailed(id string) {
-	if id == "" {
+// again. The instance of a removed job is gone, so the workload keeps how it ended until the next attempt.
+func (x *step) storeFailed(e StoreFailed) {
+	if e.ID == "" {
 		return
 	}
-	x.rest(id)
-	x.due(id, x.now.Add(x.Policy.Base))
+	if w := x.Get(e.ID); w != nil && e.Exit != nil {
+		x.edit(w).memory.exit = e.Exit
+	}
+	x.rest(e.ID)
+	x.due(e.ID, x.now.Add(x.Policy.Base))
 }
 
 // startTask marks a pending task (an entry of the order history) as running. It does so in memory only: a

@@ -292,7 +292,7 @@ func (r *Runner) step(e core.Event) (answer core.Answer, err error) {
 			switch err := r.store.Write(s); {
 			case err != nil && s.Required:
 				if s.Workload != "" {
-					_, _ = r.step(core.StoreFailed{ID: s.Workload})
+					_, _ = r.step(core.StoreFailed{ID: s.Workload, Exit: s.Exit})
 				}
 				return core.Answer{}, err
 			case err != nil:
