@@ -297,7 +297,8 @@ func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan
 	}
 	var lower []*fsm.Workload
 	p.State.WorkloadsOn(n.ID, func(v *fsm.Workload) bool {
-		if rank.Above(v) && v.Preemptible(n) && !p.done[v.ID] && !p.cooling(v) {
+		// A workload that this step changes cannot be evicted in it, but a text about the limits names it as before.
+		if rank.Above(v) && v.Preemptible(n) && !p.cooling(v) && (!p.done[v.ID] || p.preemptions.free) {
 			lower = append(lower, v)
 		}
 		return true
