@@ -185,7 +185,7 @@ func TestADrainMovesAJobThatDoesNotStart(t *testing.T) {
 		{"Pending", CodeWorking, true},
 		{"Pending", "", true}, // the agent has only accepted the order
 		{"Pending", "IMAGE_PULL_FAILED", false},
-		{"Pending", "RUNTIME_UNHEALTHY", false},
+		{"Pending", "RUNTIME_UNHEALTHY", true}, // the engine does not answer, so an instance of a former order may run
 	} {
 		t.Run(c.state+" "+c.code, func(t *testing.T) {
 			w := formed(t)
@@ -198,6 +198,35 @@ func TestADrainMovesAJobThatDoesNotStart(t *testing.T) {
 			w.stays(t, "pack", c.stays)
 		})
 	}
+}
+
+// A job that has succeeded and whose order is renewed before its end is recorded is completed nevertheless.
+func TestARenewedOrderKeepsTheSuccessOfAJob(t *testing.T) {
+	w := formed(t)
+	w.ok(register("a"))
+	w.running("pack", "a", job())
+	w.ok(report(&commandv1.WorkloadReport{
+		Workload: "pack", Node: "a", Generation: w.generation("pack"), State: "Stopped", Code: CodeCompleted, Acknowledged: true, ObservedAt: w.now,
+	}))
+	w.ok(put("pack", job(), priority(7)))
+	is(t, "acknowledged", w.workload("pack").Acknowledged, false)
+	is(t, "completed", w.workload("pack").Completed(), true)
+	w.ok(put("pack", job(), priority(7), content("c1:other")))
+	is(t, "completed with another content", w.workload("pack").Completed(), false)
+}
+
+// A job whose engine does not answer stays until the deadline also after the planner has counted a failure because the
+// order took too long.
+func TestADrainKeepsAJobWhoseEngineIsSilent(t *testing.T) {
+	w := formed(t)
+	w.ok(register("a"))
+	w.running("pack", "a", job())
+	w.ok(drainBy("a", 60))
+	w.ok(report(&commandv1.WorkloadReport{
+		Workload: "pack", Node: "a", Generation: w.generation("pack"), State: "Unknown", Code: "RUNTIME_UNHEALTHY", Retryable: true, Acknowledged: true, ObservedAt: w.now,
+	}))
+	w.ok(w.retry("pack", 1, w.now+10*second, false))
+	w.stays(t, "pack", true)
 }
 
 // TestADrainKeepsAJobThatIsFoundAfterARestore: after a restore, a draining node reports a job that the restored state

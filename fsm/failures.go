@@ -15,11 +15,17 @@ import (
 // failed reports whether the workload has failures that have not been cleared.
 func (r *Retry) failed() bool { return r.Attempts != 0 || r.FirstFailureAt != 0 || r.Terminal }
 
+// ReportsPresent reports whether the last report of the node is about the present order. For a job, a report about a former
+// order that asked for the same instance counts too: a job that has ended does not run again because its order was renewed.
+func (w *Workload) ReportsPresent() bool {
+	return w.Acknowledged && w.Actual.Generation == w.Generation || w.Demand.Job != nil && w.reportedSame()
+}
+
 // Completed reports whether w, whose desired state is Running, has exited with success and its restart
 // policy does not restart it. The workload stays assigned to its node. Only a restart that a person
 // requests starts it again.
 func (w *Workload) Completed() bool {
-	return w.Desired == DesiredRunning && w.Node != "" && w.Acknowledged && w.Actual.Generation == w.Generation &&
+	return w.Desired == DesiredRunning && w.Node != "" && w.ReportsPresent() &&
 		w.Actual.State == ActualStopped && w.Actual.Code == CodeCompleted &&
 		(w.Demand.Job == nil || w.Actual.Exit == nil || w.Demand.Job.Succeeds(w.Actual.Exit.Code))
 }

@@ -56,10 +56,11 @@ func (w *Workload) Finished() bool { return w.Result != nil }
 
 // FinishesOn reports whether w is a job with an unfinished attempt on the draining node n that may end there, because
 // the deadline of the drain is later than now, Unix nanoseconds. An attempt that has failed must first be counted, and
-// then the job may move. A job that could not be started yet moves at once.
+// then the job may move. A job that could not be started yet moves at once. If the engine of the node does not answer, the
+// job may still run there, also if the planner has already counted a failure because of the time that this takes.
 func (w *Workload) FinishesOn(n *Node, now int64) bool {
 	return w.Demand.Job != nil && w.Active() && w.Node == n.ID && n.Up && n.Draining && now < n.JobsUntil &&
-		!w.Retry.Terminal && w.Retry.NextAt == 0 && w.mayRun()
+		!w.Retry.Terminal && (w.Retry.NextAt == 0 || w.engineSilent()) && w.mayRun()
 }
 
 // mayRun reports whether the node of a job may run an instance of its present specification, or has reported the end of
@@ -72,9 +73,14 @@ func (w *Workload) mayRun() bool {
 	case ActualRunning, ActualUnknown:
 		return true
 	case ActualPending: // another code is a failure to start the instance, which may pass; no code: the order was only accepted
-		return a.Code == CodeWorking || a.Code == ""
+		return a.Code == CodeWorking || a.Code == "" || w.engineSilent()
 	}
 	return w.Acknowledged
+}
+
+// engineSilent reports whether the node cannot say whether it runs an instance of w, because its engine does not answer.
+func (w *Workload) engineSilent() bool {
+	return w.Actual.State == ActualUnknown || w.Actual.State == ActualPending && w.Actual.Code == "RUNTIME_UNHEALTHY"
 }
 
 // EndsText says that a job may end on the draining node n, and until when.

@@ -70,7 +70,7 @@ func (p *planner) endOf(w *fsm.Workload) *commandv1.JobEnd {
 // exitedAsWanted reports whether a job has succeeded although its agent did not say Completed: it ended with an
 // exit code other than 0 that means success, or its agent is a legacy v1 agent.
 func (p *planner) exitedAsWanted(w *fsm.Workload) bool {
-	if w.Node == "" || !w.Acknowledged || w.Actual.Generation != w.Generation {
+	if w.Node == "" || !w.ReportsPresent() {
 		return false
 	}
 	if x := w.Actual.Exit; x != nil {
