@@ -27,6 +27,10 @@ func (t *Term) balance() {
 	t.emit(Balance{
 		ID: t.await(func(answer Input) {
 			moves := answer.(Balanced).Moves
+			if t.view.Info().Rebalance != view.Info().Rebalance {
+				b.busy = false // a person has changed the policy since; the next search follows it
+				return
+			}
 			if len(moves) == 0 {
 				b.busy, b.idle = false, view.Info().Index
 				return

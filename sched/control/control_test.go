@@ -510,6 +510,34 @@ func TestDriftOfADeletedOrphanIsClosedAtOnce(t *testing.T) {
 	is(t, "closed", closed[0].GetWorkload(), "ghost")
 }
 
+// TestMovesUnderAChangedPolicy: the leader searches for moves only if the cluster's policy allows some, and drops the moves
+// of a search if the policy has changed since the search began.
+func TestMovesUnderAChangedPolicy(t *testing.T) {
+	for _, changed := range []bool{false, true} {
+		b := lead(t, Settings{}, "a")
+		set := func(perHour uint32) {
+			p := &commandv1.RebalancePolicy{PerHour: perHour, AtOnce: 1, MinGainPercent: 10}
+			b.step(Updates{View: b.state, Changes: b.apply(&commandv1.Command{Body: &commandv1.Command_SetRebalancePolicy{SetRebalancePolicy: &commandv1.SetRebalancePolicy{Policy: p}}})})
+		}
+		b.pass(sched.BalanceEvery + time.Second)
+		is(t, "searches without a policy", len(take[Balance](b)), 0)
+		set(10)
+		b.pass(sched.BalanceEvery + time.Second)
+		search := one[Balance](b)
+		if changed {
+			set(5)
+		}
+		b.step(Balanced{ID: search.ID, Moves: []sched.BalanceMove{{Workload: "w", From: "a", To: "b"}}})
+		moves := 0
+		for _, p := range take[Propose](b) {
+			for _, c := range p.Commands {
+				moves += len(c.GetMoveWorkloads().GetMoves())
+			}
+		}
+		is(t, "proposed", moves == 1, !changed)
+	}
+}
+
 // TestExitOfAJobThatItsDeadlineEnded: the exit of a job that was ended while it ran is committed although the node is no
 // longer known to have the instance.
 func TestExitOfAJobThatItsDeadlineEnded(t *testing.T) {
