@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/compose-spec/compose-go/v2/types"
-	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/api/pkg/stdcopy"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
@@ -49,9 +48,9 @@ func (e *Engine) HooksOf(ctx context.Context, image string, labels map[string]st
 	found, err := e.Client.ImageInspect(ctx, image)
 	var h Hooks
 	switch {
-	case err != nil && !cerrdefs.IsNotFound(err):
-		err = fmt.Errorf("whether they are of the image cannot be found out: %w", err)
-	case err == nil && found.Config != nil && found.Config.Labels[driver.LabelHooks] == text:
+	case err != nil:
+		err = fmt.Errorf("the image cannot be read, and they may be a label of it: %w", err)
+	case found.Config != nil && found.Config.Labels[driver.LabelHooks] == text:
 		err = errors.New("they are a label of the image")
 	default:
 		err = json.Unmarshal([]byte(text), &h)
@@ -81,14 +80,13 @@ func (e *Engine) PreStop(ctx context.Context, in container.InspectResponse, grac
 		return grace
 	}
 	id, labels := in.ID, in.Config.Labels
+	if labels[driver.LabelHooks] == "" {
+		return grace
+	}
 	end := time.Now().Add(grace)
 	ctx, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
-	hooks := e.HooksOf(ctx, in.Image, labels).PreStop
-	if len(hooks) == 0 {
-		return grace
-	}
-	for i, h := range hooks {
+	for i, h := range e.HooksOf(ctx, in.Image, labels).PreStop {
 		if err := e.hook(ctx, id, h); err != nil {
 			e.log.Warn("a pre_stop hook failed; the container is stopped nevertheless", "workload", labels[driver.LabelWorkload],
 				"container", Short(id), "hook", i, "error", err)
