@@ -102,6 +102,8 @@ a node drains or is lost, an update is in progress, or a workload has no node.`,
 	cmd.RunE = c.online(func(ctx context.Context, _ []string) error {
 		given := f.Changed("per-hour")
 		switch {
+		case off && (f.Changed("at-once") || f.Changed("min-gain")):
+			return usagef("--off cannot be combined with --at-once or --min-gain")
 		case !given && (f.Changed("at-once") || f.Changed("min-gain")):
 			return usagef("--at-once and --min-gain need --per-hour")
 		case given && set.PerHour == 0:

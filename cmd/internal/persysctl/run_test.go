@@ -180,6 +180,7 @@ func outputCases() []outputCase {
 		{"rebalance-policy-set", []string{"rebalance", "policy", "--per-hour", "20", "--at-once", "2"}},
 		{"rebalance-policy-off", []string{"rebalance", "policy", "--off", "-o", "json"}},
 		{"rebalance-policy-zero", []string{"rebalance", "policy", "--per-hour", "0"}},
+		{"rebalance-policy-off-half", []string{"rebalance", "policy", "--off", "--at-once", "2"}},
 		{"rebalance-policy-half", []string{"rebalance", "policy", "--at-once", "2"}},
 		{"rebalance-bad-gain", []string{"rebalance", "--min-gain", "101"}},
 		{"drift-list", []string{"drift", "list"}},
