@@ -294,7 +294,7 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 			return p.failed(f, class, message, now)
 		}
 		mark := mark(&o)
-		if mark == f.Ended {
+		if mark == f.Ended || mark == f.Stopped {
 			return f
 		}
 		if d.asked && d.waits {

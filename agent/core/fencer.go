@@ -100,7 +100,11 @@ func (x *step) fencerMet(e FencerMet) {
 		// node. So the workload must be stopped here.
 		if in := w.Intent; in != nil && in.Leased() &&
 			(e.Problem != "" || st.Lapsed || x.clock >= st.Deadline || !slices.Contains(st.Leased, leaseWorkload(in))) {
-			x.edit(w).memory.lapsed = true
+			w = x.edit(w)
+			w.memory.lapsed = true
+			if e.Problem == "" && (st.Lapsed || x.clock >= st.Deadline) {
+				w.memory.lapsedAt = x.wall(st.Deadline)
+			}
 		}
 	}
 }
@@ -134,14 +138,14 @@ func (x *step) fencerAnswered(e FencerAnswered) {
 		f.confirmed, f.covered = e.Status.Deadline, e.Status.Leased
 		if e.Status.Lapses > f.lapses {
 			f.lapses = e.Status.Lapses
-			x.lapse("the fencer has stopped the leased workloads")
+			x.lapse(e.Status.Deadline, "the fencer has stopped the leased workloads")
 			if !x.starting() {
 				x.do(TellFencer{}) // the fencer waits for the agent to acknowledge the end of the lease
 			}
 		}
 	}
 	if x.clock >= f.confirmed && len(e.Sent.Leased) > 0 {
-		x.lapse("no fencer has confirmed a later end of the lease")
+		x.lapse(f.confirmed, "no fencer has confirmed a later end of the lease")
 	}
 	if problem != f.problem {
 		if problem != "" {
@@ -182,16 +186,22 @@ func (f *fencer) heard(st lease.Status, now time.Time) {
 	f.alive = !f.twice.IsZero() && now.Sub(f.twice) < fencerAway
 }
 
-// lapse is called when the lease has ended. It marks all leased workloads (those with on_lost_lease: stop) as
-// lapsed: it cancels their starts, and only a newer order starts them again.
-func (x *step) lapse(why string) {
+// wall converts a time since the machine started, which is not in the future, to the wall clock.
+func (x *step) wall(at time.Duration) time.Time { return x.now.Add(min(at, x.clock) - x.clock) }
+
+// lapse is called when the lease has ended at the time end. It marks all leased workloads (those with on_lost_lease: stop)
+// as lapsed: it cancels their starts, and only a newer order starts them again. A workload that has ended by itself
+// before keeps its report, with its exit.
+func (x *step) lapse(end time.Duration, why string) {
 	for _, w := range x.list() {
 		if w.Intent == nil || !w.Intent.Leased() || w.memory.lapsed {
 			continue
 		}
 		w = x.edit(w)
-		w.memory.lapsed = true
-		x.notice(true, "the workload may not run any more, because the lease has ended", "workload", w.ID, "reason", why)
+		w.memory.lapsed, w.memory.lapsedAt = true, x.wall(end)
+		if !w.finished() {
+			x.notice(true, "the workload may not run any more, because the lease has ended", "workload", w.ID, "reason", why)
+		}
 		x.publish(w)
 		x.due(w.ID, x.now)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/persys/compute/agent/workload"
 )
@@ -158,7 +159,9 @@ func (x *step) apply(o Order) {
 
 // accept stores an order that was checked, and schedules the actions that it needs.
 func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
-	skip := old != nil && next.sameOrder(old) && !w.Task.Open() && (w.settled() || w.completed() || !newer && w.hasRun())
+	// A lapsed workload may still run although it is being stopped, so a newer order for it must start it again.
+	settled := old != nil && w.settled() && !(newer && w.memory.lapsed)
+	skip := old != nil && next.sameOrder(old) && !w.Task.Open() && (settled || w.completed() || !newer && w.hasRun())
 	if !skip || !next.sameRecord(old) || x.writes {
 		x.write(true).Intents = append(x.store.Intents, next)
 		if t := x.Tombstone(o.ID); t.open() {
@@ -182,7 +185,7 @@ func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
 	// the lease. It starts only on a newer order: an order of the same generation may have been sent before
 	// the workload was stopped.
 	if w.Waiting() && (newer || !next.Leased()) {
-		w.memory.waits, w.memory.lapsed = false, false
+		w.memory.waits, w.memory.lapsed, w.memory.lapsedAt = false, false, time.Time{}
 		x.due(o.ID, x.now)
 	}
 	if skip {

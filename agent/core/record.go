@@ -75,6 +75,9 @@ type Failure struct {
 	// Ended identifies the last exit of an instance that was counted as a failure, so that no exit is counted
 	// twice.
 	Ended string `json:"ended,omitempty"`
+	// Stopped identifies the exit of an instance that the fencer or the agent stopped because the lease had ended. It is
+	// not an end of the workload's own, also if a later lease ends before the agent starts again.
+	Stopped string `json:"stopped,omitempty"`
 }
 
 // Actions and states of tasks (entries of the order history). The API call ListActions filters by them.

@@ -113,8 +113,12 @@ type memory struct {
 	fresh  bool // no instance was started yet for the last order
 	waits  bool // the value for desired.waits
 	lapsed bool // the value for desired.lapsed
-	over   excess
-	exit   *Exit // how the job ended whose instance was removed, if the record of the delete could not be stored
+	// lapsedAt is when the lease ended, by the wall clock, as engines report the ends of instances. An instance of a lapsed
+	// workload that ended before this time has ended by itself. An end at another time counts as a stop by the fencer or the
+	// agent. lapsedAt is zero if the time is not known, or if the instance ran on after it.
+	lapsedAt time.Time
+	over     excess
+	exit     *Exit // how the job ended whose instance was removed, if the record of the delete could not be stored
 }
 
 // excess records that an instance exceeds its disk limit. The workload is kept stopped until its order or its

@@ -215,7 +215,7 @@ func (x *step) judge(st *Status, w *Workload) {
 		if w.watched != "" {
 			st.Message, st.Health = w.healthNow()
 		}
-	case w.memory.lapsed && in.Running():
+	case w.memory.lapsed && in.Running() && !w.finished():
 		st.State, st.Message = workload.Stopped, lapsedMessage
 	case w.memory.waits && in.Running() && !(f.Final && f.Next.IsZero()) && !(fits && w.completed()):
 		st.State, st.Message = workload.Stopped, waitsMessage
@@ -281,6 +281,13 @@ func (w *Workload) completed() bool {
 func (w *Workload) hasRun() bool {
 	in := w.Intent
 	return in.Running() && in.Generation != (workload.Generation{}) && in.keepsEnded(w.Observed) && w.ended()
+}
+
+// finished reports whether the instance of the present order has ended by itself, with success or not, and its restart
+// policy does not start it again. The end of an instance from before the order does not count.
+func (w *Workload) finished() bool {
+	in, o := w.Intent, w.Observed
+	return in.Running() && in.fits(in.observed(o)) && in.keepsEnded(o) && w.ended() && (w.Task == nil || o.FinishedAt.After(w.Task.CreatedAt) || in.ranFor(o))
 }
 
 // follows reports whether the intent in is that of the present order of the workload, or of a repetition of

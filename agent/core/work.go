@@ -454,7 +454,7 @@ func (x *step) finishTask(w *Workload) {
 	if w.memory.waits {
 		bad, text = true, waitsMessage
 	}
-	if w.memory.lapsed {
+	if w.memory.lapsed && !w.finished() {
 		bad, text = true, lapsedMessage
 	}
 	w.Task = w.Task.Ended(text, bad, x.now)
@@ -486,9 +486,18 @@ func (x *step) evaluate(w *Workload) decision {
 	d.over = over.message != "" && d.running
 	d.healing = in.healing()
 	d.unhealthy, d.healAt = w.unhealthy() || d.healing, x.Policy.healAt(w)
-	if d.over && !d.deleting {
+	if d.lapsed && seen.State == workload.Running { // the instance did not end before the lease
+		w.memory.lapsedAt = time.Time{}
+	}
+	switch {
+	case d.over && !d.deleting:
 		w.Failure = Failure{Class: workload.ResourceQuotaExceeded, Message: over.message, At: over.at, Attempts: 1, Final: true}
-	} else if !x.InWork(w.ID) && !(d.lapsed && d.running) { // an instance that is being made, or that was stopped at the end of the lease, has not ended by itself
+	case d.lapsed && d.running && (seen.FinishedAt.IsZero() || !seen.FinishedAt.Before(w.memory.lapsedAt)):
+		// An instance that the fencer or the agent stopped at the end of the lease has not ended by itself.
+		if mark := mark(&seen); !seen.FinishedAt.IsZero() && mark != w.Failure.Ended && mark != w.Failure.Stopped {
+			w.Failure.Stopped, w.Failure.At = mark, x.now
+		}
+	case !x.InWork(w.ID): // an instance that is being made has not ended by itself
 		w.Failure = x.Policy.settle(d, seen, w.Failure, x.now)
 	}
 	return decide(d, in.observed(o), w.Failure, x.now)

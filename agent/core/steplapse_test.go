@@ -1,0 +1,252 @@
+package core
+
+import (
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/fencer/lease"
+	"github.com/persys/compute/agent/workload"
+)
+
+// leasedJob is a history in which the agent has started a job with on_lost_lease: stop under a lease.
+type leasedJob struct {
+	*history
+	seen workload.Observed // the instance on the engine
+}
+
+func once(o *Order) { leasedOrder(o); o.Traits.RestartPolicy = "no" }
+
+// renew sends a message to the fencer. The fencer answers with this number of lapses, and with the end of the lease that it
+// was told, or with the time end if that is not 0.
+func (h *history) renew(lapses uint64, end time.Duration) *history {
+	h.t.Helper()
+	h.step(FencerDue{})
+	for _, e := range h.effects {
+		if r, ok := e.(Renew); ok {
+			if end == 0 {
+				end = r.Renewal.Deadline
+			}
+			return h.step(FencerAnswered{Sent: r.Renewal, Status: lease.Status{Deadline: end, Lapses: lapses, Leased: r.Renewal.Leased}})
+		}
+	}
+	h.t.Fatal("the core sends no message to the fencer")
+	return h
+}
+
+func startedLeasedJob(t *testing.T) *leasedJob {
+	t.Helper()
+	h := newHistory(t, withFencer)
+	h.step(Leased{h.clock + time.Minute}).step(order(5, 7, once))
+	h.renew(0, 0).step(order(5, 7, once)).look(workload.Absent)
+	start := h.act()
+	if start == nil {
+		start = h.renew(0, 0).act()
+	}
+	if start == nil || start.Verb != Ensure {
+		t.Fatalf("the core's action is %+v, want the start of the job", start)
+	}
+	j := &leasedJob{history: h, seen: workload.Observed{ID: "db", State: workload.Running, Content: start.Intent.EngineContent,
+		Generation: start.Intent.Generation, RuntimeID: "r1", StartedAt: h.now}}
+	h.step(Done{Act: start})
+	j.looks()
+	return j
+}
+
+// looks answers each inspection, and carries out each halt, until the core is idle.
+func (j *leasedJob) looks() {
+	j.t.Helper()
+	for a := j.act(); a != nil; a = j.act() {
+		switch a.Verb {
+		case Look:
+			o := j.seen
+			j.step(Done{Act: a, Observed: &o, Began: j.now})
+		case Halt:
+			j.end(0, j.now)
+			j.step(Done{Act: a})
+		default:
+			j.t.Fatalf("the core began the action %s, want no start", a.Verb)
+		}
+	}
+}
+
+func (j *leasedJob) end(code int, at time.Time) {
+	j.seen.State, j.seen.ExitCode, j.seen.FinishedAt = workload.Stopped, code, at
+	if code != 0 {
+		j.seen.State = workload.Failed
+	}
+}
+
+func (j *leasedJob) list() {
+	j.t.Helper()
+	j.step(Listed{Kind: workload.Container, Bound: j.s.engines[0].Bound, Began: j.now, Seen: []workload.Observed{j.seen}})
+	j.looks()
+}
+
+// restart ends the agent's process and starts another one, with what the state file keeps. The fencer's first answer is st.
+func (j *leasedJob) restart(st lease.Status) {
+	j.t.Helper()
+	w := j.s.Get("db")
+	saved := Saved{Intents: []*Intent{w.Intent}, Meta: j.s.Meta,
+		Status: map[string]SavedStatus{"db": {Status: w.Status, Failure: w.Failure, Healing: w.Healing}}}
+	for t := range j.s.Tasks() {
+		saved.Tasks = append(saved.Tasks, t)
+	}
+	j.s = Restore(j.s.Settings, saved, j.now)
+	j.step(Engines{Cluster: "c1", Kinds: []workload.Kind{workload.Container}})
+	j.step(FencerMet{Status: st})
+	j.step(Start{})
+	j.looks()
+	j.list()
+}
+
+// The lease of a job ends. A job that had ended by itself before keeps its report with its exit. A job that the fencer or the
+// agent stopped because of the lease has no exit: it waits for a newer order. The agent starts the job in no case.
+func TestStepKeepsTheEndOfAJobWhenTheLeaseEnds(t *testing.T) {
+	job := lease.Workload{Kind: workload.Container, ID: "db"}
+	for _, c := range []struct {
+		name string
+		do   func(j *leasedJob)
+		code int  // exit code of the job
+		ends bool // the job is reported with its exit
+	}{
+		{"it had succeeded", func(j *leasedJob) {
+			j.end(0, j.now)
+			j.list()
+			j.renew(1, j.clock)
+			j.looks()
+		}, 0, true},
+		{"it had failed", func(j *leasedJob) {
+			j.end(3, j.now)
+			j.list()
+			j.renew(1, j.clock)
+			j.looks()
+		}, 3, true},
+		{"it had succeeded, and no fencer answers", func(j *leasedJob) {
+			j.end(0, j.now)
+			j.list()
+			j.now, j.clock = j.now.Add(time.Hour), j.clock+time.Hour
+			j.step(FencerDue{})
+			j.step(FencerAnswered{Sent: lease.Renewal{Leased: []lease.Workload{job}}, Problem: "no answer"})
+			j.looks()
+		}, 0, true},
+		{"it had succeeded, which the agent observes later", func(j *leasedJob) {
+			j.end(0, j.now)
+			j.renew(1, j.clock+1)
+			j.looks()
+		}, 0, true},
+		{"the fencer stops it", func(j *leasedJob) {
+			end := j.clock
+			j.end(0, j.now.Add(time.Second))
+			j.now, j.clock = j.now.Add(time.Second), j.clock+time.Second
+			j.renew(1, end)
+			j.looks()
+		}, 0, false},
+		{"the agent stops it", func(j *leasedJob) {
+			j.renew(1, j.clock)
+			j.looks()
+		}, 0, false},
+		{"the agent stops it, and the clock of the machine is set back", func(j *leasedJob) {
+			j.renew(1, j.clock)
+			for a := j.act(); a != nil; a = j.act() {
+				if a.Verb == Halt {
+					j.end(0, j.now.Add(-time.Hour))
+					j.step(Done{Act: a})
+					continue
+				}
+				o := j.seen
+				j.step(Done{Act: a, Observed: &o, Began: j.now})
+			}
+		}, 0, false},
+		{"it succeeds while the agent is down, before the lease ends", func(j *leasedJob) {
+			j.end(0, j.now)
+			j.restart(lease.Status{Deadline: j.clock + time.Second, Lapses: 1, Lapsed: true})
+		}, 0, true},
+		{"the fencer stops it while the agent is down", func(j *leasedJob) {
+			j.end(0, j.now.Add(time.Second))
+			j.restart(lease.Status{Deadline: j.clock, Lapses: 1, Lapsed: true})
+		}, 0, false},
+		{"the agent stops it and restarts, and a later lease has ended", func(j *leasedJob) {
+			j.renew(1, j.clock)
+			j.looks()
+			j.now, j.clock = j.now.Add(time.Minute), j.clock+time.Minute
+			j.restart(lease.Status{Deadline: j.clock, Lapses: 2, Lapsed: true})
+		}, 0, false},
+		{"a newer order runs it again, and the lease ends before the start", func(j *leasedJob) {
+			j.end(3, j.now)
+			j.list()
+			j.step(Leased{j.clock + time.Minute})
+			j.renew(0, 0)
+			look := j.step(order(6, 7, once)).act()
+			if look == nil || look.Verb != Look {
+				j.t.Fatalf("after the newer order the core's action is %+v, want a Look", look)
+			}
+			j.renew(1, j.clock)
+			o := j.seen
+			j.step(Done{Act: look, Observed: &o, Began: j.now})
+			j.looks()
+		}, 3, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			j := startedLeasedJob(t)
+			c.do(j)
+			j.list()
+			w := j.s.Get("db")
+			if !w.memory.lapsed {
+				t.Error("the workload may start without a newer order")
+			}
+			want, reason := workload.Stopped, ReasonCompleted
+			if c.code != 0 {
+				want, reason = workload.Failed, ""
+			}
+			st := w.Status
+			switch {
+			case c.ends && (st.State != want || st.Reason != reason || st.Exit.EndedAt.IsZero() || st.Exit.Code != c.code || w.Task.Open()):
+				t.Errorf("the job is reported as %+v, want %s with the exit code %d", st, want, c.code)
+			case !c.ends && (st.Message != lapsedMessage || !st.Exit.EndedAt.IsZero() || st.Reason != ""):
+				t.Errorf("the job is reported as %+v, want that it waits for an order, without an exit", st)
+			}
+			// The instance of a job that has ended is removed by somebody, and the lease is renewed: the job does not start.
+			j.step(Leased{j.clock + time.Hour})
+			j.renew(j.s.fencer.lapses, 0)
+			j.step(Listed{Kind: workload.Container, Bound: j.s.engines[0].Bound, Began: j.now})
+			if a := j.act(); a != nil && a.Verb == Look {
+				j.step(Done{Act: a, Began: j.now})
+			}
+			if a := j.renew(j.s.fencer.lapses, 0).act(); a != nil {
+				t.Errorf("without its instance the core began %s, want no action", a.Verb)
+			}
+		})
+	}
+}
+
+// A newer order arrives while the agent stops a job whose lease has ended. The job runs again, and the stop is not reported
+// as its end.
+func TestStepStartsALapsedJobThatIsBeingStopped(t *testing.T) {
+	j := startedLeasedJob(t)
+	j.renew(1, j.clock)
+	for a := j.act(); a != nil && a.Verb == Look; a = j.act() {
+		o := j.seen
+		j.step(Done{Act: a, Observed: &o, Began: j.now})
+	}
+	halt := j.act()
+	if halt == nil || halt.Verb != Halt {
+		t.Fatalf("the core's action is %+v, want a halt", halt)
+	}
+	j.step(Leased{j.clock + time.Hour})
+	j.renew(1, 0)
+	j.step(order(6, 7, once))
+	j.renew(1, 0)
+	if a := j.step(order(6, 7, once)).answer(); a.Intent == nil || a.Skipped {
+		t.Fatalf("the answer to the newer order is %+v, want that it is queued", a)
+	}
+	j.end(0, j.now)
+	j.step(Done{Act: halt})
+	o := j.seen
+	a := j.step(Done{Act: j.act(), Observed: &o, Began: j.now}).act()
+	if a == nil {
+		a = j.renew(1, 0).act()
+	}
+	if a == nil || a.Verb != Ensure {
+		t.Errorf("after the stop the core's action is %+v, want the start; the report is %+v", a, j.s.Get("db").Status)
+	}
+}
