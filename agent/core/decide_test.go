@@ -296,7 +296,7 @@ func TestLegacyVMWithoutLabels(t *testing.T) {
 	old.LegacyRevision, old.LegacyContent = old.RevisionID, old.SpecHash
 	theirs := &workload.Observed{ID: "vm", State: workload.Running}
 	next := func(in *Intent, o *workload.Observed) Verb {
-		return decide(in.desired(false, o), in.observed(o), Failure{}, now).do
+		return decide((&Workload{Intent: in, Observed: o}).desired(), in.observed(o), Failure{}, now).do
 	}
 	if do := next(old, theirs); do != Nothing {
 		t.Errorf("after our agent replaced the legacy v1 agent, the next action is %v, want none", do)
@@ -320,7 +320,7 @@ func TestLegacyVMWithoutLabels(t *testing.T) {
 func TestAdoptedOrder(t *testing.T) {
 	now := time.Unix(1000, 0)
 	verb := func(in *Intent, o *workload.Observed) Verb {
-		return decide(in.desired(false, o), in.observed(o), Failure{}, now).do
+		return decide((&Workload{Intent: in, Observed: o}).desired(), in.observed(o), Failure{}, now).do
 	}
 	imported := Order{ID: "web", Kind: workload.Container, Revision: "rev-9", Content: "c1:imported", SpecHash: "a1:imported", Running: true, Adopts: true, Body: "imported"}
 	theirs := &workload.Observed{ID: "web", State: workload.Running, Revision: "rev-7"}

@@ -128,17 +128,31 @@ func (t Traits) neverAgain() bool {
 	return t.RestartPolicy == "no" && !t.Job || t.RestartPolicy == "on-failure" && t.MaxRestarts > 0
 }
 
-// ranFor reports whether the instance o was created for the generation of this order and has ended. The order
-// is then already carried out, and must not start the instance again. Orders of legacy v1 schedulers have no
-// generation.
-func (in *Intent) ranFor(o *workload.Observed) bool {
-	return o != nil && !o.FinishedAt.IsZero() && in.Generation != (workload.Generation{}) && o.Generation == in.Generation && in.keepsEnded(o)
+// ranFor reports whether the instance o has ended and was created, or started again, for this order, which the agent accepted
+// at the time ordered (zero if that is not known). The order is then already carried out, and must not start the instance
+// again. Orders of legacy v1 schedulers have no generation. The services of a stack start one after another, so the start
+// time of a stack does not tell whether all of them were started.
+func (in *Intent) ranFor(o *workload.Observed, ordered time.Time) bool {
+	if o == nil || o.FinishedAt.IsZero() || in.Generation == (workload.Generation{}) || !in.keepsEnded(o) {
+		return false
+	}
+	again := !ordered.IsZero() && o.StartedAt.After(ordered) && in.fits(in.observed(o)) && in.Type != workload.Compose && !in.Restart && !in.Recreate
+	return again || o.Generation == in.Generation
 }
 
-func (in *Intent) desired(asked bool, o *workload.Observed) desired {
+// ordered returns when the agent accepted the order, and the zero time if the history does not contain it.
+func (w *Workload) ordered() time.Time {
+	if w.Task == nil {
+		return time.Time{}
+	}
+	return w.Task.CreatedAt
+}
+
+func (w *Workload) desired() desired {
+	in, o := w.Intent, w.Observed
 	// After its restart the agent resumes orders that it had not finished. If the job of such an order has
 	// already run, it is not run again.
-	asked = asked && !in.ranFor(o)
+	asked := w.memory.asked && !in.ranFor(o, w.ordered())
 	return desired{
 		running: in.Running(), content: in.EngineContent, deleting: in.Deleting,
 		recreate: in.Recreate, restart: in.Restart, refresh: in.Refresh, asked: asked, keepEnded: in.keepsEnded(o),

@@ -287,7 +287,7 @@ func (w *Workload) hasRun() bool {
 // policy does not start it again. The end of an instance from before the order does not count.
 func (w *Workload) finished() bool {
 	in, o := w.Intent, w.Observed
-	return in.Running() && in.fits(in.observed(o)) && in.keepsEnded(o) && w.ended() && (w.Task == nil || o.FinishedAt.After(w.Task.CreatedAt) || in.ranFor(o))
+	return in.Running() && in.fits(in.observed(o)) && in.keepsEnded(o) && w.ended() && (o.FinishedAt.After(w.ordered()) || in.ranFor(o, w.ordered()))
 }
 
 // follows reports whether the intent in is that of the present order of the workload, or of a repetition of

@@ -250,3 +250,67 @@ func TestStepStartsALapsedJobThatIsBeingStopped(t *testing.T) {
 		t.Errorf("after the stop the core's action is %+v, want the start; the report is %+v", a, j.s.Get("db").Status)
 	}
 }
+
+// The schedulers retry a failed job with an order of a newer generation. The agent starts the former instance again, which
+// keeps the former generation in its labels, and is killed before it has stored that the order is carried out. The instance
+// ends while the agent is down. The next process reports this end if the instance was started after the order arrived.
+func TestStepReportsARetriedJobThatTheAgentStartedBeforeItWasKilled(t *testing.T) {
+	ordered := time.Unix(1000, 0)
+	for _, c := range []struct {
+		name      string
+		exclusive bool
+		kind      workload.Kind
+		started   time.Duration // start of the instance, after the order
+		restart   bool          // a restart that the order asks for is pending
+		code      int
+		do        Verb   // the core's action; Nothing if there is none
+		says      string // the message of the report, if the job is not reported with its exit
+	}{
+		{"an exclusive job succeeded", true, workload.Container, time.Second, false, 0, Nothing, ""},
+		{"an exclusive job failed", true, workload.Container, time.Second, false, 3, Nothing, ""},
+		{"a job succeeded", false, workload.Container, time.Second, false, 0, Nothing, ""},
+		{"a job failed", false, workload.Container, time.Second, false, 3, Nothing, ""},
+		{"an exclusive job was not started", true, workload.Container, -time.Minute, false, 3, Nothing, waitsMessage},
+		{"a job was not started", false, workload.Container, -time.Minute, false, 3, Ensure, ""},
+		{"an exclusive job was started before its restart", true, workload.Container, time.Second, true, 0, Nothing, waitsMessage},
+		{"some services of a stack may not have been started", false, workload.Compose, time.Second, false, 3, Ensure, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			in := &Intent{ID: "db", Type: c.kind, DesiredState: "running", EngineContent: "c1:a", Content: "c1:a", SpecHash: "a1:x", Exclusive: c.exclusive,
+				Restart: c.restart, Generation: workload.Generation{Incarnation: 1, Sequence: 6}, Traits: Traits{RestartPolicy: "no", Job: true}}
+			h := &history{t: t, now: ordered.Add(time.Minute), clock: 1000 * time.Second}
+			h.s = Restore(Settings{Node: "a", Policy: policy, Concurrency: 8},
+				Saved{Intents: []*Intent{in}, Tasks: []*Task{NewTask(ActionApply, "db", ordered)}, Meta: Meta{InstanceID: "i1"}}, h.now)
+			h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{c.kind}})
+			e, _ := h.s.Engine(c.kind)
+			o := workload.Observed{ID: "db", State: workload.Stopped, Content: "c1:a", Generation: workload.Generation{Incarnation: 1, Sequence: 5}, RuntimeID: "r1",
+				ExitCode: c.code, StartedAt: ordered.Add(c.started), FinishedAt: ordered.Add(c.started + time.Second)}
+			if c.code != 0 {
+				o.State = workload.Failed
+			}
+			do := Nothing
+			for _, ev := range []Event{Listed{Kind: c.kind, Bound: e.Bound, Began: h.now, Seen: []workload.Observed{o}}, Start{}} {
+				for h.step(ev); h.act() != nil; {
+					if do = h.act().Verb; do != Look {
+						break
+					}
+					seen := o
+					do = Nothing
+					h.step(Done{Act: h.act(), Observed: &seen, Began: h.now})
+				}
+			}
+			if do != c.do {
+				t.Fatalf("the core began the action %s, want %s", do, c.do)
+			}
+			w := h.s.Get("db")
+			switch st := w.Status; {
+			case c.says != "" && (st.Message != c.says || !st.Exit.EndedAt.IsZero()):
+				t.Errorf("the job is reported as %+v, want the message %q and no exit", st, c.says)
+			case c.says == "" && c.do == Nothing && (st.State != o.State || st.Exit.EndedAt.IsZero() || st.Exit.Code != c.code):
+				t.Errorf("the job is reported as %+v, want its exit code %d", st, c.code)
+			case c.says == "" && c.do == Nothing && c.code == 0 && w.Task.Status != TaskCompleted:
+				t.Errorf("the order of the job that succeeded is recorded as %+v", w.Task)
+			}
+		})
+	}
+}

@@ -451,7 +451,7 @@ func (x *step) finishTask(w *Workload) {
 	if bad {
 		text = w.Failure.Message
 	}
-	if w.memory.waits {
+	if w.memory.waits && !w.finished() {
 		bad, text = true, waitsMessage
 	}
 	if w.memory.lapsed && !w.finished() {
@@ -477,7 +477,7 @@ func (x *step) evaluate(w *Workload) decision {
 		}
 		w.memory.waits = false // the instance kept running while the agent restarted, so it is adopted
 	}
-	d := in.desired(w.memory.asked, o)
+	d := w.desired()
 	d.waits, d.lapsed = w.memory.waits, w.memory.lapsed
 	if w.memory.over.message != "" && !w.memory.over.of(d.content, o) {
 		w.memory.over, w.Failure = excess{}, Failure{} // the instance or its content has changed, so earlier failures do not count
