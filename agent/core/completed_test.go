@@ -2,6 +2,7 @@ package core
 
 import (
 	"testing"
+	"time"
 
 	"github.com/persys/compute/agent/workload"
 )
@@ -15,6 +16,26 @@ func TestTheEndOfAFormerInstanceIsNoSuccess(t *testing.T) {
 		w := &Workload{ID: "pack", Intent: in, Observed: &workload.Observed{State: workload.Stopped, Content: content}, Failure: Failure{Ended: "its end"}}
 		if got := w.completed(); got != want {
 			t.Errorf("an instance with content %s has ended; completed is %t, want %t", content, got, want)
+		}
+	}
+}
+
+// TestTheEndOfAFormerInstanceKeepsTheFailedStart: the start of the new instance has failed. The end of the former instance,
+// which the agent stopped for it, does not replace this failure, which is tried again.
+func TestTheEndOfAFormerInstanceKeepsTheFailedStart(t *testing.T) {
+	now := time.Unix(1000, 0)
+	start := Failure{Class: workload.ImagePullTimeout, Message: "no route", At: now, Attempts: 1, Next: now.Add(5 * time.Second)}
+	for content, kept := range map[string]bool{"c1:new": false, "c1:former": true} {
+		in := &Intent{ID: "pack", EngineContent: "c1:new", DesiredState: "running"}
+		in.Traits.Job, in.Traits.RestartPolicy = true, "no"
+		ended := &workload.Observed{
+			State: workload.Failed, Content: content, RuntimeID: "r", StartedAt: now.Add(-time.Minute), FinishedAt: now, ExitCode: 143, KeepEnded: true,
+		}
+		x := with(now, nil, &Workload{ID: "pack", Intent: in, Observed: ended, Failure: start})
+		w := x.edit(x.Get("pack"))
+		x.evaluate(w)
+		if got := w.Failure.Attempts == 1 && w.Failure.Class == start.Class && w.Failure.Next.Equal(start.Next) && w.Failure.Ended != ""; got != kept {
+			t.Errorf("after the end of an instance with content %s the failure is %+v; the failed start is kept: %t, want %t", content, w.Failure, got, kept)
 		}
 	}
 }

@@ -74,6 +74,8 @@ type desired struct {
 	// healing: the restart of an unhealthy workload has begun and not ended. It is continued, whatever the
 	// restart policy says, because the agent itself stopped the workload.
 	healing bool
+	// former: the instance was made for another specification than the present one.
+	former bool
 }
 
 // observation holds the fields of an engine's answer about one instance that decide needs.
@@ -300,9 +302,9 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 		if d.asked && d.waits {
 			return f // the order was not carried out before the agent restarted, so this end is not that of its instance
 		}
-		if d.asked || d.healing {
+		if d.asked || d.healing || d.former {
 			// The instance ended before the present order arrived, which starts it again, or the agent stopped
-			// it for a restart. So this end is no failure.
+			// it for a restart, or for the present specification. So this end is no failure.
 			f.Ended = mark
 			return f
 		}

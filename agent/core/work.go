@@ -485,6 +485,7 @@ func (x *step) evaluate(w *Workload) decision {
 	over := w.memory.over
 	d.over = over.message != "" && d.running
 	d.healing = in.healing()
+	d.former = o != nil && !in.fits(in.observed(o))
 	d.unhealthy, d.healAt = w.unhealthy() || d.healing, x.Policy.healAt(w)
 	if d.lapsed && seen.State == workload.Running { // the instance did not end before the lease
 		w.memory.lapsedAt = time.Time{}
