@@ -246,8 +246,10 @@ func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
 	return false
 }
 
-// recheck queues every workload on a node to be evaluated again.
+// recheck queues every workload on a node to be evaluated again, and the node's capacity to be checked again: the former
+// check did not count workloads that had to leave the node, and these may now stay.
 func (c *Cache) recheck(v fsm.View, node string) {
+	c.capacity.add(node)
 	v.WorkloadsOn(node, func(w *fsm.Workload) bool {
 		c.workloads.add(w.ID)
 		return true
