@@ -182,11 +182,11 @@ func (p *planner) finish() Step {
 		c.Body = &commandv1.Command_ExpireJobs{ExpireJobs: &commandv1.ExpireJobs{Jobs: items}}
 	})
 	chunked(p, p.crons, func(c *commandv1.Command, items []*commandv1.CronStep) {
-		c.Head.NamespaceShare, c.Head.RoomReserve = fsm.NamespaceShare, fsm.AdminReserve
+		c.Head = p.sharedHead()
 		c.Body = &commandv1.Command_CreateRuns{CreateRuns: &commandv1.CreateRuns{Steps: items}}
 	})
 	chunked(p, p.members, func(c *commandv1.Command, items []*commandv1.MemberChange) {
-		c.Head.NamespaceShare, c.Head.RoomReserve = fsm.NamespaceShare, fsm.AdminReserve
+		c.Head = p.sharedHead()
 		c.Body = &commandv1.Command_PlaceMembers{PlaceMembers: &commandv1.PlaceMembers{Changes: items}}
 	})
 	chunked(p, p.idle, func(c *commandv1.Command, items []*commandv1.IdleSlice) {
@@ -223,13 +223,22 @@ func chunked[T interface{ SizeVT() int }](p *planner, items []T, body func(*comm
 			size += items[n].SizeVT()
 			n++
 		}
-		c := &commandv1.Command{Head: &commandv1.Head{
-			Epoch: &commandv1.Epoch{Incarnation: p.Epoch.Incarnation, Term: p.Epoch.Term},
-			At:    p.Now,
-			By:    "leader",
-		}}
+		c := &commandv1.Command{Head: p.head()}
 		body(c, items[:n:n])
 		p.step.Commands = append(p.step.Commands, c)
 		items = items[n:]
 	}
+}
+
+// head returns the head of a command that the leader proposes by itself.
+func (p *planner) head() *commandv1.Head {
+	return &commandv1.Head{Epoch: &commandv1.Epoch{Incarnation: p.Epoch.Incarnation, Term: p.Epoch.Term}, At: p.Now, By: "leader"}
+}
+
+// sharedHead returns the head of a command that stores workloads which users have asked for. The shares of the state
+// (fsm.RoomShares) limit such a command.
+func (p *planner) sharedHead() *commandv1.Head {
+	h := p.head()
+	h.NamespaceShare, h.RoomReserve = fsm.NamespaceShare, fsm.AdminReserve
+	return h
 }

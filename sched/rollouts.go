@@ -16,10 +16,7 @@ func (p *planner) rollOut() {
 			return true // judge a failed update by the present state, not by the moves of this step
 		}
 		p.rollouts = append(p.rollouts, &commandv1.Command{
-			Head: &commandv1.Head{
-				Epoch: &commandv1.Epoch{Incarnation: p.Epoch.Incarnation, Term: p.Epoch.Term}, At: p.Now, By: "leader",
-				NamespaceShare: fsm.NamespaceShare, RoomReserve: fsm.AdminReserve,
-			},
+			Head: p.sharedHead(),
 			Body: &commandv1.Command_AdvanceRollout{AdvanceRollout: &commandv1.AdvanceRollout{
 				Group: r.Group, IfRollout: &commandv1.Generation{Incarnation: r.Incarnation, Sequence: r.Sequence},
 				Settled: d.Settled, Take: d.Take, Complete: d.Complete, Failure: d.Failure, Revert: d.Revert, AwaitPromotion: d.Await,

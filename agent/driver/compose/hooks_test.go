@@ -2,12 +2,12 @@ package compose_test
 
 import (
 	"fmt"
-	"io"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/drivertest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
@@ -33,16 +33,8 @@ func (b *bench) hooked(down string) *agentv1.WorkloadSpec {
 
 func (b *bench) said(id driver.ID) func(word string) int {
 	b.Helper()
-	rc, err := b.d.Logs(b.ctx, id, driver.LogOptions{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer rc.Close()
-	text, err := io.ReadAll(rc)
-	if err != nil {
-		b.Fatal(err)
-	}
-	return func(word string) int { return strings.Count(string(text), word) }
+	text := drivertest.Logs(b.ctx, b, b.d, id, driver.LogOptions{})
+	return func(word string) int { return strings.Count(text, word) }
 }
 
 // post_start of a stack runs after each start by the agent, not only in the one that creates the container, and pre_stop

@@ -2,29 +2,20 @@ package docker_test
 
 import (
 	"errors"
-	"io"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/docker"
+	"github.com/persys/compute/agent/driver/drivertest"
 	"github.com/persys/compute/agent/driver/moby/mobytest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
 func (b *bench) logs(id driver.ID) string {
 	b.Helper()
-	rc, err := b.d.Logs(b.ctx, id, driver.LogOptions{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer rc.Close()
-	text, err := io.ReadAll(rc)
-	if err != nil {
-		b.Fatal(err)
-	}
-	return string(text)
+	return drivertest.Logs(b.ctx, b, b.d, id, driver.LogOptions{})
 }
 
 // post_start runs after each start by the agent. pre_stop runs before a stop, also by an agent that was restarted since,

@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -51,7 +52,13 @@ func testLogs(t *testing.T, s *suite) {
 
 func (s *suite) logs(t *testing.T, d driver.Driver, id driver.ID, options driver.LogOptions) string {
 	t.Helper()
-	rc, err := d.Logs(s.ctx, id, options)
+	return Logs(s.ctx, t, d, id, options)
+}
+
+// Logs returns the output of a workload, read to its end.
+func Logs(ctx context.Context, t testing.TB, d driver.Driver, id driver.ID, options driver.LogOptions) string {
+	t.Helper()
+	rc, err := d.Logs(ctx, id, options)
 	if err != nil {
 		t.Fatalf("Logs: %v", err)
 	}
