@@ -229,8 +229,8 @@ func TestADrainKeepsAJobWhoseEngineIsSilent(t *testing.T) {
 	w.stays(t, "pack", true)
 }
 
-// TestADrainKeepsAJobThatIsFoundAfterARestore: after a restore, a draining node reports a job that the restored state
-// has on no node.
+// TestADrainKeepsAJobThatIsFoundAfterARestore: in the restored state a job has no node, but a draining node reports that it
+// runs the job. The drain must let it end there.
 func TestADrainKeepsAJobThatIsFoundAfterARestore(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(put("pack", job()))

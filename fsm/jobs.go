@@ -69,11 +69,11 @@ func (w *Workload) mayRun() bool {
 	if !w.Acknowledged && !w.reportedSame() {
 		return false // the node has accepted no order with the present specification
 	}
-	switch a := w.Actual; a.State {
-	case ActualRunning, ActualUnknown:
+	switch a := w.Actual; {
+	case a.State == ActualRunning, w.engineSilent():
 		return true
-	case ActualPending: // another code is a failure to start the instance, which may pass; no code: the order was only accepted
-		return a.Code == CodeWorking || a.Code == "" || w.engineSilent()
+	case a.State == ActualPending: // another code is a failure to start the instance, which may pass; no code: the order was only accepted
+		return a.Code == CodeWorking || a.Code == ""
 	}
 	return w.Acknowledged
 }

@@ -261,8 +261,8 @@ func (t *Tx) drainNode(b *commandv1.DrainNode) Result {
 }
 
 // DrainedUntil returns the value of JobsUntil after a drain of n begins or changes: now, in Unix nanoseconds, plus the
-// deadline in seconds. A drain without a deadline (nil) keeps the present value, and one with deadline 0 lets no job
-// end on the node.
+// deadline in seconds. A drain without a deadline (nil) keeps the present value. A drain with the deadline 0 moves
+// running jobs at once.
 func (n *Node) DrainedUntil(deadline *uint32, now int64) int64 {
 	switch {
 	case deadline == nil:

@@ -492,13 +492,9 @@ func (w *Workload) reportedSame() bool {
 	return w.SameSince != (Generation{}) && !w.Actual.Generation.Less(w.SameSince)
 }
 
-// sameSince returns the SameSince of a next order that asks for the same instance as the present order of w.
-func (w *Workload) sameSince() Generation {
-	if w.SameSince != (Generation{}) {
-		return w.SameSince
-	}
-	return w.Generation
-}
+// sameSince returns the value that the field SameSince gets if the next order for w asks for the instance that the present
+// order asks for.
+func (w *Workload) sameSince() Generation { return cmp.Or(w.SameSince, w.Generation) }
 
 // orderAgain gives a workload that gets a signal for new versions of o a new order. Its content stays the same, so its
 // node keeps the instance.

@@ -22,7 +22,8 @@ type Moved struct {
 	Gain     int64  // decrease of the placement score, in millionths of a node
 }
 
-// RebalancePolicy limits the moves that the leader makes without a request by a person. The zero value forbids all.
+// RebalancePolicy limits how many workloads the leader moves to other nodes without a request by a person, to even out
+// the load of the nodes. The zero value forbids all such moves.
 type RebalancePolicy struct {
 	PerHour        uint32 // maximum number of moves within an hour; 0 = none
 	AtOnce         uint32 // maximum number of moves that have not ended

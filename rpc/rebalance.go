@@ -100,7 +100,8 @@ func (s *Server) ApplyRebalance(ctx context.Context, req *clusterv1.ApplyRebalan
 	return out, nil
 }
 
-// standing returns whether the leader moves workloads by itself now: "on", or the reason why not.
+// standing returns "on" if the leader may now move workloads by itself to even out the load of the nodes, and otherwise
+// the reason why it may not.
 func standing(v fsm.View) string {
 	_, waits := sched.StandingBalance(v, max(time.Now().UnixNano(), v.Info().Clock))
 	return cmp.Or(waits, "on")

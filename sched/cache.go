@@ -246,8 +246,8 @@ func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
 	return false
 }
 
-// recheck queues every workload on a node to be evaluated again, and the node's capacity to be checked again: the former
-// check did not count workloads that had to leave the node, and these may now stay.
+// recheck queues every workload on a node to be evaluated again. It also queues the node for a check of its capacity: the
+// last check did not count workloads that had to leave the node, and these may stay now.
 func (c *Cache) recheck(v fsm.View, node string) {
 	c.capacity.add(node)
 	v.WorkloadsOn(node, func(w *fsm.Workload) bool {

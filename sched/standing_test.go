@@ -9,7 +9,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// setBalance sets the cluster's policy for moves by the leader, with a smallest gain of 10 %.
+// setBalance lets the leader move at most perHour workloads an hour by itself to even out the load of the nodes, at most
+// atOnce at the same time, and each for a gain of at least 10 % of a node.
 func (w *world) setBalance(perHour, atOnce uint32) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_SetRebalancePolicy{SetRebalancePolicy: &commandv1.SetRebalancePolicy{
 		Policy: &commandv1.RebalancePolicy{PerHour: perHour, AtOnce: atOnce, MinGainPercent: 10},

@@ -429,15 +429,16 @@ func TestDrainsLetRunningJobsEnd(t *testing.T) {
 		if len(bad) == 0 {
 			t.Errorf("%s, so the simulator must find a violation, but found none", name)
 		} else if v := bad[0].Violation; v.Rule != "drain" {
-			t.Errorf("%s: the violation breaks rule %q, want drain: %s", name, v.Rule, bad[0])
+			t.Errorf("%s: the violation breaks rule %q, want rule drain: %s", name, v.Rule, bad[0])
 		} else {
 			t.Logf("%s: seed %d: %s", name, bad[0].Config.Seed, v.Detail)
 		}
 	}
 }
 
-// TestFencesAreAdvisedOnlyIfTrue: while machines are reinstalled, agents lose their files and messages are late, a machine is advised to have its node fenced only if the engine of the
-// former instance is gone. The test also checks that the simulator would find an answer that advises it always.
+// TestFencesAreAdvisedOnlyIfTrue: machines are reinstalled, agents lose their files, and messages are late. The answer to
+// a registration advises to fence the node only if the engine of the node's former instance is gone. The test also checks
+// that the simulator would find answers that always advise it.
 func TestFencesAreAdvisedOnlyIfTrue(t *testing.T) {
 	var advices atomic.Int64
 	for _, r := range each(t, 1, 150, limit(), func(seed uint64) Config {

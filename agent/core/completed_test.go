@@ -20,8 +20,9 @@ func TestTheEndOfAFormerInstanceIsNoSuccess(t *testing.T) {
 	}
 }
 
-// TestTheEndOfAFormerInstanceKeepsTheFailedStart: the start of the new instance has failed. The end of the former instance,
-// which the agent stopped for it, does not replace this failure, which is tried again.
+// TestTheEndOfAFormerInstanceKeepsTheFailedStart: the agent has stopped the former instance of a workload, and has then
+// failed to start the new one. When it observes the end of the former instance, it must keep the failure of the start,
+// with its cause and the time of the next try.
 func TestTheEndOfAFormerInstanceKeepsTheFailedStart(t *testing.T) {
 	now := time.Unix(1000, 0)
 	start := Failure{Class: workload.ImagePullTimeout, Message: "no route", At: now, Attempts: 1, Next: now.Add(5 * time.Second)}

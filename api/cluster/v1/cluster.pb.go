@@ -14099,7 +14099,8 @@ func (x *PreviewRebalanceResponse) GetStanding() string {
 	return ""
 }
 
-// RebalancePolicy limits the moves that the leader makes by itself.
+// RebalancePolicy limits how many workloads the leader moves to other nodes by itself, to even out the load of the
+// nodes.
 type RebalancePolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Maximum number of moves within an hour, at most 10,000; 0 = the leader moves nothing by itself.

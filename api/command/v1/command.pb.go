@@ -8862,7 +8862,8 @@ func (x *SetRebalancePolicy) GetPolicy() *RebalancePolicy {
 	return nil
 }
 
-// RebalancePolicy limits the moves that the leader makes by itself.
+// RebalancePolicy limits how many workloads the leader moves to other nodes by itself, to even out the load of the
+// nodes.
 type RebalancePolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Maximum number of moves within an hour; 0 = the leader moves nothing by itself.
