@@ -16,7 +16,7 @@ func TestBuiltinRoles(t *testing.T) {
 			t.Errorf("role %s has permissions %s, want %s", role, s, want)
 		}
 		if s.Has(Never) || !s.Has(Any) || SetOf(s.Names()) != s {
-			t.Errorf("role %s has permissions %s, want Any, not Never, and the same set by their names", role, s)
+			t.Errorf("role %s has permissions %s; want that it has Any, lacks Never, and that SetOf of its names returns the same set", role, s)
 		}
 	}
 	if _, ok := Builtin("root"); ok || Set(0).Has(Any) {
@@ -83,13 +83,13 @@ func TestScopeOfNamespaces(t *testing.T) {
 		"the scope of all namespaces narrowed to one name has only that name": {Everywhere().Narrow([]string{"a"}), "a", false},
 	} {
 		if c.s.String() != c.want || c.s.Has("b") != c.has {
-			t.Errorf("%s: the scope is %s and contains namespace b: %t; want what the case says", name, c.s, c.s.Has("b"))
+			t.Errorf("%s: the scope is %s and contains namespace b: %t; want %s and %t", name, c.s, c.s.Has("b"), c.want, c.has)
 		}
 	}
 	if !ab.Narrow([]string{"c"}).Nowhere() || ab.Nowhere() || Everywhere().Nowhere() || !Everywhere().Everywhere() || ab.Everywhere() {
-		t.Error("Nowhere and Everywhere must be right for all, some and no namespaces, but are not")
+		t.Error("Nowhere must be true only for the empty scope, and Everywhere only for the scope of all namespaces")
 	}
 	if !slices.Equal(ab.Names(), []string{"a", "b"}) || Everywhere().Names() != nil {
-		t.Error("Names must return a and b, and nil for all namespaces, but does not")
+		t.Error("Names must return a and b for the scope of a and b, and nil for the scope of all namespaces")
 	}
 }

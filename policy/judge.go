@@ -172,7 +172,8 @@ func LimitsValue(cpu, memory int64, containers int) string {
 	return fmt.Sprintf("%d|%d|%d", cpu, memory, containers)
 }
 
-// limits judges the limits of a service. Its reservation says nothing: the node gives the containers these limits.
+// limits checks the limits of a service. It ignores the reservation of the service, because the node gives
+// the containers the limits.
 func (j *judge) limits(a Ask) {
 	var n [3]int64
 	for i, text := range strings.SplitN(a.Value, "|", len(n)) {
@@ -386,7 +387,7 @@ func PortValue(address, port, protocol string) string {
 	return address + "|" + port + "/" + protocol
 }
 
-// Shows reports whether value is the value of a violation of ask a, as Violation.String prints it.
+// Shows reports whether a violation of ask a has this value. Violation.String prints the value.
 func (a Ask) Shows(value string) bool {
 	address, rest, isPort := strings.Cut(a.Value, "|")
 	if isPort && a.Rule == RulePort {

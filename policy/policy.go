@@ -58,8 +58,8 @@ type Policy struct {
 	// external volumes, and volumes with an explicit name or driver.
 	Volumes []string `yaml:"volumes,omitempty"`
 	// Networks are the networks that a workload may use: external networks for stacks, libvirt networks and
-	// bridges for virtual machines. An entry subnet=172.30.0.0/16 allows networks of a stack whose ipam setting
-	// chooses a subnet within that one.
+	// bridges for virtual machines. An entry subnet=172.30.0.0/16 allows networks of a stack whose ipam
+	// setting chooses a subnet within 172.30.0.0/16.
 	Networks []string `yaml:"networks,omitempty"`
 	// Disks are the existing disks and images that a virtual machine may use: files, rbd:pool/image, and
 	// images in a folder.

@@ -121,7 +121,7 @@ func TestJudgeChecksEachRule(t *testing.T) {
 	}}
 	want := `services: "120" is not allowed by policy "some" (rule max_memory_mib): all containers of the stack together may have at most 100`
 	if got := Text(Judge(some, stack)); got != want {
-		t.Errorf("services that are too large together return %q, want %q", got, want)
+		t.Errorf("the violations of services that are together above the maximum are %q, want %q", got, want)
 	}
 	many := Workload{Kind: "container", Memory: 1}
 	for range 100 {

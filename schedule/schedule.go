@@ -81,9 +81,9 @@ func (s *Schedule) next(after time.Time) time.Time {
 	}
 }
 
-// elapsed returns the first time of a schedule that fires in every hour, after the time after. It searches
-// each period with a constant UTC offset (between two changes of the clock) separately, because local time
-// and elapsed time advance equally in such a period.
+// elapsed returns the first time of the schedule that is later than after. The schedule fires in every hour.
+// elapsed searches each period with a constant UTC offset (between two changes of the clock) separately,
+// because local time and elapsed time advance equally in such a period.
 func (s *Schedule) elapsed(after time.Time) time.Time {
 	for {
 		offset := offsetOf(after)

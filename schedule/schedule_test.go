@@ -19,20 +19,20 @@ func TestTimes(t *testing.T) {
 		{"leap day", "0 0 29 2 *", "", "2026-01-01T00:00:00Z", "2028-02-29T00:00:00Z 2032-02-29T00:00:00Z"},
 		{"day of month or of week", "0 0 13 * 5", "", "2026-02-01T00:00:00Z", "2026-02-06T00:00:00Z 2026-02-13T00:00:00Z"},
 
-		{"spring: the time before the gap", "30 1 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T01:30:00+01:00 2026-03-30T01:30:00+02:00"},
+		{"spring: a time before the skipped hour", "30 1 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T01:30:00+01:00 2026-03-30T01:30:00+02:00"},
 		{"spring: a time in the skipped hour fires at its end", "30 2 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T03:00:00+02:00 2026-03-30T02:30:00+02:00"},
 		{"spring: two times in the skipped hour fire once", "0,30 2 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T03:00:00+02:00 2026-03-30T02:00:00+02:00 2026-03-30T02:30:00+02:00"},
 		{"spring: a time in the skipped hour and its end fire once", "0 2,3 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T03:00:00+02:00 2026-03-30T02:00:00+02:00"},
 		{"spring: each half hour fires half an hour after the last one", "*/30 * * * *", "Europe/Berlin", "2026-03-29T01:15:00+01:00", "2026-03-29T01:30:00+01:00 2026-03-29T03:00:00+02:00 2026-03-29T03:30:00+02:00"},
-		{"spring: each quarter past", "15 * * * *", "Europe/Berlin", "2026-03-29T01:10:00+01:00", "2026-03-29T01:15:00+01:00 2026-03-29T03:15:00+02:00"},
+		{"spring: a schedule at minute 15 of every hour", "15 * * * *", "Europe/Berlin", "2026-03-29T01:10:00+01:00", "2026-03-29T01:15:00+01:00 2026-03-29T03:15:00+02:00"},
 		{"spring: midnight does not exist", "@daily", "America/Havana", "2026-03-07T12:00:00Z", "2026-03-08T01:00:00-04:00 2026-03-09T00:00:00-04:00"},
 
 		{"autumn: a repeated time fires the first time", "30 2 * * *", "Europe/Berlin", "2026-10-24T12:00:00Z", "2026-10-25T02:30:00+02:00 2026-10-26T02:30:00+01:00"},
-		{"autumn: from within the repeated hour", "30 2 * * *", "Europe/Berlin", "2026-10-25T02:10:00+01:00", "2026-10-26T02:30:00+01:00"},
+		{"autumn: Next is called within the repeated hour", "30 2 * * *", "Europe/Berlin", "2026-10-25T02:10:00+01:00", "2026-10-26T02:30:00+01:00"},
 		{"autumn: each half hour fires in both hours", "*/30 * * * *", "Europe/Berlin", "2026-10-25T02:00:00+02:00", "2026-10-25T02:30:00+02:00 2026-10-25T02:00:00+01:00 2026-10-25T02:30:00+01:00 2026-10-25T03:00:00+01:00"},
-		{"autumn: a list of hours fires once each", "0 1-3 * * *", "Europe/Berlin", "2026-10-25T00:30:00+02:00", "2026-10-25T01:00:00+02:00 2026-10-25T02:00:00+02:00 2026-10-25T03:00:00+01:00"},
+		{"autumn: each hour in a list of hours fires once", "0 1-3 * * *", "Europe/Berlin", "2026-10-25T00:30:00+02:00", "2026-10-25T01:00:00+02:00 2026-10-25T02:00:00+02:00 2026-10-25T03:00:00+01:00"},
 		{"autumn: half an hour is repeated", "45 1 * * *", "Australia/Lord_Howe", "2026-04-04T12:00:00+11:00", "2026-04-05T01:45:00+11:00 2026-04-06T01:45:00+10:30"},
-		{"a day is left out", "0 12 * * *", "Pacific/Apia", "2011-12-29T13:00:00-10:00", "2011-12-31T00:00:00+14:00 2011-12-31T12:00:00+14:00"},
+		{"the time zone skips a whole day", "0 12 * * *", "Pacific/Apia", "2011-12-29T13:00:00-10:00", "2011-12-31T00:00:00+14:00 2011-12-31T12:00:00+14:00"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := parsed(t, c.expression, c.zone)
@@ -69,7 +69,7 @@ func TestTimesOnlyAdvance(t *testing.T) {
 					now := at.Add(time.Duration(i) * 10 * time.Minute).UnixNano()
 					next := s.Next(now)
 					if next <= now || next < last || last > now && next != last {
-						t.Fatalf("%q in zone %q: Next after %s is %s, but the time before was %s", expression, zone, time.Unix(0, now).UTC(), time.Unix(0, next).UTC(), time.Unix(0, last).UTC())
+						t.Fatalf("%q in zone %q: Next after %s returned %s, but the call before it returned %s", expression, zone, time.Unix(0, now).UTC(), time.Unix(0, next).UTC(), time.Unix(0, last).UTC())
 					}
 					last = next
 				}

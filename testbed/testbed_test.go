@@ -76,13 +76,13 @@ func TestUntilPollsToItsDeadline(t *testing.T) {
 func TestWithinReportsTheLastError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j, begun, looks := &judge{}, time.Now(), 0
-		Within(j, time.Minute, "the third look", func() error {
+		Within(j, time.Minute, "the third attempt", func() error {
 			if looks++; looks < 3 {
 				return fmt.Errorf("look %d", looks)
 			}
 			return Final(errors.New("broken for good"))
 		})
-		if want := "the third look: broken for good"; j.failed != want || time.Since(begun) > time.Second {
+		if want := "the third attempt: broken for good"; j.failed != want || time.Since(begun) > time.Second {
 			t.Errorf("the failure after %s is %q, want %q", time.Since(begun), j.failed, want)
 		}
 	})

@@ -130,7 +130,7 @@ func (l *list) unit(u unit) {
 	}
 }
 
-// group adds to the list that a container's process requests a supplementary group.
+// group adds a supplementary group of the container to the list of asks.
 func (l *list) group(field, group string) { l.add(policy.RuleUser, field, group) }
 
 func (l *list) mount(m mount, field string) {

@@ -14,8 +14,8 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// judged returns the names of the rules by which the built-in policy with this name refuses asks,
-// the list of things that a workload of this kind requests from its machine.
+// judged checks asks, the requests of a workload of this kind, against a built-in policy. It returns the
+// names of the rules by which the policy refuses them.
 func judged(t *testing.T, name, kind string, asks []policy.Ask) string {
 	t.Helper()
 	p, ok := policy.Builtin(name)
@@ -56,9 +56,9 @@ func TestAsksOfAContainer(t *testing.T) {
 		{"seccomp switched off", hard(&agentv1.ContainerSpec{SecurityOpt: []string{"seccomp:unconfined"}}), "container.security_opt[0] security_options", "container.security_opt[0] security_options"},
 		{"the user 0, which is root", hard(&agentv1.ContainerSpec{}), "", ""},
 		{"no limit on processes", hard(&agentv1.ContainerSpec{PidsLimit: -1}), "container.pids_limit max_pids", "container.pids_limit max_pids"},
-		{"a weight for processors above the default", hard(&agentv1.ContainerSpec{CpuShares: 4096}), "container.cpu_shares security_options", "container.cpu_shares security_options"},
-		{"a weight for processors below the default", hard(&agentv1.ContainerSpec{CpuShares: 512}), "", ""},
-		{"a weight for disks above the default", hard(&agentv1.ContainerSpec{BlkioConfig: &agentv1.BlkioConfig{WeightDevice: []*agentv1.WeightDevice{{Weight: 900}}}}),
+		{"CPU shares above the default", hard(&agentv1.ContainerSpec{CpuShares: 4096}), "container.cpu_shares security_options", "container.cpu_shares security_options"},
+		{"CPU shares below the default", hard(&agentv1.ContainerSpec{CpuShares: 512}), "", ""},
+		{"a block I/O weight above the default", hard(&agentv1.ContainerSpec{BlkioConfig: &agentv1.BlkioConfig{WeightDevice: []*agentv1.WeightDevice{{Weight: 900}}}}),
 			"container.blkio_config security_options", "container.blkio_config security_options"},
 		{"a MAC address", hard(&agentv1.ContainerSpec{MacAddress: "02:42:ac:11:00:07"}), "container.mac_address security_options", "container.mac_address security_options"},
 		{"no OOM killer", hard(&agentv1.ContainerSpec{OomKillDisable: true}), "container.oom_kill_disable security_options", "container.oom_kill_disable security_options"},
@@ -96,7 +96,7 @@ func TestAsksOfAVirtualMachine(t *testing.T) {
 		{"the disk of another workload as an image", &agentv1.VMSpec{OsImage: "bank-vda.qcow2"}, "vm.image disks"},
 		{"the path of the VM's own disk as a cdrom", &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{Device: "vda", Type: "cdrom", Path: "/var/lib/libvirt/images/db-vda.qcow2"}}}, "vm.disks[0].path disks"},
 		{"a file of the host as an image", &agentv1.VMSpec{OsImage: "/etc/shadow"}, "vm.image disks"},
-		{"an image outside of the folder", &agentv1.VMSpec{OsImage: "../../../../etc/shadow"}, "vm.image disks"},
+		{"an image outside of the folder of images", &agentv1.VMSpec{OsImage: "../../../../etc/shadow"}, "vm.image disks"},
 		{"a disk on the network", &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{Path: "rbd:pool/image"}}}, "vm.disks[0].path disks"},
 		{"a bridge of the host", &agentv1.VMSpec{Networks: []*agentv1.NetworkConfig{{Network: "br0"}}}, "vm.networks[0].network networks"},
 	} {
@@ -166,17 +166,17 @@ func TestAsksOfAComposeProject(t *testing.T) {
 		{"a config from a file", one("    configs: [s]\nconfigs: {s: {file: /etc/shadow}}\n"), nil, "services.a.configs[0] host_paths"},
 
 		{"a MAC address in a network", one("    networks: {n: {mac_address: '02:42:ac:11:00:07'}}\nnetworks: {n: {}}\n"), nil, "services.a.networks.n.mac_address security_options"},
-		{"options of a connection to a network", one("    networks: {n: {driver_opts: {com.docker.network.endpoint.ifname: eth9, com.docker.network.endpoint.sysctls: 'net.core.somaxconn=1,net.ipv4.conf.IFNAME.forwarding=1', other: x}}}\nnetworks: {n: {}}\n"), nil,
+		{"driver options of a network to which the service connects", one("    networks: {n: {driver_opts: {com.docker.network.endpoint.ifname: eth9, com.docker.network.endpoint.sysctls: 'net.core.somaxconn=1,net.ipv4.conf.IFNAME.forwarding=1', other: x}}}\nnetworks: {n: {}}\n"), nil,
 			"services.a.networks.n.driver_opts.com.docker.network.endpoint.sysctls security_options, services.a.networks.n.driver_opts.other networks"},
-		{"mounts that appear on the host", one("    volumes: [{type: bind, source: ./x, target: /x, bind: {propagation: rshared}}]\n"), nil, "services.a.volumes[0].bind.propagation security_options"},
-		{"a container before the start, which has no limits", one("    pre_start: [{command: id, image: y}]\n"), nil, "services.a.pre_start[0] max_pids"},
-		{"a quota of the engine", one("    storage_opt: {size: 90G}\n"), nil, "services.a.storage_opt.size security_options"},
+		{"a mount with the propagation rshared", one("    volumes: [{type: bind, source: ./x, target: /x, bind: {propagation: rshared}}]\n"), nil, "services.a.volumes[0].bind.propagation security_options"},
+		{"a pre_start container without limits", one("    pre_start: [{command: id, image: y}]\n"), nil, "services.a.pre_start[0] max_pids"},
+		{"a storage quota of the engine", one("    storage_opt: {size: 90G}\n"), nil, "services.a.storage_opt.size security_options"},
 		{"privileged", one("    privileged: true\n"), nil, "services.a.privileged privileged"},
 		{"privileged through a variable", one("    privileged: ${P}\n"), map[string]string{"P": "true"}, "services.a.privileged privileged"},
 		{"a privileged hook", one("    post_start: [{command: id, privileged: true}]\n"), nil, "services.a.post_start[0].privileged privileged"},
 		{"the host network", one("    network_mode: host\n"), nil, "services.a.network_mode host_namespaces"},
 		{"host network through a variable", one("    network_mode: ${N}\n"), map[string]string{"N": "host"}, "services.a.network_mode host_namespaces"},
-		{"host network as a network", one("    networks: [n]\nnetworks: {n: {external: true, name: host}}\n"), nil, "networks.n.name host_namespaces"},
+		{"the host network as an external network", one("    networks: [n]\nnetworks: {n: {external: true, name: host}}\n"), nil, "networks.n.name host_namespaces"},
 		{"the network of another container", one("    network_mode: 'container:bank'\n"), nil, "services.a.network_mode host_namespaces"},
 		{"the network of a service", one("    network_mode: 'service:b'\n  b:\n    image: y\n"), nil, ""},
 		{"a network of the engine by its name", one("    network_mode: bank_default\n"), nil, "services.a.network_mode networks"},
@@ -189,7 +189,7 @@ func TestAsksOfAComposeProject(t *testing.T) {
 
 		{"an added capability", one("    cap_add: [SYS_PTRACE]\n"), nil, "services.a.cap_add[0] capabilities"},
 		{"a device of the host", one("    devices: ['/dev/sda']\n"), nil, "services.a.devices[0] devices"},
-		{"a rule for devices", one("    device_cgroup_rules: ['b 8:* rwm']\n"), nil, "services.a.device_cgroup_rules[0] devices"},
+		{"a device cgroup rule", one("    device_cgroup_rules: ['b 8:* rwm']\n"), nil, "services.a.device_cgroup_rules[0] devices"},
 		{"a GPU", one("    gpus: all\n"), nil, "services.a.gpus[0] devices"},
 		{"seccomp switched off", one("    security_opt: ['seccomp:unconfined']\n"), nil, "services.a.security_opt[0] security_options"},
 		{"AppArmor switched off", one("    security_opt: ['apparmor=unconfined']\n"), nil, "services.a.security_opt[0] security_options"},
@@ -214,7 +214,7 @@ func TestAsksOfAComposeProject(t *testing.T) {
 		{"the network of another stack", one("    networks: [n]\nnetworks: {n: {name: bank_default}}\n"), nil, "networks.n.name networks"},
 		{"a subnet that the stack chooses", one("    networks: [n]\nnetworks: {n: {ipam: {driver: other, config: [{subnet: 10.0.0.0/25, gateway: 10.0.0.53}]}}}\n"), nil,
 			"networks.n.ipam.driver networks, networks.n.ipam.config[0].subnet networks"},
-		{"an option of the addresses of a network", one("    networks: [n]\nnetworks: {n: {ipam: {options: {x: y}}}}\n"), nil, "networks.n.ipam.options.x networks"},
+		{"an IPAM option of a network", one("    networks: [n]\nnetworks: {n: {ipam: {options: {x: y}}}}\n"), nil, "networks.n.ipam.options.x networks"},
 		{"a bridge of the host", one("    networks: [n]\nnetworks: {n: {driver_opts: {com.docker.network.bridge.name: br0}}}\n"), nil, "networks.n.driver_opts.com.docker.network.bridge.name networks"},
 		{"a macvlan network", one("    networks: [n]\nnetworks: {n: {driver: macvlan}}\n"), nil, "networks.n.driver networks"},
 	} {
@@ -235,18 +235,18 @@ func TestAsksOfAComposeProject(t *testing.T) {
 	}
 }
 
-// TestLimitsOfServices: a policy with maxima judges the limits of each service and of all containers of a stack together.
-// A service without a limit is refused, as a container without one is.
+// TestLimitsOfServices: a policy with maxima checks the limits of each service, and the sum of the limits of
+// all containers of a stack. It refuses a service without a limit, like a container without a limit.
 func TestLimitsOfServices(t *testing.T) {
 	p := policy.Policy{Name: "small", Kinds: []string{"*"}, Images: []string{"*"}, Users: []string{"*"}, MaxCPU: 1000, MaxMemory: 100}
 	for _, tt := range []struct{ name, services, want string }{
 		{"limits within the maxima", "a: {image: x, cpus: 0.5, mem_limit: 50m}\n  b: {image: x, deploy: {resources: {limits: {cpus: 0.5, memory: 50m}}}}", ""},
-		{"a limit above", "a: {image: x, cpus: 2, mem_limit: 50m}", "services.a max_cpu_millicores 2000"},
-		{"copies", "a: {image: x, cpu_quota: 50000, mem_limit: 50m, scale: 3}", "services.a max_cpu_millicores 1500, services.a max_memory_mib 150"},
-		{"too much together", "a: {image: x, cpus: 0.1, mem_limit: 60m}\n  b: {image: x, cpus: 0.1, mem_limit: 60m}", "services max_memory_mib 120"},
+		{"a CPU limit above the maximum", "a: {image: x, cpus: 2, mem_limit: 50m}", "services.a max_cpu_millicores 2000"},
+		{"three containers of one service together above the maximum", "a: {image: x, cpu_quota: 50000, mem_limit: 50m, scale: 3}", "services.a max_cpu_millicores 1500, services.a max_memory_mib 150"},
+		{"two services together above the maximum", "a: {image: x, cpus: 0.1, mem_limit: 60m}\n  b: {image: x, cpus: 0.1, mem_limit: 60m}", "services max_memory_mib 120"},
 		{"no limits", "a: {image: x}", "services.a max_cpu_millicores , services.a max_memory_mib "},
 		{"a service without containers", "a: {image: x, cpus: 1, mem_limit: 100m}\n  b: {image: x, scale: 0}", ""},
-		{"a container before the start", "a: {image: x, cpus: 1, mem_limit: 100m, pre_start: [{command: id}]}", "services.a.pre_start[0] max_cpu_millicores , services.a.pre_start[0] max_memory_mib "},
+		{"a pre_start container without limits", "a: {image: x, cpus: 1, mem_limit: 100m, pre_start: [{command: id}]}", "services.a.pre_start[0] max_cpu_millicores , services.a.pre_start[0] max_memory_mib "},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			asks, err := Project(load(t, t.TempDir(), nil, map[string]string{"compose.yaml": "services:\n  " + tt.services + "\n"}), nil, nil)
@@ -297,20 +297,20 @@ func TestPortsOnAllowedAddresses(t *testing.T) {
 		{"a port on all addresses", port{Published: "8080"}, false},
 		{"a port that the engine chooses, on all addresses", port{}, false},
 		{"a port that the engine chooses, on 0.0.0.0", port{Address: "0.0.0.0", Published: "0"}, false},
-		{"a port that the engine chooses, on the address", port{Address: "127.0.0.1"}, true},
+		{"a port that the engine chooses, on an allowed address", port{Address: "127.0.0.1"}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var l list
 			l.port(tt.port, "ports[0]")
 			broken := policy.Judge(&p, policy.Workload{Kind: "container", Asks: l})
 			if (len(broken) == 0) != tt.ok {
-				t.Errorf("the policy with allowed addresses reports the violations %+v, want some only for the other addresses", broken)
+				t.Errorf("the policy with allowed addresses reports the violations %+v, want violations only for a port on other addresses", broken)
 			}
 		})
 	}
 }
 
-// TestIngressPort: a port in mode ingress asks for the same as a host port at all addresses.
+// TestIngressPort: a port in ingress mode has the same asks as a host port at all addresses.
 func TestIngressPort(t *testing.T) {
 	for _, tt := range []struct {
 		port                 int32

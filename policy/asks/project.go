@@ -47,8 +47,7 @@ type project struct {
 	out     list
 }
 
-// hostPath adds to the list that the stack requests a path of the host, unless the path belongs to
-// the stack.
+// hostPath adds a path of the host to the list of asks, unless the path belongs to the stack.
 func (d *project) hostPath(field, source string, readOnly bool) {
 	at := path.Clean(source)
 	for _, own := range d.folders {
@@ -107,7 +106,7 @@ func (d *project) service(at string, s types.ServiceConfig) {
 	d.hooks(at, s)
 }
 
-// hooks adds what the hooks of a service request.
+// hooks adds the asks of the hooks of a service to the list.
 func (d *project) hooks(at string, s types.ServiceConfig) {
 	for _, h := range []struct {
 		field string
@@ -126,7 +125,8 @@ func (d *project) hooks(at string, s types.ServiceConfig) {
 		}
 	}
 	for i, hook := range s.PreStart {
-		// Compose runs it in a container of its own, without the limits and the capabilities of the service.
+		// Compose runs a pre_start hook in a container of its own, without the limits and the capabilities of
+		// the service.
 		field := index(at+".pre_start", i)
 		d.out.add(policy.RulePids, field, policy.Unlimited)
 		d.out.add(policy.RuleLimits, field, policy.LimitsValue(0, 0, 1))
@@ -134,8 +134,8 @@ func (d *project) hooks(at string, s types.ServiceConfig) {
 	}
 }
 
-// mount adds to the list what a mount of a service requests from the host. It adds nothing for a named
-// volume that the project declares, because the method volume does so.
+// mount adds a mount of a service to the list of asks. It adds nothing for a named volume that the project
+// declares, because the method volume does that.
 func (d *project) mount(field string, v types.ServiceVolumeConfig) {
 	switch v.Type {
 	case types.VolumeTypeVolume:
@@ -237,7 +237,7 @@ func (d *project) options(at string, s types.ServiceConfig) {
 	if s.Runtime != "" {
 		add("runtime", "runtime", s.Runtime)
 	}
-	if s.Platform != "" { // the engine then has the image's name for another platform, which breaks other containers of that image
+	if s.Platform != "" { // the engine then stores the image for another platform under this name, which breaks other containers of the image
 		add("platform", "platform", s.Platform)
 	}
 	if s.Isolation != "" {
@@ -275,7 +275,7 @@ func (d *project) options(at string, s types.ServiceConfig) {
 	if s.CPURTRuntime != 0 {
 		add("cpu_rt_runtime", "cpu-rt-runtime", strconv.FormatInt(s.CPURTRuntime, 10))
 	}
-	if s.CPUShares > defaultShares { // with this, a container takes processor time from the others
+	if s.CPUShares > defaultShares { // with this, a container takes CPU time from other containers
 		add("cpu_shares", "cpu-shares", strconv.FormatInt(s.CPUShares, 10))
 	}
 	if b := s.BlkioConfig; b != nil {
@@ -324,7 +324,7 @@ func (d *project) endpoint(at string, n *types.ServiceNetworkConfig) {
 	}
 }
 
-// The weights that a container has by default in the competition for processors and disks.
+// The default CPU shares and the default block I/O weight of a container.
 const (
 	defaultShares   = 1024
 	defaultIOWeight = 500
