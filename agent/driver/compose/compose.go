@@ -242,8 +242,8 @@ func newLibrary(engine *moby.Engine) (*library, error) {
 	return &library{svc: svc, engine: engine}, nil
 }
 
-// engineCli is the Docker command line for the library. It uses our engine and ignores the configuration
-// of the user that the agent runs as.
+// engineCli is the command.Cli that the Compose library requires. It uses our engine and ignores the
+// Docker configuration of the user that the agent runs as.
 type engineCli struct {
 	*command.DockerCli
 	engine *moby.Engine
@@ -253,7 +253,7 @@ type engineCli struct {
 // CurrentVersion returns the API version that the client and the engine agreed on. While the engine does
 // not answer, it returns the newest version that the client knows.
 func (c *engineCli) CurrentVersion() string {
-	v, _ := c.engine.APIVersion(context.Background()) // the error is ignored: the next call to the engine has it too
+	v, _ := c.engine.APIVersion(context.Background()) // ignore the error: the next call to the engine returns it too
 	return v
 }
 

@@ -236,8 +236,8 @@ func TestEnvironmentIsInjected(t *testing.T) {
 	if err := os.MkdirAll(mounted, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	// A container replaced a file in its mounted folder by a symbolic link to a file outside the folder. The
-	// driver must not read the variables (FORMER) from that file.
+	// A container replaced the file .env in its mounted folder by a symbolic link to a file outside the
+	// folder. The driver must not read environment variables (here FORMER) from that file.
 	host := filepath.Join(t.TempDir(), "host")
 	if err := errors.Join(os.WriteFile(host, []byte("FORMER=host\n"), 0o600), os.Symlink(host, filepath.Join(mounted, ".env"))); err != nil {
 		t.Fatal(err)

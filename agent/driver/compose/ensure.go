@@ -414,9 +414,10 @@ func (d *Driver) settle(ctx context.Context, spec driver.Spec, project string, m
 	return d.restarting(project, nil)
 }
 
-// restarting notes which services of a stack were stopped for a restart of its unhealthy services, so that the next
-// start includes them, also after a failed start or a restart of the agent. nil means none. Stacks of legacy v1 agents
-// have no record, and their containers no label with a restart policy that would keep them ended.
+// restarting stores in the record the services that were stopped for a restart of unhealthy services. The
+// next start then includes them, also after a failed start or a restart of the agent. nil means that no
+// such start is due. Stacks of legacy v1 agents have no record and need none: their containers have no
+// label with a restart policy that would keep them ended.
 func (d *Driver) restarting(project string, services []string) error {
 	rec, err := d.recordOf(project)
 	if err != nil || rec == nil || slices.Equal(rec.Halted, services) {
@@ -427,13 +428,15 @@ func (d *Driver) restarting(project string, services []string) error {
 	return d.note(project, next)
 }
 
-// completed returns the services of which no container may be started now. The value is true for those.
+// completed returns, for each service, whether its containers must stay ended now.
 //
-//   - A service that other services await with the condition service_completed_successfully runs once: it is not
-//     started again after it has ended with success.
-//   - If no order asks for the start (repeats), a service stays ended if its restart policy says so, and services that
-//     depend on one that failed for good do not start. halted are services that were stopped for a restart of unhealthy
-//     services; their restart policies do not matter.
+//   - A service that other services await with the condition service_completed_successfully runs once: it
+//     is not started again after it has ended with success.
+//   - If repeats is set, no order asked for the start. Then a service stays ended if its restart policy
+//     says so. A service that requires a service which failed for good is not started either.
+//
+// halted are the services that were stopped for a restart of unhealthy services. They are started
+// whatever their restart policies say.
 func (d *Driver) completed(ctx context.Context, members []member, halted []string, repeats bool) (map[string]bool, error) {
 	out := map[string]bool{}
 	var parts []*part
@@ -582,8 +585,8 @@ func (d *Driver) haltUnhealthy(ctx context.Context, project string, members []me
 		}
 	}
 	if len(halted) == 0 {
-		// The engine finds no service unhealthy, only the health check of the order fails. That check does not say
-		// which service is the cause.
+		// Only the health check in the specification fails; the engine reports no service as unhealthy.
+		// So it is not known which service is the cause, and all running services are restarted.
 		if err := d.restarting(project, unique(running)); err != nil {
 			return err
 		}

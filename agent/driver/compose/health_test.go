@@ -106,18 +106,18 @@ func TestAFailedServiceThatIsNotStartedAgain(t *testing.T) {
 		parts       []*part
 		kept, rests bool
 	}{
-		{"no, with exit code 3", []*part{ended("a", "no", no, 3)}, true, false},
-		{"no, beside a service that runs", []*part{ended("a", "no", no, 3), web}, true, true},
-		{"on-failure, when the engine has used its attempts", []*part{ended("a", "on-failure", onFailure, 3)}, true, false},
-		{"on-failure of an exclusive stack, which the agent starts again", []*part{ended("a", "on-failure", no, 3)}, false, false},
+		{"policy no, exit code 3", []*part{ended("a", "no", no, 3)}, true, false},
+		{"policy no, beside a service that runs", []*part{ended("a", "no", no, 3), web}, true, true},
+		{"policy on-failure, when the engine has used all restarts", []*part{ended("a", "on-failure", onFailure, 3)}, true, false},
+		{"policy on-failure of an exclusive stack, which the agent starts again", []*part{ended("a", "on-failure", no, 3)}, false, false},
 		{"no policy", []*part{ended("a", "", no, 3)}, false, false},
-		{"no, beside a failed service without a policy", []*part{ended("a", "no", no, 3), ended("b", "", no, 3)}, false, false},
-		{"no, and a service that awaits its success", []*part{ended("a", "no", no, 3), created("b", "a"), created("c", "b"), web}, true, true},
-		{"no, and a service that awaits its health", []*part{ended("a", "no", no, 3), needs(created("b", "a"), types.ServiceConditionHealthy, true), web}, true, true},
-		{"no, and a service that awaits its start", []*part{ended("a", "no", no, 3), needs(created("b", "a"), types.ServiceConditionStarted, true), web}, false, true},
-		{"no, and a service that awaits its success, but does not require it",
+		{"policy no, beside a failed service without a policy", []*part{ended("a", "no", no, 3), ended("b", "", no, 3)}, false, false},
+		{"policy no, and a service that awaits the success of the failed one", []*part{ended("a", "no", no, 3), created("b", "a"), created("c", "b"), web}, true, true},
+		{"policy no, and a service that awaits the health of the failed one", []*part{ended("a", "no", no, 3), needs(created("b", "a"), types.ServiceConditionHealthy, true), web}, true, true},
+		{"policy no, and a service that awaits the start of the failed one", []*part{ended("a", "no", no, 3), needs(created("b", "a"), types.ServiceConditionStarted, true), web}, false, true},
+		{"policy no, and a service that awaits the success of the failed one, but does not require it",
 			[]*part{ended("a", "no", no, 3), needs(created("b", "a"), types.ServiceConditionCompletedSuccessfully, false), web}, false, true},
-		{"no, and a service that awaits another one", []*part{ended("a", "no", no, 3), ended("d", "no", no, 0), created("b", "d"), web}, false, true},
+		{"policy no, and a service that awaits another service, which succeeded", []*part{ended("a", "no", no, 3), ended("d", "no", no, 0), created("b", "d"), web}, false, true},
 	} {
 		if o := combine("shop", "shop", c.parts, nil); o.State != driver.Failed || o.KeepEnded != c.kept || o.PartlyRunning != c.rests {
 			t.Errorf("%s: the stack is %s, KeepEnded %t, PartlyRunning %t; want Failed, %t, %t", c.name, o.State, o.KeepEnded, o.PartlyRunning, c.kept, c.rests)

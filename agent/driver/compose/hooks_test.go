@@ -37,8 +37,8 @@ func (b *bench) said(id driver.ID) func(word string) int {
 	return func(word string) int { return strings.Count(text, word) }
 }
 
-// post_start of a stack runs after each start by the agent, not only in the one that creates the container, and pre_stop
-// before each stop.
+// The post_start hook of a service runs after each start by the agent, not only after the start that
+// follows the creation of the container. The pre_stop hook runs before each stop.
 func TestHooksOfAStackRunAtEachStartAndStop(t *testing.T) {
 	b := newBench(t)
 	spec := b.hooks("hooks", "hook-down")
@@ -54,7 +54,8 @@ func TestHooksOfAStackRunAtEachStartAndStop(t *testing.T) {
 	}
 }
 
-// A change of pre_stop replaces the container, because its label has the hooks.
+// A change of the pre_stop hook replaces the container, because a label of the container stores its
+// hooks.
 func TestAChangedHookReplacesTheContainer(t *testing.T) {
 	b := newBench(t)
 	spec := b.hooks("hookchange", "hook-one")

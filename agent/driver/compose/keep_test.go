@@ -30,8 +30,9 @@ func (b *bench) mounted(id driver.ID) (names []string) {
 	return names
 }
 
-// A stack that a person deletes without its volumes keeps the volumes that have a name, and the files that it uses like
-// volumes. Volumes without a name go. The stack finds its volumes again.
+// If a person deletes a stack but not its volumes, the named volumes stay, and so do the files that the
+// stack uses like volumes. Unnamed volumes are deleted. A stack that is created again with the same id
+// gets the kept volumes.
 func TestADeleteCanKeepTheVolumesOfAStack(t *testing.T) {
 	eachWay(t, func(t *testing.T, way string, b *bench) {
 		spec := b.spec("keep-"+way, b.yaml(`

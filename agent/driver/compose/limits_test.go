@@ -9,8 +9,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// A service gets a CPU weight in proportion to its CPU limit, however the limit is written. A container with the same
-// words gets the same weight.
+// A service gets a CPU weight in proportion to its CPU limit, whichever key of the Compose file sets the
+// limit.
 func TestCPULimitsOfServicesSetAWeight(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("weight", b.yaml(`

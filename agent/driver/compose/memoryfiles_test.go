@@ -30,7 +30,7 @@ func TestExternalSecretsBecomeMounts(t *testing.T) {
 		t.Errorf("the service has the mounts %+v, want its own and one for each file in memory", web.Volumes)
 	}
 	if len(web.Secrets) != 1 || web.Secrets[0].Source != "own" || len(web.Configs) != 0 || len(p.Secrets) != 1 || len(p.Configs) != 0 {
-		t.Errorf("Compose still gets %v, %v of the service and %v, %v of the file", web.Secrets, web.Configs, p.Secrets, p.Configs)
+		t.Errorf("Compose still gets the secrets %v and configs %v of the service, and the secrets %v and configs %v of the file", web.Secrets, web.Configs, p.Secrets, p.Configs)
 	}
 	if err := memoryFiles(project(), files[:1], []string{"/run/a"}); err == nil || !strings.Contains(err.Error(), `config "site" with external: true has no value here`) {
 		t.Errorf("a stack without a file for a config returned %v, want an error that names the config", err)

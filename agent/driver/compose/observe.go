@@ -159,13 +159,14 @@ func (d *Driver) contentOf(rec *record, members []member) string {
 	return rec.Content
 }
 
-// combine merges the observations of a stack's containers into one.
+// combine merges the observations of a stack's containers into one. The first line that applies sets the
+// state.
 //
-//	any restarting or being removed      Pending
-//	any failed, or stopped beside others Failed, with that container's end
-//	any that cannot be inspected         Unknown
-//	all running, or done with code 0     Running
-//	none running                         Stopped, and completed if no policy starts any again
+//	a container restarts or is being removed              Pending
+//	a container failed, or stopped while others run       Failed, with the exit code of that container
+//	a container cannot be inspected                       Unknown
+//	some run, and the others ended with exit code 0       Running
+//	none runs                                             Stopped; completed if no restart policy starts any again
 func combine(id driver.ID, project string, parts []*part, rec *record) driver.Observed {
 	slices.SortFunc(parts, func(a, b *part) int {
 		return cmp.Or(strings.Compare(a.service, b.service), strings.Compare(a.Name, b.Name))
@@ -272,8 +273,9 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 	return o
 }
 
-// neverStarted returns the services that do not start, because a service that they require has ended for good without
-// meeting their condition. Services that require these are among them.
+// neverStarted returns the services that will not start, because a service that they require has ended
+// for good without meeting their condition. A service that requires one of these will not start either
+// and is in the result too.
 func neverStarted(parts []*part) map[string]bool {
 	ended, failed, out := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, p := range parts {

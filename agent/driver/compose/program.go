@@ -64,14 +64,15 @@ func hasOptional(p *types.Project) bool {
 	return false
 }
 
-// refusesOptional reports whether the command refuses the key required of a dependency.
+// refusesOptional reports whether the Compose command refuses a stack in which a dependency has the key
+// "required".
 func (c *program) refusesOptional(ctx context.Context) bool {
 	out, err := exec.CommandContext(ctx, c.words[0], append(slices.Clone(c.words[1:]), "version", "--short")...).Output()
 	return err == nil && beforeOptional(string(out))
 }
 
-// beforeOptional reports whether version is the text of a version of Compose before 2.20, the first with the key
-// required of a dependency. Some commands write a v before the number.
+// beforeOptional reports whether version is older than Compose 2.20, the first version that knows the key
+// "required" of a dependency. Some commands write a v before the number.
 func beforeOptional(version string) bool {
 	var major, minor int
 	if n, _ := fmt.Sscanf(strings.TrimPrefix(strings.TrimSpace(version), "v"), "%d.%d", &major, &minor); n < 2 {
@@ -191,8 +192,9 @@ func lasting(all types.Labels) types.Labels {
 	return out
 }
 
-// render writes a stack as YAML that old and new Compose commands can read. If requireAll is set, the command cannot have
-// optional dependencies: a service only waits for their start, because the command would fail with them.
+// render writes a stack as YAML that old and new Compose commands can read. With requireAll set, the
+// command does not know optional dependencies. Then render turns each optional dependency into one that
+// only has to be started, because the failure of a required dependency would fail the command.
 func render(p *types.Project, requireAll bool) ([]byte, error) {
 	mark := func(labels, ours types.Labels) types.Labels {
 		out := types.Labels{}

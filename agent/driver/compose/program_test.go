@@ -2,7 +2,7 @@ package compose
 
 import "testing"
 
-// The key required of a dependency exists since Compose 2.20. Older commands refuse a file with it.
+// The key "required" of a dependency exists since Compose 2.20. Older commands refuse a file that has it.
 func TestVersionsOfComposeWithoutOptionalDependencies(t *testing.T) {
 	for version, want := range map[string]bool{
 		"1.29.2\n": true, "2.0.0\n": true, "v2.17.2\n": true, "2.19.1": true, "2.3.3+ds1\n": true,

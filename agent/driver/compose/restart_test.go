@@ -39,7 +39,7 @@ services:
 		spec.Repeats = true
 		b.ensure(spec)
 		if started("once") != once || started("web") == web {
-			t.Errorf("a repeated start must start web (%s, then %s) and not once (%s, then %s)", web, started("web"), once, started("once"))
+			t.Errorf("a repeated start must start the service web (started at %s, then at %s), but not the service once (started at %s, then at %s)", web, started("web"), once, started("once"))
 		}
 		spec.Repeats = false
 		b.ensure(spec)
@@ -107,7 +107,7 @@ services:
 				t.Fatal(err)
 			}
 			r.want("restart for health of "+c.name, "web", c.other)
-			// web now ends by itself, and stays so.
+			// The service web now ends. Its policy keeps it ended, so a repeated start does not start it.
 			if _, err := b.cli.ContainerStop(b.ctx, b.containerOf(spec.ID, "web"), client.ContainerStopOptions{}); err != nil {
 				t.Fatal(err)
 			}
@@ -144,8 +144,8 @@ services:
 	r.want("restart for health", "flaky", "web")
 }
 
-// The engine gives up a service with on-failure:1 of which another service awaits the health. Neither is started by the
-// agent, which reports the stack as one that stays so.
+// The service web awaits the health of db. The engine gives up db, which has the policy on-failure:1.
+// Then the agent starts neither of them again, and reports a failure that is final (KeepEnded).
 func TestAServiceThatTheEngineGaveUpIsNotRunAgain(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("gaveup", b.yaml(`

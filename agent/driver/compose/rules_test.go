@@ -88,9 +88,9 @@ func TestRulesJudgeTheLoadedStack(t *testing.T) {
 	}
 }
 
-// TestRotationOfAStack: the driver limits the log size of a service that sets no log driver, and leaves the
-// settings of a service that sets one.
-func TestRotationOfAStack(t *testing.T) {
+// TestLogRotationOfAStack: the driver limits the log size of a service that sets no log driver, and
+// leaves the settings of a service that sets one.
+func TestLogRotationOfAStack(t *testing.T) {
 	b := newBench(t, func(o *compose.Options) { o.DaemonConfig = filepath.Join(t.TempDir(), "none") })
 	spec := b.spec("rotation", b.yaml("services:\n  a:\n    image: IMAGE\n    command: [serve]\n"+
 		"  b:\n    image: IMAGE\n    command: [serve]\n    logging: {driver: json-file, options: {max-size: 1m}}\n"+

@@ -43,7 +43,7 @@ func (d *Driver) fetch(ctx context.Context, spec *agentv1.WorkloadSpec, project,
 	}
 	for files, target := range map[string]string{mounted: d.checkout(project, out.commit), kept: d.committed(project, out.commit)} {
 		if exists(target) {
-			continue // unchanged containers still mount the checkout of this commit, so it cannot be replaced; the clean copy is not mounted
+			continue // unchanged containers may still mount the files of this commit, so keep the existing folder
 		}
 		if err := os.Rename(files, target); err != nil {
 			return &driver.Error{Class: driver.ClassOf(err), Op: "git", Err: err}

@@ -254,7 +254,8 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 		restart := stackservice.RestartPolicy(service)
 		at := "compose: services." + name
 		if spec.Body.GetJob() {
-			// Schedulers check this when a stack is applied, but they do not read a stack that is in a Git repository.
+			// Schedulers check the restart policy of a job when a stack is applied, but they do not read
+			// a stack that is in a Git repository.
 			if rule := stackservice.InJob(restart); rule != "" {
 				return invalid("%s.restart: %s, got %q", at, rule, restart)
 			}

@@ -300,7 +300,7 @@ func (d *Driver) createAs(ctx context.Context, id driver.ID, name string, want s
 	if !cerrdefs.IsNotFound(err) {
 		return made, err
 	}
-	if _, err := d.eng.Have(ctx, want.image); err != nil { // the engine has it for another platform
+	if _, err := d.eng.Have(ctx, want.image); err != nil { // the engine has the image, but for another platform
 		return "", err
 	}
 	if err := d.eng.Pull(ctx, id, want.image, d.eng.PullTimeout()); err != nil {
@@ -415,7 +415,7 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool, postSta
 	}
 	if err := d.eng.PostStart(ctx, in.ID, postStart); err != nil {
 		if ctx.Err() != nil {
-			return ctx.Err() // a new order decides whether the container stops, and it must not wait for a stop
+			return ctx.Err() // a new order has come: it decides whether the container stops, and must not wait for a stop here
 		}
 		return errors.Join(err, d.stop(context.WithoutCancel(ctx), in.ID, driver.OwnGrace))
 	}

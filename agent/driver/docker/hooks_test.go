@@ -18,8 +18,8 @@ func (b *bench) logs(id driver.ID) string {
 	return drivertest.Logs(b.ctx, b, b.d, id, driver.LogOptions{})
 }
 
-// post_start runs after each start by the agent. pre_stop runs before a stop, also by an agent that was restarted since,
-// which has not read the specification.
+// The post_start hook runs after each start by the agent. The pre_stop hook runs before a stop, even if
+// the agent was restarted in between and has not read the specification.
 func TestHooksRunAtStartAndStop(t *testing.T) {
 	b := newBench(t)
 	body := containerBody(b.image, "serve")

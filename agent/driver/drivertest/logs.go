@@ -17,7 +17,7 @@ func testLogs(t *testing.T, s *suite) {
 	d := s.Open(t, nodeA)
 	spec := s.spec(t, d, nodeA, "logs", s.Steady(1))
 	s.ensure(t, d, spec)
-	testbed.Within(t, s.Patience, "its first line", func() error {
+	testbed.Within(t, s.Patience, "the first line of the log", func() error {
 		if text := s.logs(t, d, spec.ID, driver.LogOptions{}); !strings.Contains(text, s.LogLine) {
 			return fmt.Errorf("the log lacks the line %q: %q", s.LogLine, text)
 		}

@@ -35,9 +35,10 @@ func HooksLabel(s types.ServiceConfig) string {
 	return string(raw)
 }
 
-// HooksOf returns the hooks in the labels of a container with this image. A label that cannot be read is logged and
-// counts as none. So does a label of the image: containers that legacy v1 agents made have the labels of their image, and
-// no policy has judged those hooks.
+// HooksOf returns the hooks in the labels of a container with this image. If the label cannot be read,
+// HooksOf logs this and returns no hooks. A label that the image has too is ignored in the same way:
+// containers that legacy v1 agents made have the labels of their image, and no policy has judged those
+// hooks.
 func (e *Engine) HooksOf(ctx context.Context, image string, labels map[string]string) Hooks {
 	text := labels[driver.LabelHooks]
 	if text == "" {
@@ -49,9 +50,9 @@ func (e *Engine) HooksOf(ctx context.Context, image string, labels map[string]st
 	var h Hooks
 	switch {
 	case err != nil:
-		err = fmt.Errorf("the image cannot be read, and they may be a label of it: %w", err)
+		err = fmt.Errorf("the image, which may be the source of the label with the hooks, cannot be read: %w", err)
 	case found.Config != nil && found.Config.Labels[driver.LabelHooks] == text:
-		err = errors.New("they are a label of the image")
+		err = errors.New("the label with the hooks comes from the image, not from the agent")
 	default:
 		err = json.Unmarshal([]byte(text), &h)
 	}

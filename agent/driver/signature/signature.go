@@ -110,7 +110,7 @@ func verify(payload []byte, signature, digest string, keys []crypto.PublicKey) e
 		return fmt.Errorf("%w: the signed text is no JSON", ErrNone)
 	}
 	if text.Critical.Type != payloadType || text.Critical.Image.Digest != digest {
-		return fmt.Errorf("%w: the signature is of %q, a %q", ErrNone, text.Critical.Image.Digest, text.Critical.Type)
+		return fmt.Errorf("%w: the signature is for the digest %q and of type %q", ErrNone, text.Critical.Image.Digest, text.Critical.Type)
 	}
 	return nil
 }

@@ -116,7 +116,7 @@ func TestSignaturesOfImages(t *testing.T) {
 		{"an image that is not signed", func(string) []signed { return nil }, "the registry has no"},
 		{"a signature image without signatures", func(string) []signed { return []signed{} }, "has no signature"},
 		{"an image that is signed with another key", func(d string) []signed { return []signed{by(stranger, payloadOf(d, payloadType))} }, "by another key"},
-		{"the signature of another image", func(string) []signed { return []signed{by(ec, payloadOf(other, payloadType))} }, "the signature is of " + `"` + other},
+		{"the signature of another image", func(string) []signed { return []signed{by(ec, payloadOf(other, payloadType))} }, "the signature is for the digest " + `"` + other},
 		{"a signed text of another kind", func(d string) []signed { return []signed{by(ec, payloadOf(d, "attestation"))} }, "attestation"},
 		{"a changed text", func(d string) []signed {
 			s := by(ec, payloadOf(other, payloadType))

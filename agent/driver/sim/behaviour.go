@@ -34,7 +34,7 @@ type behaviour struct {
 
 	fail  driver.Class
 	flaky int
-	busy  int // CPU use in percent of one core; 0 means the use of other workloads
+	busy  int // CPU use in percent of one core; 0 means the default, 1 percent
 }
 
 // body holds the fields of a specification that all kinds of workloads have in common.
@@ -120,7 +120,7 @@ func behaviourOf(b body) (behaviour, error) {
 func class(field, text string) (driver.Class, error) {
 	c := driver.Class(strings.ToUpper(text))
 	if !slices.Contains(driver.Classes(), c) {
-		return "", refuse("%s: %q is no class; one of %v", field, text, driver.Classes())
+		return "", refuse("%s: %q is no error class; use one of %v", field, text, driver.Classes())
 	}
 	return c, nil
 }

@@ -2,19 +2,20 @@
 // name of its image and the time. The package serves tests, demonstrations without Docker, and tests of scale:
 // a workload costs only one record, and no goroutine or timer, so one process can simulate thousands.
 //
-// Images and their behaviour (tags are optional unless noted; all other images run until stopped):
+// The name of the image selects the behaviour. The default of an optional tag is in parentheses. Workloads with
+// other images run until they are stopped.
 //
 //	sim/slow:5s       is Pending for that time before it runs (2s)
 //	sim/crash:3       runs for a moment, then ends with that exit code (1)
 //	sim/exit          runs for a moment, then ends with exit code 0
-//	sim/busy:50       reports a CPU use of that percentage of one core (90; other images 1)
-//	sim/stubborn:1m   takes that time to stop (for ever: killed after the grace period)
+//	sim/busy:50       reports a CPU use of that percentage of one core (90); other images report 1 percent
+//	sim/stubborn:1m   takes that time to stop (for ever, so it is killed after the grace period)
 //	sim/missing       does not exist (INVALID_IMAGE)
-//	sim/fail:CLASS    Ensure always fails with that class of agent/driver
+//	sim/fail:CLASS    Ensure always fails with that error class of agent/driver (the tag is required)
 //	sim/flaky:2       Ensure fails that many times with RUNTIME_ERROR, then works (1)
 //
-// The variables SIM_START_DELAY, SIM_CRASH_AFTER, SIM_STOP_DELAY (durations), SIM_EXIT_CODE and SIM_FAIL (a
-// class) set the same behaviour for any image, in a container's or Compose project's environment or a VM's
+// The variables SIM_START_DELAY, SIM_CRASH_AFTER, SIM_STOP_DELAY (durations), SIM_EXIT_CODE and SIM_FAIL (an
+// error class) set the same behaviour for any image, in a container's or Compose project's environment or a VM's
 // metadata. Restart policies and host ports work as on Docker. Each Engine has its own host ports.
 //
 // Commands in a running workload (driver.Execer): true, false, echo, err (echo to stderr), cat, sleep

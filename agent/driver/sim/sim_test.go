@@ -451,7 +451,7 @@ func TestRunEndsByItself(t *testing.T) {
 	}
 }
 
-func TestThousandsAreCheap(t *testing.T) {
+func TestThousandsOfSimulatedWorkloadsAreCheap(t *testing.T) {
 	e := engine(t, sim.Options{})
 	d := e.Driver(driver.Identity{ClusterID: "c1", NodeID: "n1"})
 	ctx := context.Background()

@@ -75,7 +75,7 @@ func (f *Fetcher) Fetch(ctx context.Context, source Source, work string, into ..
 }
 
 func (f *Fetcher) fault(end *child.Ended) error {
-	const much = "a stack's repository holds its configuration, not data"
+	const much = "keep only the stack's configuration in the repository, no data"
 	l := f.child.Limits
 	switch end.Cause {
 	case child.Wall:

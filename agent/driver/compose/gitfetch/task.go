@@ -115,7 +115,7 @@ type limitedBody struct {
 func (b *limitedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if b.left -= int64(n); b.left < 0 {
-		return 0, &excess{fmt.Sprintf("the server sends more than %d MiB; a stack's repository holds its configuration, not data", b.limit>>20)}
+		return 0, &excess{fmt.Sprintf("the server sends more than %d MiB; keep only the stack's configuration in the repository, no data", b.limit>>20)}
 	}
 	return n, err
 }
@@ -300,7 +300,7 @@ func export(ctx context.Context, tree *object.Tree, dir string) error {
 		files++
 		size += f.Size
 		if files > maxFiles || size > maxBytes {
-			return &excess{fmt.Sprintf("the commit holds more than %d files or %d MiB; a stack's repository holds its configuration, not data", maxFiles, maxBytes>>20)}
+			return &excess{fmt.Sprintf("the commit holds more than %d files or %d MiB; keep only the stack's configuration in the repository, no data", maxFiles, maxBytes>>20)}
 		}
 		if err := writeFile(root, f); err != nil {
 			return fmt.Errorf("%s: %w", f.Name, err)
