@@ -303,7 +303,7 @@ func TestExplainUnplaced(t *testing.T) {
 		}},
 		{"a delivery failure of an accepted generation is skipped", func(t *testing.T, w *world) {
 			w.place("web", "a")
-			told := explain("web", CodeDispatchFailed, "could not be told", w.generation("web"))
+			told := explain("web", CodeDispatchFailed, "the order could not be delivered", w.generation("web"))
 			w.ok(told)
 			is(t, "before it is accepted", w.workload("web").Reason.Code, CodeDispatchFailed)
 			w.ok(w.says("web", "Failed"))

@@ -50,7 +50,7 @@ type ScaleState int
 
 const (
 	ScaleReady     ScaleState = iota // available
-	ScaleStarting                    // available soon, or only since a moment ago
+	ScaleStarting                    // is starting, or became available only a moment ago
 	ScaleUnhealthy                   // runs, but its health checks fail
 	ScaleFailed                      // has failed, and waits for a retry or was given up
 	ScaleAbsent                      // has no node, is on a lost node, or has been starting for too long
@@ -75,7 +75,7 @@ type ScaleWindow struct {
 	members  map[string]instance
 }
 
-// instance is what the last decision saw of a member.
+// instance describes a member as the last decision saw it.
 type instance struct {
 	ready    bool
 	order    fsm.Generation

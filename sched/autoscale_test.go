@@ -77,7 +77,7 @@ func TestAutoscale(t *testing.T) {
 		{"most members failed", "f? 100 f? 100", 1, 10, 5, "5 members"},
 		{"a member that failed is not replaced when the others are enough", "70 f? 70 70", 1, 10, 4, "no change"},
 		{"an absent member does not count when more are wanted", "100 a? 100 100", 1, 10, 5, "5 members"},
-		{"no new member beside one that no node takes", "100 100 a?", 1, 10, 3, "no change"},
+		{"no member is added while another member fits on no node", "100 100 a?", 1, 10, 3, "no change"},
 		{"a member that is unhealthy from overload counts", "100 u100 u100 100", 1, 10, 6, "in 4 of 4 members"},
 		{"all members are unhealthy from overload", "u100 u100", 1, 10, 3, "3 members"},
 		{"a member that is unhealthy without load has failed", "100 u0 100 100", 1, 10, 6, "not counting 1 that failed"},
@@ -134,9 +134,9 @@ type scaling struct {
 	w   ScaleWindow
 }
 
-// pass makes one decision after another until the time d has passed, always with the CPU use in use, and
-// returns the last decision. change, if set, alters each input. pass fails the test if a decision before the
-// last one changes the number of members.
+// pass makes one decision after another until the time d has passed, and returns the last decision. In each
+// decision the members have the CPU use that the argument use names. change, if set, alters each input. pass
+// fails the test if a decision before the last one changes the number of members.
 func (s *scaling) pass(d time.Duration, use string, change func(*ScaleInput)) (last ScaleDecision) {
 	s.t.Helper()
 	for end := s.now + int64(d); s.now < end; {
@@ -216,12 +216,12 @@ func TestAutoscaleSettles(t *testing.T) {
 			s.pass(ScaleEvery, "70 70", change)
 			for range 2 {
 				if d := s.pass(ScaleEvery, "70 300", nil); d.Count != 2 || d.Measured != 1 {
-					t.Errorf("soon after it: %d members, %d measured (%s), want 2, 1", d.Count, d.Measured, d.Reason)
+					t.Errorf("soon after the change: %d members, %d measured (%s), want 2, 1", d.Count, d.Measured, d.Reason)
 				}
 				s.now -= int64(ScaleEvery) / 2
 			}
 			if d := s.pass(ScaleEvery, "70 300", nil); d.Count != 4 {
-				t.Errorf("15 seconds after it: %d members (%s), want 4", d.Count, d.Reason)
+				t.Errorf("15 seconds after the change: %d members (%s), want 4", d.Count, d.Reason)
 			}
 		})
 	}
@@ -269,7 +269,7 @@ func TestScaleStateOf(t *testing.T) {
 				c.change(w, a)
 			}
 			if got := scaleStateOf(w, now); got != c.want {
-				t.Errorf("it counts as %d, want %d", got, c.want)
+				t.Errorf("the member has the ScaleState %d, want %d", got, c.want)
 			}
 		})
 	}

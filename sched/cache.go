@@ -44,16 +44,16 @@ type Cache struct {
 	systems systems // system workloads, see system.go
 
 	stuck   workQueue // workloads that their node cannot run and that no other node takes, see elsewhere.go
-	stuckAt uint64    // version of the cache at which they were last queued
+	stuckAt uint64    // version of the cache at which the stuck workloads were last queued
 
-	verdicts map[string]verdict // for each pending workload that fits on no node: when that was found
+	verdicts map[string]verdict // for each pending workload that fits on no node: the version of the cache at which this was found
 	open     workQueue          // workloads to evaluate: they changed or have no valid verdict; some may not be pending
-	limits   bool               // since the last change of version, the reason of a pending workload named workloads that it may not evict yet
+	limits   bool               // since the last change of version, the limits of preemption have delayed a pending workload
 	limited  deadlines          // pending workloads that may not preempt yet: when they are evaluated again
 	openAt   uint64             // version of the cache at which every pending workload outside of open was evaluated
 
 	slicesKnown bool  // sliceDue is up to date
-	sliceDue    int64 // earliest time at which a slice of a network may be taken back or ends its rest; 0 = none
+	sliceDue    int64 // earliest time at which a slice of a network may be taken back from its node, or given to another node; 0 = none
 }
 
 type portRef struct {
@@ -155,7 +155,7 @@ func (c *Cache) sync(w *World) {
 		case fsm.TablePolicy, fsm.TableReplica: // schedulers use ports of their machines
 			rebuild = true
 		case fsm.TableNetwork:
-			c.version++ // nodes may fit that had no slice left
+			c.version++ // nodes for which the network had no slice may fit now
 			c.slicesKnown = false
 		case fsm.TableNamespace:
 			c.version++ // the set of preemptible workloads may have changed

@@ -45,7 +45,7 @@ func TestRetriesByCause(t *testing.T) {
 				t.Fatalf("web must be retried within %d s, but was not: %+v", 2*w.tuning.RetryMax/second, got.Retry)
 			}
 		})
-		t.Run(code+"gives no time limit to a workload that its agent retries by itself", func(t *testing.T) {
+		t.Run(code+" gives no time limit to a workload that its agent retries by itself", func(t *testing.T) {
 			w := newWorld(t)
 			w.node("a")
 			w.apply("web")
@@ -61,7 +61,7 @@ func TestRetriesByCause(t *testing.T) {
 		})
 	}
 	for _, desired := range []string{"Running", "Stopped"} {
-		t.Run("an order to be "+desired+"gives no deadline to a workload whose agent works on the order", func(t *testing.T) {
+		t.Run("desired state "+desired+": a workload has no deadline while its agent works on the order", func(t *testing.T) {
 			w := newWorld(t)
 			w.node("a")
 			w.apply("web")

@@ -73,7 +73,7 @@ func (p *planner) advanceCron(w *fsm.Workload) {
 	}
 	s := p.c.schedule(c)
 	if s == nil {
-		return // applied by a replica that knows more expressions or zones
+		return // another replica accepted this schedule; this one does not know the expression or the time zone
 	}
 	next := s.Next(p.Now)
 	step := func(from, to int64) *commandv1.CronStep {

@@ -73,7 +73,7 @@ func TestCronsFire(t *testing.T) {
 				w.settle()
 			}
 		}, "1 2 3 4 5", nil},
-		{"a change of the leader at the second of the time", nil, func(w *world) {
+		{"the leader changes at each start time", nil, func(w *world) {
 			for m := 1.0; m <= 4; m++ {
 				w.now = at(m)
 				w.plan() // planned, but the leader dies before the command is in the log
@@ -107,7 +107,7 @@ func TestCronsFire(t *testing.T) {
 			w.settle()
 			w.settle()
 		}, "1 2 3 4", nil},
-		{"a frozen mode", nil, func(w *world) {
+		{"times that came during a frozen mode get their runs afterwards", nil, func(w *world) {
 			w.setMode("degraded")
 			w.now = at(2.5)
 			w.settle()
@@ -119,7 +119,7 @@ func TestCronsFire(t *testing.T) {
 			w.settle()
 			w.settle()
 		}, "41..100", map[string]int{fsm.EventCronMissed: 1}},
-		{"a starting deadline", func(c *commandv1.Cron) { c.StartingDeadline = 2 * minute }, func(w *world) {
+		{"only times within the starting deadline get runs", func(c *commandv1.Cron) { c.StartingDeadline = 2 * minute }, func(w *world) {
 			w.now = at(10.5)
 			w.settle()
 		}, "9 10", map[string]int{fsm.EventCronMissed: 1}},
@@ -149,7 +149,7 @@ func TestCronsFire(t *testing.T) {
 				w.settle()
 			}
 		}, "1 2 3", map[string]int{fsm.EventJobFailed: 2}},
-		{"a suspended cron runs nothing, also not afterwards", nil, func(w *world) {
+		{"times that came while a cron was suspended get no runs", nil, func(w *world) {
 			desire := func(to string) {
 				w.do(&commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: "nightly", Desired: to}}})
 			}

@@ -34,7 +34,7 @@ func at(t *testing.T, w *world, id, node string) {
 
 // TestDevicesAreReserved: devices are counted like CPU and memory in placement, moves, preemption and explanations.
 func TestDevicesAreReserved(t *testing.T) {
-	t.Run("a workload goes only to a node with free devices, and waits with the numbers", func(t *testing.T) {
+	t.Run("a workload goes only to a node with free devices; otherwise it waits, and why shows the numbers of devices", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a", withDevices("gpu", 3))
 		w.node("b", withDevices("fpga", 8))
@@ -82,7 +82,7 @@ func TestDevicesAreReserved(t *testing.T) {
 		at(t, w, "other", "")
 		at(t, w, "named", "b")
 	})
-	t.Run("GPUs of any kind are taken from the kinds that nodes offer, and wait with the numbers", func(t *testing.T) {
+	t.Run("a demand for GPUs of any kind gets the kind that a node offers; otherwise it waits, and why shows the numbers", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a", withDevices("nvidia.com/gpu", 2))
 		w.node("b", withDevices("fpga", 2))
@@ -110,7 +110,7 @@ func TestDevicesAreReserved(t *testing.T) {
 		at(t, w, "both", "a")
 		at(t, w, "any", "")
 	})
-	t.Run("a node with two kinds of GPUs gives any of them, and nobody has to leave", func(t *testing.T) {
+	t.Run("a demand for GPUs of any kind can use two kinds of one node, and its workload stays there", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a", withDevices("amd.com/gpu", 1), withDevices("nvidia.com/gpu", 1))
 		w.apply("x", wantsDevices(fsm.AnyGPU, 2))
@@ -124,7 +124,7 @@ func TestDevicesAreReserved(t *testing.T) {
 		w.settle()
 		at(t, w, "y", "b")
 	})
-	t.Run("devices that a node gets are used", func(t *testing.T) {
+	t.Run("a waiting workload is placed when a node registers more devices", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a", withDevices("gpu", 1))
 		w.apply("two", wantsDevices("gpu", 2))

@@ -103,7 +103,7 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 	case !n.Up:
 		return false, 0
 	case finishes && w.Actual.State == fsm.ActualRunning:
-		if p.say(w, fsm.CodeAwaitEnd, n.EndsText()) { // not hold: only another drain changes the message
+		if p.say(w, fsm.CodeAwaitEnd, n.EndsText()) { // use say, not hold: hold delays new messages, and this message changes only with another drain
 			return true, 0
 		}
 	case holds(w.Reason.Code), w.Reason.Code == fsm.CodeAwaitEnd:

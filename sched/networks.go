@@ -6,8 +6,8 @@ import (
 )
 
 // releaseSlices takes back the slices of networks whose nodes had no member for a day. A slice that was taken
-// back rests for a while; when its rest ends, nodes that can answer at ports in ingress mode get it, and the waiting
-// workloads are evaluated again.
+// back is given to no node for a while. After that, nodes that answer at ports in ingress mode get the free
+// slices, and the waiting workloads are evaluated again.
 func (p *planner) releaseSlices() {
 	c := p.c
 	if !c.slicesKnown {
@@ -35,8 +35,8 @@ func (p *planner) releaseSlices() {
 	p.wake(c.sliceDue)
 }
 
-// lacking returns the nodes that can answer at the ports in ingress mode of a network and have no slice of it: as many as
-// there are free slices.
+// lacking returns the nodes that should get a slice of a network, because they can answer at its ports in ingress mode
+// and have no slice yet. It returns at most as many nodes as the network has free slices.
 func lacking(v fsm.View, n *fsm.Network, at int64) (out []string) {
 	room := 0
 	if n.Ingress {

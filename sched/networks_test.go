@@ -102,7 +102,7 @@ func TestNetworks(t *testing.T) {
 			w.settle()
 			w.on(t, "w2", "a")
 		}},
-		{"the MTU of a network", func(t *testing.T, w *world) {
+		{"a workload waits if the MTU of its network is larger than the nodes allow", func(t *testing.T, w *world) {
 			w.apply("w1", joins("wide"))
 			w.settle()
 			unplaced(t, w, "w1", "2 MTU of network wide")
@@ -132,7 +132,7 @@ func TestNetworks(t *testing.T) {
 			w.settle()
 			unplaced(t, w, "w2", "no slice left in network back")
 			if at := w.plan().WakeAt; at == 0 || at > n.Slices[0].FreeAt {
-				t.Errorf("the planner wakes at %d, want at the end of the rest, %d, or before", at, n.Slices[0].FreeAt)
+				t.Errorf("the planner wakes at %d, want at %d, when the slice may be given again, or before", at, n.Slices[0].FreeAt)
 			}
 			w.now = n.Slices[0].FreeAt // nothing else happens until then
 			w.settle()

@@ -525,7 +525,7 @@ func TestDeadlinesOfOrders(t *testing.T) {
 		kind  string
 		limit int64
 	}{{"container", 45 * second}, {"compose", 45 * second}, {"vm", 240 * second}} {
-		t.Run("an accepted "+c.kind+"that does not reach its desired state in time has failed", func(t *testing.T) {
+		t.Run("an accepted "+c.kind+" that does not reach its desired state in time has failed", func(t *testing.T) {
 			w := newWorld(t)
 			w.node("a", func(n *commandv1.RegisterNode) { n.Types = []string{c.kind} })
 			w.apply("web", demand(func(d *commandv1.Demand) { d.Type = c.kind }))

@@ -17,7 +17,7 @@ type preemptions struct {
 	made  int     // number of preemptions in this step
 
 	free  bool  // the limits are ignored, see limitText
-	again int64 // when a limit that the present search met ends; 0 = it met none
+	again int64 // earliest end of a limit that kept the present search from an eviction; 0 = none did
 	most  int   // size of the smallest set of workloads whose eviction would make room, if the budget is too small for it; 0 = no such set
 }
 

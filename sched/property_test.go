@@ -298,7 +298,7 @@ func badReason(w *world, x *fsm.Workload) string {
 		return ""
 	case fsm.CodeUnplaced:
 	default:
-		return "no such reason"
+		return "the reason code is none of the three"
 	}
 	said, room, waits := strings.Cut(said, "; waits for room on node ")
 	if _, ok := w.state.Node(room); waits && !ok {
@@ -312,7 +312,7 @@ func badReason(w *world, x *fsm.Workload) string {
 	now, _, _ = strings.Cut(now, "; takes the place of ")
 	said, _, _ = strings.Cut(said, "; takes the place of ")
 	if !waits && now != said && !roomIsKept(w, x) {
-		return "the nodes say " + e.Message
+		return "Explain gives the reason " + e.Message
 	}
 	head, counts, ok := strings.Cut(said, " nodes fit: ")
 	if w.state.NodeCount() == 0 {

@@ -201,7 +201,7 @@ func TestRebalanceHeedsItsLimits(t *testing.T) {
 		{"at most one move", BalanceLimits{Moves: 1, MinGain: whole / 10}, 1},
 		{"a large gain only", BalanceLimits{Moves: 10, MinGain: whole / 2}, 1},
 		{"no more than one search", BalanceLimits{Moves: 10, MinGain: whole / 10, Evaluations: 1}, 1},
-		{"the caller has left", BalanceLimits{Moves: 10, MinGain: whole / 10, Stop: func() bool { return true }}, 0},
+		{"no moves after Stop returns true", BalanceLimits{Moves: 10, MinGain: whole / 10, Stop: func() bool { return true }}, 0},
 		{"workloads that were placed long ago only", BalanceLimits{Moves: 10, MinGain: whole / 10, MinAge: 600 * second}, 0},
 	}
 	for _, tt := range tests {

@@ -268,10 +268,10 @@ func TestRules(t *testing.T) {
 	}{
 		{"a required spread alternates between zones", []string{"a-0", "a-1", "a-2"},
 			puts{"": {inGroup("a"), spreadBy("zone", 1, true)}}, map[string]string{"a-0": "*", "a-1": "*", "a-2": "*"}, ""},
-		{"an anti-affinity to the own group leaves the second without a node of its zone", []string{"a-0", "a-1", "a-2", "a-3"},
+		{"an anti-affinity by zone to its own group leaves the fourth member without a node in three zones", []string{"a-0", "a-1", "a-2", "a-3"},
 			puts{"": {inGroup("a"), affine(must(&commandv1.Affinity{Anti: true, Group: "a", By: "zone"}))}}, map[string]string{"a-3": ""},
 			"0/6 nodes fit: 6 anti_affinity[0] by zone"},
-		{"an affinity by zone follows", []string{"db", "web"},
+		{"an affinity by zone places a workload in the zone of the workload that it names", []string{"db", "web"},
 			puts{"web": {affine(must(&commandv1.Affinity{Workload: "db", By: "zone"}))}}, map[string]string{"web": "@db"}, ""},
 		{"an affinity to a missing workload rejects every node", []string{"web"},
 			puts{"web": {affine(must(&commandv1.Affinity{Workload: "db", By: "host"}))}}, map[string]string{"web": ""}, "6 affinity[0] by host"},

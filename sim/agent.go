@@ -183,7 +183,7 @@ func (m *machine) do(e core.Event) (answer core.Answer) {
 	return answer
 }
 
-// try is do, for an event whose sender must learn that the event could not be stored.
+// try does the same as do, and returns an error if the event could not be stored, so that its sender learns it.
 func (m *machine) try(e core.Event) (answer core.Answer, err error) {
 	w := m.w
 	next, effects := core.Step(m.core, core.Input{Now: m.now(), Clock: time.Duration(m.local(w.now)), Event: e})
@@ -308,7 +308,8 @@ func (m *machine) act(a *core.Act) {
 	m.engine.do(a.Verb.String(), sp, func(err error) { m.acted(a, nil, err) })
 }
 
-// acted passes the end of an action to the core. last is the instance that the action stopped before it removed it.
+// acted passes the end of an action to the core. If the action stops an instance and then removes
+// it, last describes the stopped instance; otherwise last is nil.
 func (m *machine) acted(a *core.Act, last *driver.Observed, err error) {
 	if a.Verb == core.Remove && err == nil {
 		m.list() // a list of instances that was read before the act must not bring the instance back

@@ -93,7 +93,7 @@ func (w *world) rebalanced(before, after fsm.State, b *commandv1.MoveWorkloads, 
 			a, b := load(before, from)-left[from.ID]+came[from.ID], load(before, to)-left[to.ID]+came[to.ID]
 			cost := sizeOf(before, to)*((b+there)*(b+there)-b*b) - sizeOf(before, from)*(a*a-(a-here)*(a-here))
 			if cost > 1e-5 {
-				w.violate("rebalance", x.ID, x.Node, "the move to %s raises the cost by %f: load %.3f of which %.3f is its own, there %.3f and %.3f of its own", to.ID, cost, a, here, b, there)
+				w.violate("rebalance", x.ID, x.Node, "the move to %s raises the cost by %f: load %.3f here, of which the workload is %.3f; load %.3f there, to which it adds %.3f", to.ID, cost, a, here, b, there)
 			}
 		}
 		left[from.ID], came[to.ID] = left[from.ID]+here, came[to.ID]+there

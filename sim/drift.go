@@ -72,9 +72,9 @@ func (w *world) drift() {
 		healed := now != nil && now.Generation != x.generation
 		switch {
 		case !detected && !healed:
-			w.violate("drift", x.workload, x.node, "%s never came on record", x.kind)
+			w.violate("drift", x.workload, x.node, "a drift %s was never recorded", x.kind)
 		case detected && !resolved:
-			w.violate("drift", x.workload, x.node, "%s was recorded and not closed", x.kind)
+			w.violate("drift", x.workload, x.node, "a drift %s was recorded and never closed", x.kind)
 		case detected:
 			w.report.Drifts++
 		}
@@ -125,7 +125,7 @@ func (w *world) inject() (out []injected) {
 			old.RevisionID = "c1-of-another-time"
 			m.disk.intents[x.ID] = &old
 		}
-		m.die("its file has changed")
+		m.die("its state file has changed")
 		m.boot()
 		w.tracef(x.ID, m.id, "drift: %s", kind)
 		out = append(out, injected{m.id, x.ID, kind, x.Generation})

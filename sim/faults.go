@@ -88,7 +88,7 @@ func (w *world) trouble() {
 		w.after(back, nil, func() { w.revive(m, kind == Reinstall) })
 	case StateLoss:
 		if m.alive {
-			m.die("its file is lost")
+			m.die("its state file is lost")
 			m.disk = newDisk(w, m.id)
 			w.after(long/2, &m.power, m.boot)
 		}

@@ -87,7 +87,7 @@ func (r *replica) lead(term uint64) {
 	l.step(control.Tick{})
 }
 
-// moment returns the present time on both clocks of a replica.
+// clocks returns the present time on both clocks of a replica.
 func (r *replica) clocks() control.Time { return control.Time{Wall: r.clockNow(), Mono: r.w.now} }
 
 // after runs fn after the time d, unless the leadership term has ended by then.

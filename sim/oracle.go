@@ -130,7 +130,7 @@ func (w *world) learn(c fsm.Command, res fsm.Result, after fsm.State) {
 		}
 		for _, p := range b.PutWorkloads.GetSurge() {
 			if x, ok := after.Workload(p.GetId()); ok && x.Demand.Surge && x.Desired != fsm.DesiredDeleted {
-				listed[x.ID], o.wanted[x.ID] = true, want{x.Content, x.Desired} // a surge member of the update before
+				listed[x.ID], o.wanted[x.ID] = true, want{x.Content, x.Desired} // a surge member of the previous update
 			}
 		}
 		if g := b.PutWorkloads.GetGroupOf(); g != "" {

@@ -516,10 +516,10 @@ func TestRebalancingKeepsItsPromises(t *testing.T) {
 		return Config{Seed: seed, Faults: Rebalancing, Sabotage: StaleMoves, Trouble: 4 * time.Minute, Check: 200}
 	})
 	if len(bad) == 0 {
-		t.Fatal("moves were made without a new judgement, so the simulator must find a violation, but found none")
+		t.Fatal("planned moves were made without a second check, so the simulator must find a violation, but found none")
 	}
 	if v := bad[0].Violation; v.Rule != "rebalance" {
 		t.Fatalf("the violation breaks rule %q, want rebalance: %s", v.Rule, bad[0])
 	}
-	t.Logf("%d moves; found moves that are not judged again: seed %d: %s", moves.Load(), bad[0].Config.Seed, bad[0].Violation.Detail)
+	t.Logf("%d moves; found a move that was not checked a second time: seed %d: %s", moves.Load(), bad[0].Config.Seed, bad[0].Violation.Detail)
 }

@@ -21,7 +21,7 @@ type scaledGroup struct {
 	window sched.ScaleWindow
 	last   sched.Autoscaled
 	asked  bool  // a Scale for the group is under way
-	pause  int64 // after a refusal: not before this time on the monotonic clock
+	pause  int64 // after a refusal: earliest time of the next change, on the monotonic clock
 }
 
 // scalePause is how long the leader waits before it scales a group again, after its last change was
@@ -81,7 +81,7 @@ func (t *Term) scale(group string, g *scaledGroup, in sched.ScaleInput) {
 	d, g.window = sched.Autoscale(g.window, in)
 	if d.Count != in.Count && t.now.Mono < g.pause {
 		g.last.At, g.last.Use, g.last.Measured, g.last.Members = t.now.Wall, d.Use, d.Measured, in.Count
-		return // the reason of the refusal stays
+		return // g.last keeps the reason of the refusal
 	}
 	g.last.ScaleDecision, g.last.At, g.last.Members = d, t.now.Wall, in.Count
 	if d.Count == in.Count {

@@ -340,9 +340,9 @@ func TestOutstandingOrders(t *testing.T) {
 	}
 	is(t, "outstanding before the order is given", outstanding(o), false)
 	b.order(o)
-	is(t, "itself", outstanding(o), true)
-	is(t, "an older one", outstanding(at(-1)), true)
-	is(t, "a newer one", outstanding(at(1)), false)
+	is(t, "the order itself is outstanding", outstanding(o), true)
+	is(t, "an older order for the workload is outstanding", outstanding(at(-1)), true)
+	is(t, "a newer order for the workload is outstanding", outstanding(at(1)), false)
 	b.term.enqueueOrders([]sched.Order{at(1)})
 	is(t, "the newer order that follows it is outstanding", outstanding(at(1)), true)
 	is(t, "busy", b.term.orders.busy("a", "web"), true)
@@ -476,8 +476,8 @@ func TestLeaseTermsGrowWithTheCluster(t *testing.T) {
 }
 
 func TestSettingsRefuseAShortLease(t *testing.T) {
-	is(t, "8 s are refused", Settings{NodeLease: 8 * time.Second}.Validate() != nil, true)
-	is(t, "9 s are refused", Settings{NodeLease: 9 * time.Second}.Validate() != nil, false)
+	is(t, "a node lease of 8 s is refused", Settings{NodeLease: 8 * time.Second}.Validate() != nil, true)
+	is(t, "a node lease of 9 s is refused", Settings{NodeLease: 9 * time.Second}.Validate() != nil, false)
 }
 
 func TestTuningIsTakenAsGiven(t *testing.T) {

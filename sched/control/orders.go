@@ -321,7 +321,7 @@ func (t *Term) recordFailure(o sched.Order, err error) {
 				Workload:     o.Workload,
 				IfGeneration: fsm.GenerationPB(o.Generation),
 				Code:         fsm.CodeDispatchFailed,
-				Message:      "node " + o.Node + " could not be told: " + err.Error(),
+				Message:      "the order could not be delivered to node " + o.Node + ": " + err.Error(),
 			}},
 		}},
 	})

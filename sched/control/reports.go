@@ -110,8 +110,8 @@ func (t *Term) flushNext() {
 			return
 		}
 		batch = slices.DeleteFunc(batch, func(r *commandv1.WorkloadReport) bool {
-			// Skip an answer to an order that is older than a report, that the node sent later without
-			// an order and that is already in the state.
+			// The state already knows that the node accepted this order, from a later report of the
+			// node. So skip the older answer to the order.
 			w, ok := t.view.Workload(r.GetWorkload())
 			return accepts(r) && ok && w.Acknowledged && w.Generation == order.GenerationOf(r.GetGeneration())
 		})

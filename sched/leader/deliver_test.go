@@ -177,7 +177,7 @@ func TestOrdersAreDelivered(t *testing.T) {
 			is(t, "deliveries", len(w.agents.got("a"))-before, 0)
 			w.mode(fsm.ModeNormal)
 			w.pass(time.Second)
-			is(t, "deliveries after it", len(w.agents.got("a")) > before, true)
+			is(t, "deliveries after the frozen mode", len(w.agents.got("a")) > before, true)
 		}},
 		{"a dead node delays no other node", func(t *testing.T, w *world) {
 			w.agents.on("a", dead)
@@ -209,7 +209,7 @@ func TestOrdersAreDelivered(t *testing.T) {
 			is(t, "set out", len(w.agents.got("a")), 4)
 			w.log.set(func(l *fakeLog) { l.deaf = nil })
 			w.alive(30*time.Second, "a")
-			is(t, "all are there", w.view().StatusCount(fsm.StatusScheduled), 0)
+			is(t, "workloads whose order was not delivered", w.view().StatusCount(fsm.StatusScheduled), 0)
 		}},
 		{"an order that waited in a queue is not delivered in a frozen mode", func(t *testing.T, w *world) {
 			w.crowd(10)
@@ -344,7 +344,7 @@ func TestFlightsAreBoundedInAll(t *testing.T) {
 		w.pass(3 * time.Second)
 		w.agents.mu.Lock()
 		defer w.agents.mu.Unlock()
-		is(t, "at the same time", w.agents.peak, 5)
+		is(t, "most orders in flight at the same time", w.agents.peak, 5)
 	}, func(c *Config) { c.Parallel = 5 })
 }
 
@@ -437,8 +437,8 @@ func TestLoopPlansAgainWhenNeeded(t *testing.T) {
 			})
 			w.settle()
 			_, _, ok := w.loop.LeaseOf("a")
-			is(t, "a is known", ok, false)
-			about(t, "z has left", w.expires("z"), 10*time.Second)
+			is(t, "the removed node has a lease", ok, false)
+			about(t, "time to the end of the new node's lease", w.expires("z"), 10*time.Second)
 		}},
 		{"an idle leader proposes and confirms nothing", func(t *testing.T, w *world) {
 			w.put("web")

@@ -165,6 +165,6 @@ func (t *term) deliver(ctx context.Context, e control.Deliver) control.Input {
 // unread logs that a read of an agent failed.
 func (t *term) unread(err error, about ...any) {
 	if err != nil {
-		t.cfg.Logger.Debug("agent not read", append(about, "err", err)...)
+		t.cfg.Logger.Debug("cannot read from an agent", append(about, "err", err)...)
 	}
 }

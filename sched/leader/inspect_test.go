@@ -120,8 +120,8 @@ func TestHeartbeatsOfAFormerInstanceDoNotCount(t *testing.T) {
 		name, kind string
 		limit      time.Duration // SCHEDULER_AGENT_APPLY_TIMEOUT
 	}{
-		{"a virtual machine has a limit of its own", "vm", 45 * time.Second},
-		{"without a limit they never count", "container", 0},
+		{"a virtual machine has its own apply limit", "vm", 45 * time.Second},
+		{"without an apply limit such heartbeats never count", "container", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := newInspector()
@@ -180,7 +180,7 @@ func TestLegacyAgentsArePolled(t *testing.T) {
 			is(t, "status", w.workload("web").Status, fsm.StatusRunning)
 			n := f.asked()
 			w.pass(10 * time.Second)
-			is(t, "asked after that", f.asked()-n, 0)
+			is(t, "polls after the workload was reported as running", f.asked()-n, 0)
 		})
 	})
 	t.Run("a polled workload that the agent does not have is Missing", func(t *testing.T) {
@@ -289,10 +289,10 @@ func TestATimeoutReadsTheAgentsActions(t *testing.T) {
 	inWorld(t, []string{"a"}, func(w *world) {
 		w.put("web")
 		w.alive(44*time.Second, "a")
-		is(t, "kept early", len(w.workload("web").Actions), 0)
+		is(t, "tasks in the record before the apply timeout", len(w.workload("web").Actions), 0)
 		w.alive(3*time.Second, "a")
 		got := w.workload("web")
-		is(t, "kept", len(got.Actions), 2)
+		is(t, "tasks in the record after the apply timeout", len(got.Actions), 2)
 		is(t, "attempts", got.Retry.Attempts, int32(1))
 		var told []string
 		w.view().EventsBack(func(e *fsm.Event) bool {
@@ -301,7 +301,7 @@ func TestATimeoutReadsTheAgentsActions(t *testing.T) {
 			}
 			return true
 		})
-		is(t, "told, the last first", strings.Join(told, ","), "no route to registry,still in use")
+		is(t, "recorded events, newest first", strings.Join(told, ","), "no route to registry,still in use")
 	}, with(f))
 }
 

@@ -112,7 +112,7 @@ func TestLeasesOfNodes(t *testing.T) {
 			_, err = w.loop.Registered(context.Background(), "a")
 			is(t, "not leading", errors.Is(err, ErrNotLeading), true)
 			_, _, ok := w.loop.LeaseOf("a")
-			is(t, "has a lease", ok, false)
+			is(t, "the node has a lease", ok, false)
 		}},
 		{"a heartbeat whose term ends while it waits gets ErrNotLeading", []string{"a"}, func(t *testing.T, w *world) {
 			w.beat(sched.Heartbeat{Node: "a"})
@@ -196,13 +196,13 @@ func TestLeasesOfNodes(t *testing.T) {
 			w.pass(9 * time.Second)
 			w.mode(fsm.ModeNormal)
 			w.settle()
-			about(t, "what is left", w.expires("a"), 10*time.Second)
+			about(t, "time to the end of the lease", w.expires("a"), 10*time.Second)
 		}},
 		{"after changes were missed no node expires before a full lease", []string{"a"}, func(t *testing.T, w *world) {
 			w.pass(9 * time.Second)
 			w.log.st.Restore(w.log.last)
 			w.settle()
-			about(t, "what is left", w.expires("a"), 10*time.Second)
+			about(t, "time to the end of the lease", w.expires("a"), 10*time.Second)
 		}},
 		{"the answer to a heartbeat in a frozen mode has Drain set", []string{"a"}, func(t *testing.T, w *world) {
 			w.mode(fsm.ModeDegraded)
@@ -224,7 +224,7 @@ func TestLeasesOfNodes(t *testing.T) {
 			w.pass(4500 * time.Millisecond)
 			is(t, "node a is up before its deadline", w.node("a").Up, true)
 			w.pass(time.Second)
-			is(t, "a is up after it", w.node("a").Up, false)
+			is(t, "node a is up after its deadline", w.node("a").Up, false)
 		}},
 		{"a clock that is set back prolongs the wait for a fencer by at most a third", []string{"b"}, func(t *testing.T, w *world) {
 			fencing := func(n *commandv1.RegisterNode) {
@@ -235,13 +235,13 @@ func TestLeasesOfNodes(t *testing.T) {
 				p.Demand.Type, p.Demand.Exclusive, p.Demand.OnLostLease = "vm", true, fsm.OnLostLeaseStop
 			})
 			w.alive(11*time.Second, "b")
-			is(t, "x is on", w.workload("x").Node, "a")
+			is(t, "node of the workload after the lease has ended", w.workload("x").Node, "a")
 			is(t, "a is up", w.node("a").Up, false)
 			w.ahead.Add(-int64(time.Hour))
 			w.alive(10*time.Second, "b")
-			is(t, "x is still on", w.workload("x").Node, "a")
+			is(t, "node of the workload during the wait for the fencer", w.workload("x").Node, "a")
 			w.alive(11*time.Second, "b")
-			is(t, "x is no longer on", w.workload("x").Node, "")
+			is(t, "node of the workload after the wait for the fencer", w.workload("x").Node, "")
 		}},
 		{"the lease of a removed node is dropped, and the node is new when it registers again", []string{"a"}, func(t *testing.T, w *world) {
 			w.do(&commandv1.Command{Body: &commandv1.Command_RemoveNode{RemoveNode: &commandv1.RemoveNode{Id: "a", Force: true}}})
@@ -250,7 +250,7 @@ func TestLeasesOfNodes(t *testing.T) {
 			is(t, "known", ok, false)
 			w.register("a")
 			w.settle()
-			about(t, "what is left", w.expires("a"), 10*time.Second)
+			about(t, "time to the end of the lease", w.expires("a"), 10*time.Second)
 		}},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
@@ -268,13 +268,13 @@ func TestTimesInTheFutureDelayNothing(t *testing.T) {
 		whose string
 		write func(w *world)
 	}{
-		{"the leader's clock", func(w *world) {
+		{"the leader's clock was ahead", func(w *world) {
 			w.ahead.Store(wrong)
 			w.put("other")
 			w.pass(time.Second)
 			w.ahead.Store(0)
 		}},
-		{"the clock of another replica", func(w *world) {
+		{"the clock of another replica was ahead", func(w *world) {
 			w.do(&commandv1.Command{Head: &commandv1.Head{At: time.Now().UnixNano() + wrong}, Body: &commandv1.Command_Barrier{Barrier: &commandv1.Barrier{}}})
 			w.put("other")
 		}},
@@ -293,18 +293,18 @@ func TestTimesInTheFutureDelayNothing(t *testing.T) {
 				w.beat(sched.Heartbeat{Node: node, Full: true, Reports: []sched.Reported{w.running("web")}})
 				w.alive(11*time.Second, "a", "b")
 				is(t, "silent node c is up", w.node("c").Up, false)
-				is(t, "x waits for the fencer on", w.workload("x").Node, "c")
+				is(t, "node of the workload during the wait for the fencer", w.workload("x").Node, "c")
 				c.write(w)
 				w.alive(time.Second, "a", "b")
-				is(t, "x still waits for the fencer on", w.workload("x").Node, "c")
-				is(t, "the others are up", w.node("a").Up && w.node("b").Up, true)
+				is(t, "node of the workload one second later", w.workload("x").Node, "c")
+				is(t, "nodes a and b are up", w.node("a").Up && w.node("b").Up, true)
 				w.beat(sched.Heartbeat{Node: node, Full: true})
 				w.pass(time.Second)
 				is(t, "actual state of web", w.workload("web").Actual.State, fsm.ActualMissing)
 				before := w.workload("web").Generation
 				w.alive(2*time.Minute, "a", "b")
 				is(t, "web is ordered again", before.Less(w.workload("web").Generation), true)
-				is(t, "x is no longer on", w.workload("x").Node, "")
+				is(t, "node of the workload after the wait for the fencer", w.workload("x").Node, "")
 				w.alive(5*time.Second, "a")
 				is(t, "node b, which was silent for less than its lease, is up", w.node("b").Up, true)
 				w.alive(6*time.Second, "a")
