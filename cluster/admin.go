@@ -206,8 +206,8 @@ func (n *Node) find(who string) (raft.Server, bool) {
 	return raft.Server{}, false
 }
 
-// member returns the server in the Raft configuration with this id or name. If there is none, the error names
-// who.
+// member returns the server in the Raft configuration with this id or name. If there is none, the error contains
+// the id or name.
 func (n *Node) member(who string) (raft.Server, error) {
 	s, ok := n.find(who)
 	if !ok {
@@ -357,7 +357,7 @@ func (n *Node) Leave(ctx context.Context) error {
 		return nil // Close has ended gossip already
 	}
 	if err := n.gossip.leave(max(wait, time.Millisecond)); err != nil { // memberlist would wait for ever with a timeout of 0
-		n.log.Debug("the others will find out by themselves that this replica has left", "err", err)
+		n.log.Debug("could not announce in gossip that this replica leaves; the other replicas notice it by their probes", "err", err)
 	}
 	return nil
 }

@@ -110,7 +110,7 @@ func TLSFromFiles(f *pki.Files) *TLSConfig {
 				return fmt.Errorf("peer %s %q may not use the Raft port, want role %s", id.Role, id.ID, pki.RoleScheduler)
 			}
 			if own := f.Identity().Cluster; own != "" && id.Cluster != "" && id.Cluster != own {
-				return fmt.Errorf("peer %s %q is of cluster %q, this is %q", id.Role, id.ID, id.Cluster, own)
+				return fmt.Errorf("peer %s %q is of cluster %q, this replica is of cluster %q", id.Role, id.ID, id.Cluster, own)
 			}
 			return nil
 		},

@@ -60,7 +60,8 @@
 // bootstraps a cluster of all of them. The leader makes one change at a time:
 //
 //	a new replica                      add as non-voter
-//	a non-voter, level for Stabilize   promote
+//	a non-voter, caught up for         promote
+//	Stabilize
 //	a new replica with the name or     remove the old server, then add the replica
 //	  address of a silent server
 //	a known replica with another       change the address, unless the old one

@@ -49,7 +49,7 @@ func TestSilentReplicaIsSuspected(t *testing.T) {
 	}
 	testbed.Until(t, "the leader declares the silent replica dead", func() bool { return leader.healthOf(lost.id) == "dead" })
 	took = time.Since(began)
-	t.Logf("given up after %s", took.Round(time.Millisecond))
+	t.Logf("declared dead after %s", took.Round(time.Millisecond))
 	if took > missedWithin { // the design is about 3 s
 		t.Errorf("the dead replica was declared dead after %s, limit %s", took, missedWithin)
 	}
@@ -86,7 +86,7 @@ func TestRestartedReplicaDetectsTheDead(t *testing.T) {
 		return h == "dead"
 	})
 	took := time.Since(began)
-	t.Logf("given up after %s", took.Round(time.Millisecond))
+	t.Logf("declared dead after %s", took.Round(time.Millisecond))
 	if first != "suspect" {
 		t.Errorf("a replica that gossip has not met yet is %q, want suspect", first)
 	}

@@ -9,8 +9,9 @@ import (
 	"github.com/persys/compute/hosts"
 )
 
-// Limits of the unfinished handshakes on the Raft port. Addresses of replicas are known by gossip, or by a handshake that
-// succeeded within hosts.KnownFor. Half of all places are for them alone.
+// Limits of the number of unfinished handshakes on the Raft port. An address counts as that of a replica if gossip
+// names it, or if a handshake from it succeeded within hosts.KnownFor; any other peer is a stranger. Strangers may
+// have only half of all handshakes, so that the other half is left for replicas.
 const (
 	handshakesMax        = 256
 	handshakesStrangers  = handshakesMax / 2
@@ -25,7 +26,7 @@ type handshakes struct {
 	mu        sync.Mutex
 	all       int
 	strangers int
-	networks  map[string]int // of strangers, see hosts.NetworkOf
+	networks  map[string]int // number of handshakes of strangers by network, see hosts.NetworkOf
 	known     *hosts.Known
 }
 
@@ -34,7 +35,8 @@ func newHandshakes() *handshakes {
 }
 
 // enter counts a connection from an address. replica says that gossip knows the address as that of a replica. The
-// returned function must be called once, when the handshake has ended; it is nil if there is no room.
+// returned function must be called once, when the handshake has ended. It is nil if a limit is reached, and the
+// connection must then be closed.
 func (h *handshakes) enter(from netip.Addr, replica bool) (leave func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -55,7 +57,7 @@ func (h *handshakes) enter(from netip.Addr, replica bool) (leave func()) {
 	return func() { h.leave(network) }
 }
 
-// leave ends the count of a connection. stranger is the network of a stranger; "" for a replica.
+// leave stops counting a connection. stranger is the network of a stranger; "" for a replica.
 func (h *handshakes) leave(stranger string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

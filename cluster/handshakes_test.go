@@ -9,8 +9,8 @@ import (
 	"github.com/persys/compute/hosts"
 )
 
-// TestUnfinishedHandshakesOfStrangers: strangers cannot take the room of replicas on the Raft port, and no network can
-// take that of all strangers.
+// TestUnfinishedHandshakesOfStrangers: strangers may have at most half of the unfinished handshakes on the Raft port,
+// so that replicas can still connect. Strangers of one network may have only a small part of that half.
 func TestUnfinishedHandshakesOfStrangers(t *testing.T) {
 	h, now := newHandshakes(), time.Unix(0, 0)
 	h.now = func() time.Time { return now }
@@ -33,12 +33,12 @@ func TestUnfinishedHandshakesOfStrangers(t *testing.T) {
 		t.Errorf("%d connections of strangers are in a handshake, want %d", len(leave), handshakesStrangers)
 	}
 	if enter("192.0.2.1", false) != nil {
-		t.Error("another stranger got a place")
+		t.Error("a handshake of a further stranger was admitted over the limit")
 	}
 	h.succeeded(netip.MustParseAddr("192.0.2.1"))
 	for _, from := range []string{"192.0.2.1", "192.0.2.2"} {
 		if l := enter(from, from == "192.0.2.2"); l == nil {
-			t.Errorf("the replica at %s got no place", from)
+			t.Errorf("a handshake of the replica at %s was refused", from)
 		} else {
 			l()
 		}

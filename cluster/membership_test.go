@@ -687,7 +687,7 @@ func TestWrongShardInTheConfiguration(t *testing.T) {
 	n := g.form()
 	shard = "west"
 	g.start(1)
-	testbed.Until(t, "the replica sees the one of the other cluster", func() bool {
+	testbed.Until(t, "the replica sees the replica of the other shard in gossip", func() bool {
 		n.once.mu.Lock()
 		defer n.once.mu.Unlock()
 		for key := range n.once.seen {

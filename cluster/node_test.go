@@ -294,7 +294,7 @@ func TestReadLevelsKeepTheirPromise(t *testing.T) {
 	} else {
 		var hint *NotLeaderError
 		if !errors.As(err, &hint) || hint.Leader.GRPCAddr != leader.cfg.GRPCAdvertise {
-			t.Errorf("no hint in %v", err)
+			t.Errorf("the error %v must name the leader's gRPC address, but does not", err)
 		}
 	}
 	if v, err := f.Read(context.Background(), Stale, 0); err != nil || v == nil {

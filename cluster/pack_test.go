@@ -66,7 +66,7 @@ func FuzzUnpack(f *testing.F) {
 		var u unpacker
 		frames, err := u.unpack(data)
 		if err == nil && len(frames) > max(unpackedLimit, len(data)) {
-			t.Fatalf("%d bytes hold %d", len(data), len(frames))
+			t.Fatalf("an entry of %d bytes was unpacked to %d bytes, more than the limit", len(data), len(frames))
 		}
 	})
 }

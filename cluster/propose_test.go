@@ -70,7 +70,7 @@ func TestCommandsOverTheLimitAreRefused(t *testing.T) {
 	g := newGroup(t, 1)
 	n := g.form()
 	if _, err := n.Propose(timeout(t, patience), putSized("big", 1, commandLimit)); !errors.Is(err, ErrTooLarge) {
-		t.Errorf("over 1 MiB: %v", err)
+		t.Errorf("Propose of one command of over 1 MiB returned %v, want ErrTooLarge", err)
 	}
 	if r, err := n.Propose(timeout(t, patience), putSized("alone", 1, 500<<10)); err != nil || r[0].Err() != nil {
 		t.Errorf("Propose of one command of 500 KiB returned %v and error %v, want success", r, err)

@@ -144,7 +144,7 @@ func TestALeaderWhoseDiskHangsIsReplaced(t *testing.T) {
 		t.Errorf("a further write on the replica with the hanging disk returned %v, want ErrNotLeader", err)
 	}
 	if err := old.TransferLeadership(timeout(t, time.Second), ""); !errors.Is(err, ErrNotLeader) {
-		t.Errorf("a transfer got %v", err)
+		t.Errorf("TransferLeadership on the replica with the hanging disk returned %v, want ErrNotLeader", err)
 	}
 	disks[i].work()
 	testbed.Until(t, "the replica follows the new leader and has every write", func() bool {

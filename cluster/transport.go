@@ -49,7 +49,7 @@ type port struct {
 	advertise string
 	dial      func(ctx context.Context, addr string) (net.Conn, error)
 	raftConns chan net.Conn
-	open      *handshakes // unfinished
+	open      *handshakes // handshakes that have not ended
 
 	mu     sync.Mutex
 	closed bool
@@ -240,7 +240,7 @@ func (n *Node) checkGreeting(g greeting) error {
 	case g.Cluster != "" && own != "" && g.Cluster != own:
 		return fmt.Errorf("%w: replica %s is of cluster %q, replica %s (%s) of cluster %q", ErrWrongCluster, g.From, g.Cluster, n.id, n.cfg.Name, own)
 	case g.To != "" && g.To != n.id:
-		return fmt.Errorf("the replica %s is no longer at this address; this is %s (%s)", g.To, n.id, n.cfg.Name)
+		return fmt.Errorf("replica %s is no longer at this address; replica %s (%s) answers here", g.To, n.id, n.cfg.Name)
 	}
 	return nil
 }
