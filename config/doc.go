@@ -6,7 +6,7 @@
 //	type settings struct {
 //		Port  int           `env:"GRPC_PORT" flag:"grpc-port" yaml:"grpc_port" kind:"port" default:"8085" usage:"control API port"`
 //		Token string        `env:"PERSYS_VAULT_TOKEN" yaml:"vault_token" secret:"true" usage:"Vault token"`
-//		Every time.Duration `env:"SCHEDULER_HEARTBEAT_INTERVAL" seconds:"true" default:"3s" min:"1s" usage:"what agents are told"`
+//		Every time.Duration `env:"SCHEDULER_HEARTBEAT_INTERVAL" seconds:"true" default:"3s" min:"1s" usage:"time between heartbeats of agents"`
 //	}
 //	var s settings
 //	l, err := config.New(&s)          // a wrong tag is a programmer's error

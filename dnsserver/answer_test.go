@@ -189,8 +189,8 @@ var answerCases = []struct {
 		name: "NXDOMAIN below an IPv6 reverse name", question: "x.6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa. PTR",
 		rcode: dns.RcodeNameError, negative: "6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa.",
 	},
-	{name: "the reverse name of an unknown address is foreign", question: "9.9.9.9.in-addr.arpa. PTR", rcode: dns.RcodeRefused, foreign: true},
-	{name: "the reverse domain itself is foreign", question: "10.in-addr.arpa. SOA", rcode: dns.RcodeRefused, foreign: true},
+	{name: "the reverse name of an unknown address is outside the zones", question: "9.9.9.9.in-addr.arpa. PTR", rcode: dns.RcodeRefused, foreign: true},
+	{name: "the reverse domain itself is outside the zones", question: "10.in-addr.arpa. SOA", rcode: dns.RcodeRefused, foreign: true},
 
 	{
 		name: "address of a workload", question: "web.default.workloads.persys.local. A",
@@ -259,7 +259,7 @@ var answerCases = []struct {
 		extra: `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
 	{
-		name: "a port name may be for one host port", question: "_admin._tcp.shop.default.workloads.persys.local. SRV",
+		name: "a port name may stand for one host port only", question: "_admin._tcp.shop.default.workloads.persys.local. SRV",
 		answer: `_admin._tcp.shop.default.workloads.persys.local. 5 IN SRV 0 100 30011 n1.default.agents.persys.cloud.`,
 		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
@@ -279,10 +279,10 @@ var answerCases = []struct {
 	{name: "the apex of a zone is NODATA for A", question: "persys.local. A", negative: "persys.local."},
 	{name: "CNAME is NODATA", question: "web.default.workloads.persys.local. CNAME", negative: "persys.local."},
 	{name: "a name below a workload does not exist", question: "a.web.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
-	{name: "a name that shares only part of a label with the zone is foreign", question: "notpersys.local. A", rcode: dns.RcodeRefused, foreign: true},
-	{name: "the parent of a zone is foreign", question: "local. SOA", rcode: dns.RcodeRefused, foreign: true},
-	{name: "the root is foreign", question: ". NS", rcode: dns.RcodeRefused, foreign: true},
-	{name: "other domains are foreign", question: "example.com. A", rcode: dns.RcodeRefused, foreign: true},
+	{name: "a name that shares only part of a label with the zone is outside the zones", question: "notpersys.local. A", rcode: dns.RcodeRefused, foreign: true},
+	{name: "the parent of a zone is outside the zones", question: "local. SOA", rcode: dns.RcodeRefused, foreign: true},
+	{name: "the root is outside the zones", question: ". NS", rcode: dns.RcodeRefused, foreign: true},
+	{name: "other domains are outside the zones", question: "example.com. A", rcode: dns.RcodeRefused, foreign: true},
 	{
 		name: "NS records of a zone", question: "persys.local. NS",
 		answer: `
@@ -448,7 +448,7 @@ func TestForeignNamesAreMarked(t *testing.T) {
 		}
 	}
 	if _, out := z.Answer(nil, question("example.com. A", func(m *dns.Msg) { m.RecursionDesired = false }), Ask{}); out.Foreign {
-		t.Error("a query without the RD bit counts as foreign")
+		t.Error("a query without the RD bit must not be forwarded, but is to be forwarded")
 	}
 }
 

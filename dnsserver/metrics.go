@@ -37,7 +37,7 @@ type metrics struct {
 func newMetrics() *metrics {
 	s := telemetry.NewSet("persys_dns_")
 	queries := s.Counters("queries_total", "DNS queries answered from the state, by type of question and response code.", "type", "rcode")
-	forwards := s.Counters("forwarded_total", "DNS queries for foreign names sent to SCHEDULER_DNS_UPSTREAM, by result.", "result")
+	forwards := s.Counters("forwarded_total", "DNS queries for names outside the zones that were forwarded to SCHEDULER_DNS_UPSTREAM, by result.", "result")
 	m := &metrics{
 		Set: s,
 		latency: s.Histogram("request_seconds", "Time from the receipt of a DNS query to the sending of its answer, without forwarded queries.",

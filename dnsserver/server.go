@@ -266,7 +266,7 @@ func (s *Server) followCursor(ctx context.Context, cur *store.Cursor, b *Builder
 		if now := time.Now(); now.Sub(asked) >= hintsEvery {
 			asked = now
 			if h := hints(); !h.Equal(b.hints) {
-				s.log.Info("the hints about schedulers changed, and DNS answers with them", "dead", h.Dead, "suspect", h.Suspect, "leader", h.Leader, "partitioned", h.Partitioned)
+				s.log.Info("the hints about schedulers changed; DNS answers follow the new hints", "dead", h.Dead, "suspect", h.Suspect, "leader", h.Leader, "partitioned", h.Partitioned)
 				b.SetHints(h)
 				changed = true
 			}

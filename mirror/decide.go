@@ -75,9 +75,9 @@ func decide(f found, s standing) (action, error) {
 	case hasOwner && f.ownerErr != nil:
 		return actRefuse, fmt.Errorf("%w: %w", ErrForeignData, f.ownerErr)
 	case hasOwner && f.owner.ClusterID != s.cluster:
-		return actRefuse, fmt.Errorf("%w: it belongs to cluster %s, this is %s", ErrForeignData, f.owner.ClusterID, s.cluster)
+		return actRefuse, fmt.Errorf("%w: the data belongs to cluster %s, this is cluster %s", ErrForeignData, f.owner.ClusterID, s.cluster)
 	case hasCursor && !f.unreadable && s.epoch.Less(c.epoch()):
-		return actRefuse, fmt.Errorf("%w: it was written in epoch %s, this is %s", ErrDeposed, c.epoch(), s.epoch)
+		return actRefuse, fmt.Errorf("%w: the cursor in etcd is of epoch %s, this leader's epoch is %s", ErrDeposed, c.epoch(), s.epoch)
 	case hasCursor && s.empty && f.data && (f.unreadable || c.Incarnation != s.epoch.Incarnation):
 		return actRefuse, fmt.Errorf("%w: the copy is of incarnation %d of this cluster, and the state of this cluster is empty now", ErrForeignData, c.Incarnation)
 	case hasCursor && f.unreadable:

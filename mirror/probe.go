@@ -21,7 +21,7 @@ func Probe(ctx context.Context, kv Etcd, prefix, cluster string, limit time.Dura
 	case f.ownerErr != nil:
 		return f.etcdCluster, fmt.Errorf("%w: %w", ErrForeignData, f.ownerErr)
 	case f.owner.raw != "" && f.owner.ClusterID != cluster:
-		return f.etcdCluster, fmt.Errorf("%w: it belongs to cluster %s, this is %s", ErrForeignData, f.owner.ClusterID, cluster)
+		return f.etcdCluster, fmt.Errorf("%w: the data belongs to cluster %s, this is cluster %s", ErrForeignData, f.owner.ClusterID, cluster)
 	case f.data && f.owner.raw == "":
 		return f.etcdCluster, fmt.Errorf("%w: there are nodes, workloads or assignments, but no key that names the cluster that owns them", ErrForeignData)
 	}
