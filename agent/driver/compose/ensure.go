@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -596,12 +595,8 @@ func (d *Driver) haltUnhealthy(ctx context.Context, project string, members []me
 		return err
 	}
 	for _, id := range slices.Sorted(maps.Keys(unhealthy)) {
-		seconds := int(math.Ceil(d.eng.PreStop(ctx, unhealthy[id], moby.StopGrace(unhealthy[id], most, engineGrace)).Seconds()))
-		limited, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+d.eng.CallTimeout())
-		_, err := d.eng.Client.ContainerStop(limited, id, client.ContainerStopOptions{Timeout: &seconds})
-		cancel()
-		if err != nil && !cerrdefs.IsNotFound(err) {
-			return moby.Classify("stop", err)
+		if err := d.eng.Stop(ctx, unhealthy[id], moby.StopGrace(unhealthy[id], most, engineGrace)); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -393,7 +392,7 @@ func (d *Driver) nameTaken(ctx context.Context, spec driver.Spec, name string, c
 }
 
 // settle starts an existing container and runs its post_start hooks if running is true, and stops it if running is false.
-// If a hook fails, settle stops the container, so that the next start runs the hooks again.
+// If a hook fails, settle stops the container with a short grace period, so that the next start runs the hooks again.
 func (d *Driver) settle(ctx context.Context, in *instance, running bool, postStart []types.ServiceHook) error {
 	if !running {
 		if !active(in.State) {
@@ -417,7 +416,7 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool, postSta
 		if ctx.Err() != nil {
 			return ctx.Err() // a new order has come: it decides whether the container stops, and must not wait for a stop here
 		}
-		return errors.Join(err, d.stop(context.WithoutCancel(ctx), in.ID, driver.OwnGrace))
+		return errors.Join(err, d.eng.StopFailed(ctx, in.ID))
 	}
 	return nil
 }
@@ -443,14 +442,7 @@ func (d *Driver) stop(ctx context.Context, id string, most time.Duration) error 
 	if most == driver.OwnGrace && d.opt.Networks != nil && in.State != nil && in.State.Running {
 		d.opt.Networks.Withdraw(ctx, driver.ID(in.Config.Labels[driver.LabelWorkload]))
 	}
-	seconds := int(math.Ceil(d.eng.PreStop(ctx, in, moby.StopGrace(in, most, d.opt.StopGrace)).Seconds()))
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+d.eng.CallTimeout())
-	defer cancel()
-	_, err = d.eng.Client.ContainerStop(ctx, id, client.ContainerStopOptions{Timeout: &seconds})
-	if cerrdefs.IsNotFound(err) {
-		return nil
-	}
-	return moby.Classify("stop", err)
+	return d.eng.Stop(ctx, in, moby.StopGrace(in, most, d.opt.StopGrace))
 }
 
 // discard stops and removes a container and its anonymous volumes.

@@ -60,6 +60,26 @@ func TestAFailedPostStartStopsTheContainer(t *testing.T) {
 	}
 }
 
+// The stop after a failed post_start is short, whatever the grace period of the container is, because new orders wait for
+// it.
+func TestAFailedPostStartStopsTheContainerSoon(t *testing.T) {
+	b := newBench(t)
+	body := containerBody(b.image, "stubborn")
+	body.StopGracePeriodSeconds = 600
+	body.PostStart = []*agentv1.Hook{{Command: []string{"/probe", "say", "", "no database", "3"}}}
+	spec := b.spec("hookslow", body)
+	began := time.Now()
+	if err := b.d.Ensure(b.ctx, spec); err == nil || !strings.Contains(err.Error(), "post_start[0]") {
+		t.Fatalf("Ensure returned %v, want the error of the hook", err)
+	}
+	if took := time.Since(began); took > 2*time.Minute {
+		t.Errorf("Ensure took %s, want about 10 s", took)
+	}
+	if o := b.observed(spec.ID); o.State == driver.Running {
+		t.Errorf("the container is %s, want it stopped", o.State)
+	}
+}
+
 // A pre_stop hook that does not end takes no longer than the grace period.
 func TestAHookEndsWithTheGracePeriod(t *testing.T) {
 	b := newBench(t)

@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
 	"github.com/compose-spec/compose-go/v2/types"
+	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/api/pkg/stdcopy"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
@@ -94,6 +96,37 @@ func (e *Engine) PreStop(ctx context.Context, in container.InspectResponse, grac
 		}
 	}
 	return max(time.Until(end), 0)
+}
+
+// failedGrace is the longest grace period of a container whose post_start failed. It is the engine's default, because
+// the stop cannot be interrupted, and new orders for the workload wait for it.
+const failedGrace = 10 * time.Second
+
+// StopFailed stops a container whose post_start hooks failed, so that its next start runs them again. The stop goes on
+// after the end of ctx.
+func (e *Engine) StopFailed(ctx context.Context, id string) error {
+	ctx = context.WithoutCancel(ctx)
+	in, err := e.Inspect(ctx, id)
+	switch {
+	case cerrdefs.IsNotFound(err):
+		return nil
+	case err != nil:
+		return Classify("stop", err)
+	}
+	return e.Stop(ctx, in, StopGrace(in, failedGrace, failedGrace))
+}
+
+// Stop runs the pre_stop hooks of a container and stops it, both within the grace period. It returns when the container
+// has stopped or does not exist.
+func (e *Engine) Stop(ctx context.Context, in container.InspectResponse, grace time.Duration) error {
+	seconds := int(math.Ceil(e.PreStop(ctx, in, grace).Seconds()))
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+e.CallTimeout())
+	defer cancel()
+	_, err := e.Client.ContainerStop(ctx, in.ID, client.ContainerStopOptions{Timeout: &seconds})
+	if cerrdefs.IsNotFound(err) {
+		return nil
+	}
+	return Classify("stop", err)
 }
 
 // hook runs one command in a container and waits for its end. The error contains the last part of its output.
