@@ -348,7 +348,7 @@ func TestInterruptedChangeOfRootsKeepsTheKey(t *testing.T) {
 		t.Errorf("Replace returned error %v and kept the old key: %v; want the key of the former root beside the new one", err, bytes.Equal(kept, former))
 	}
 	if got, err := f.Root(); err != nil || !got.Cert.Equal(other.Cert) {
-		t.Errorf("error %v; want the new root", err)
+		t.Errorf("Root after the repeated Replace returned error %v, want the new root", err)
 	}
 }
 

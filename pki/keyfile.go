@@ -239,7 +239,7 @@ var ErrPassphrase = errors.New("the passphrase is wrong, or the file was changed
 // Check returns an error if the passphrase is too short.
 func (p Passphrase) Check() error {
 	if len(p) < passphraseLeast {
-		return fmt.Errorf("a passphrase of %d bytes, want %d or more", len(p), passphraseLeast)
+		return fmt.Errorf("the passphrase has %d bytes, want %d or more", len(p), passphraseLeast)
 	}
 	return nil
 }

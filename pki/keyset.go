@@ -12,7 +12,8 @@ import (
 // During a rotation of the cluster key a scheduler holds several keys. The key file has the key that seals. Each other
 // key has a file of its own beside it, whose name ends with the id of the key.
 
-// keptSuffix is the part of the name of such a file between the name of the key file and the id.
+// keptSuffix is the middle part of the file name of a key that is stored beside the key file. The name
+// consists of the name of the key file, keptSuffix, and the id of the key.
 const keptSuffix = ".kept."
 
 var contentContext = []byte("persys/content-key")
@@ -96,7 +97,7 @@ func (f KeyFile) Keep(k *Key) error {
 	return err
 }
 
-// Forget deletes a further key.
+// Forget deletes the file of the key with this id beside the key file, which Keep has written.
 func (f KeyFile) Forget(id string) error {
 	err := os.Remove(f.kept(id).Path)
 	if errors.Is(err, fs.ErrNotExist) {

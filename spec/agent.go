@@ -94,7 +94,7 @@ func agentContainer(s *controlv1.WorkloadSpec) *agentv1.ContainerSpec {
 	}
 	for _, p := range c.GetPorts() {
 		if portMode(p) == portIngress {
-			continue // the nodes lead it to the address of the container
+			continue // the agent publishes no port in mode ingress: every node forwards it to the container's address
 		}
 		out.Ports = append(out.Ports, &agentv1.PortMapping{HostPort: p.GetHostPort(), ContainerPort: p.GetContainerPort(), Protocol: protocolOf(p.GetProtocol()), Address: p.GetAddress()})
 	}

@@ -112,8 +112,9 @@ func cdiDevices(r *controlv1.ResourceRequirements) (names []string) {
 	return names
 }
 
-// StackDevices are the devices that containers ask for in their own words (devices, gpus) by the names of the kinds that
-// nodes offer. With the count 0 the node must offer the kind, and nothing is reserved.
+// StackDevices has, for each kind of device, the number of devices that containers request with the keys
+// devices and gpus of Compose. A kind is named as nodes offer it. If the number is 0, the node must offer the
+// kind, and no device is reserved.
 type StackDevices map[string]int64
 
 // Named adds the kind of a device that a container names, such as nvidia.com/gpu for nvidia.com/gpu=0. Other names, such
@@ -124,8 +125,9 @@ func (d StackDevices) Named(name string) {
 	}
 }
 
-// Requested adds what copies of a container request: count devices of a driver, or those with the ids. A count of -1 means
-// all devices of the node, which are then not reserved, because their number depends on the node.
+// Requested adds one request for devices of a container that runs copies times: count devices of a driver, or
+// the devices with the ids. A count of -1 means all devices of the node. They are not reserved, because their
+// number depends on the node.
 func (d StackDevices) Requested(driver string, count int64, ids []string, copies int64) {
 	for _, id := range ids {
 		d.Named(id)
@@ -141,7 +143,7 @@ func (e *Errors) kindsOfDevices(field string, list []*commandv1.DeviceCount) {
 	if n := len(list); n > bounds.MaxDevices {
 		e.addf(field, strconv.Itoa(n), "names, together with gpus and resources.devices, devices of %d kinds, at most %d", n, bounds.MaxDevices)
 	}
-	// GPUs of any kind may be those of the named kind, so both counts could be promised the same GPUs.
+	// GPUs of any kind include the GPUs of the named kind, so the same GPU could be reserved twice.
 	gpus := slices.DeleteFunc(slices.Clone(list), func(d *commandv1.DeviceCount) bool { return d.GetCount() == 0 || !fsm.IsGPU(d.GetName()) })
 	if i := slices.IndexFunc(gpus, func(d *commandv1.DeviceCount) bool { return d.GetName() == fsm.AnyGPU }); i >= 0 && len(gpus) > 1 {
 		e.add(field, "reserves GPUs of any kind (gpus, or resources.devices.gpu) together with GPUs of a kind: use one of them", gpus[1-min(i, 1)].GetName())
@@ -159,8 +161,8 @@ func containerDevices(c *controlv1.ContainerSpec) StackDevices {
 	return out
 }
 
-// devicesDemand returns the devices of a demand: those that resources.devices reserves, and of those that the containers
-// ask for in their own words the kinds that resources.devices does not reserve.
+// devicesDemand returns the devices of a demand: the devices that resources.devices reserves, and the devices
+// that the containers request (own), without the kinds that resources.devices reserves.
 func devicesDemand(r *controlv1.ResourceRequirements, own StackDevices) (out []*commandv1.DeviceCount) {
 	for name, n := range r.GetDevices() {
 		out = append(out, &commandv1.DeviceCount{Name: name, Count: n})

@@ -125,7 +125,7 @@ func (e *Errors) objects(c *controlv1.ContainerSpec, mounts map[string]string) {
 	const at = "spec.container"
 	refs := objectRefs(c)
 	if n := len(refs); n > fsm.MaxObjectUses {
-		e.addf(at+".secrets", "", "has with configs, env_secrets and env_configs %d entries, at most %d", n, fsm.MaxObjectUses)
+		e.addf(at+".secrets", "", "has, together with configs, env_secrets and env_configs, %d entries, at most %d", n, fsm.MaxObjectUses)
 		return
 	}
 	e.onChange(refs, at, c.GetOnChange())

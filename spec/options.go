@@ -62,10 +62,10 @@ func (e *Errors) options(s *controlv1.WorkloadSpec) {
 		}
 	}
 	if c.GetCpuPeriod() != 0 && s.GetResources().GetCpuMillicores() == 0 {
-		e.add(at+".cpu_period", "needs a CPU limit, whose period it is: cpu_quota, cpus or resources.cpu", "")
+		e.add(at+".cpu_period", "needs a CPU limit, because it is the period of that limit: set cpu_quota, cpus or resources.cpu", "")
 	}
 	if milli, period := s.GetResources().GetCpuMillicores(), c.GetCpuPeriod(); milli > 0 && period > 0 && milli*period/1000 < engine.MinCPUQuota {
-		e.addf(at+".cpu_period", strconv.FormatInt(period, 10), "must be at least %d with a limit of %d millicores, because the kernel accepts no quota below %d microseconds: a larger cpu_period, or none",
+		e.addf(at+".cpu_period", strconv.FormatInt(period, 10), "must be at least %d with a limit of %d millicores, because the kernel accepts no quota below %d microseconds: set a larger cpu_period, or leave it out",
 			(engine.MinCPUQuota*1000+milli-1)/milli, milli, engine.MinCPUQuota)
 	}
 	if _, group := membersOf(s); c.GetMacAddress() != "" && (group || s.GetAutoscale() != nil || IsTemplate(s)) {
@@ -114,7 +114,7 @@ func (e *Errors) options(s *controlv1.WorkloadSpec) {
 		e.hooks(at+"."+l.key, l.hooks)
 	}
 	if jobDemand(s) != nil && len(ingressPorts(c)) > 0 {
-		e.add(at+".ports", "must not have mode ingress in a job, whose runs serve nobody: leave the mode out", "")
+		e.add(at+".ports", "must not have mode ingress in a job, because the runs of a job accept no connections: leave the mode out", "")
 	}
 	e.networks(c)
 	e.engineCheck(s)

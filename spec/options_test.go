@@ -190,7 +190,7 @@ func TestEveryFieldIsInTheContentAndInTheOrder(t *testing.T) {
 		if err := AddObjects(with, s, func(string, string) (ObjectValue, error) { return ObjectValue{Data: []byte("value")}, nil }); err != nil {
 			t.Error(err)
 		}
-		if proto.Equal(out, order) && f.Name() != "on_change" && f.Name() != "endpoint_mode" { // only the state machine follows them
+		if proto.Equal(out, order) && f.Name() != "on_change" && f.Name() != "endpoint_mode" { // agents do not get these two
 			t.Errorf("the order for the agent lacks the field %s", f.Name())
 		}
 		if f.Name() == "logging" {

@@ -213,8 +213,8 @@ func TestParseErrors(t *testing.T) {
 		{"UTF-16", "\xff\xfei\x00d\x00", `t.yaml:1:1: is UTF-16`},
 		{"UTF-16 without a byte order mark", "i\x00d\x00", `t.yaml:1:2: contains a NUL byte`},
 		{"two merge keys in one mapping", container("env:\n    <<: {A: b}\n    <<: {C: d}"), `t.yaml:6:5: << is set twice, first on line 5; merge several mappings as a list`},
-		{"a range of ports", container(`ports: ["9000-9002:80"]`), `t.yaml:4:11: container.ports[0]: must not have several host ports for one port of the container`},
-		{"a check without a program", container("user: a\nhealth_check: {command: [\"\"]}"), `t.yaml:5:25: health_check.command: must begin with a program`},
+		{"a range of host ports for one container port", container(`ports: ["9000-9002:80"]`), `t.yaml:4:11: container.ports[0]: must not have several host ports for one port of the container`},
+		{"a health check whose command names no program", container("user: a\nhealth_check: {command: [\"\"]}"), `t.yaml:5:25: health_check.command: must begin with a program`},
 		{"a negative UID", container(`user: "-1"`), `t.yaml:4:9: container.user: must have a UID or GID of 0 to 2147483647`},
 		{"a volume with an unsupported file system", container("managed_volumes: [{name: d, size: 1Gi, path: /d, fs_type: fat}]"), `container.managed_volumes[0].fs_type: must be one of ext4, xfs`},
 		{"a volume of ceph without a size", container("managed_volumes: [{name: d, driver: ceph-rbd, path: /d}]"), `must be set: a volume of a virtual machine or of ceph-rbd`},
@@ -231,7 +231,7 @@ func TestParseErrors(t *testing.T) {
 		{"a private key", vm("login: {user: ops, ssh_keys: [\"-----BEGIN OPENSSH PRIVATE KEY-----\"]}"), `this is a private key: never send it`},
 		{"a bad name of a variable", "id: web\ncontainer:\n  image: x\n  env:\n    A: b\n    \"C D\": e\n", `t.yaml:6:5: container.env.C D: names must be`},
 		{"a document that is a scalar", "hello\n", `t.yaml:1:1: must be a mapping, not a value, got "hello"`},
-		{"nothing", "# only a comment\n", `t.yaml: contains no workload`},
+		{"a file with only a comment", "# only a comment\n", `t.yaml: contains no workload`},
 		{"an empty specification", "id: web\nspec: {}\n", `t.yaml:2:7: spec: is empty`},
 		{"a document without an id", "container: {image: x}\n", `t.yaml:1:1: workload_id: must not be empty`},
 		{"an invalid id", "id: -web\ncontainer: {image: x}\n", `t.yaml:1:5: id: must be a letter or digit`},
@@ -240,13 +240,13 @@ func TestParseErrors(t *testing.T) {
 		{"the same key twice", "id: web\nid: x\ndesired: stop\n", `t.yaml:2:1: id: is set twice`},
 		{"both container and vm", "id: w\ncontainer: {image: x}\nvm: {cpus: 1, memory: 1Gi}\n", `t.yaml:3:6: vm: only one of container, compose and vm`},
 		{"a type that does not match the given alternative", "id: w\ntype: vm\ncontainer: {image: x}\n", `t.yaml:2:7: type: does not match the given alternative, which is container, got "vm"`},
-		{"type", "id: w\ntype: containr\ncontainer: {image: x}\n", `type: must be container, compose or vm, got "containr", did you mean "container"?`},
-		{"cpu", "id: w\nresources: {cpu: lots}\ncontainer: {image: x}\n", `t.yaml:2:18: resources.cpu: must be cores such as`},
+		{"a misspelt type", "id: w\ntype: containr\ncontainer: {image: x}\n", `type: must be container, compose or vm, got "containr", did you mean "container"?`},
+		{"a CPU amount that is no number", "id: w\nresources: {cpu: lots}\ncontainer: {image: x}\n", `t.yaml:2:18: resources.cpu: must be cores such as`},
 		{"a fraction of a millicore", "id: w\nresources: {cpu: 0.0001}\ncontainer: {image: x}\n", `whole millicores`},
 		{"a negative CPU amount", "id: w\nresources: {cpu: -1}\ncontainer: {image: x}\n", `t.yaml:2:18: resources.cpu: must be 0 to 1024000 millicores, got "-1000"`},
 		{"memory without a unit", "id: w\nresources: {memory: 128}\ncontainer: {image: x}\n", `t.yaml:2:21: resources.memory: needs a unit, such as "128Mi", got "128"`},
 		{"memory above the limit", "id: w\nresources: {memory: 100Pi}\ncontainer: {image: x}\n", `resources.memory: must be 0 to 67108864 MiB`},
-		{"image", container("") + "# x\n---\nid: b\ncontainer: {image: 'UPPER case'}\n", `t.yaml:8:20: container.image: is no image reference`},
+		{"an invalid image in the second document", container("") + "# x\n---\nid: b\ncontainer: {image: 'UPPER case'}\n", `t.yaml:8:20: container.image: is no image reference`},
 		{"a port above 65535", container("ports: ['70000:80']"), `t.yaml:4:11: container.ports[0].host_port: must be 0 to 65535`},
 		{"a port above 65535 of an address", container("ports: ['127.0.0.1:70000:80']"), `t.yaml:4:11: container.ports[0]: port 70000 must be at most 65535`},
 		{"a port above 65535 in a range", container("ports: ['[::1]:8000-70001:80']"), `t.yaml:4:11: container.ports[0]: port 70001 must be at most 65535`},
@@ -260,12 +260,12 @@ func TestParseErrors(t *testing.T) {
 		{"a misspelt restart policy", container("restart: allways"), `t.yaml:4:12: container.restart: must be one of no, always, on-failure, unless-stopped, got "allways", did you mean "always"?`},
 		{"a stop grace period above the maximum", container("stop_grace_period: 11m"), `container.stop_grace_period: must be 0 to 600, the maximum in any cluster`},
 		{"a stop grace period without a unit", container("stop_grace_period: 90"), `t.yaml:4:22: container.stop_grace_period: must be whole seconds such as 10s or 1m`},
-		{"a mode of a port", container("ports: [{published: 80, target: 80, mode: vip}]"), `container.ports[0].mode: must be one of host, ingress, got "vip"`},
+		{"an unknown mode of a port", container("ports: [{published: 80, target: 80, mode: vip}]"), `container.ports[0].mode: must be one of host, ingress, got "vip"`},
 		{"a port in ingress mode without a host port", container("ports: [{target: 80, mode: ingress}]"), `container.ports[0]`},
 		{"a port in ingress mode at one address", container("ports: [{published: 80, target: 80, mode: ingress, host_ip: 10.0.0.1}]"), `is only for mode host: in mode ingress, all addresses of all nodes answer, got "10.0.0.1"`},
 		{"a port in ingress mode with the network of the node", container("ports: [{published: 80, target: 80, mode: ingress}]\n  network_mode: host"), `container.network_mode: cannot be set with ports of mode ingress`},
 		{"a job with a port in ingress mode", "id: a\nkind: job\ncontainer: {image: x, ports: [{published: 80, target: 80, mode: ingress}]}\n", `must not have mode ingress in a job`},
-		{"an endpoint mode", container("networks: [back]\n  endpoint_mode: dns"), `container.endpoint_mode: must be one of vip, dnsrr, got "dns"`},
+		{"an unknown endpoint mode", container("networks: [back]\n  endpoint_mode: dns"), `container.endpoint_mode: must be one of vip, dnsrr, got "dns"`},
 		{"an endpoint mode without networks", container("endpoint_mode: dnsrr"), `t.yaml:4:18: container.endpoint_mode: is only for containers with networks`},
 		{"a stop grace period of zero", container("stop_grace_period: 0s"), `must be at least 1s; to kill the container at once: stop_signal: SIGKILL`},
 		{"an unknown stop signal", container("stop_signal: SIGTREM"), `container.stop_signal: must be a signal of Linux, such as SIGTERM, SIGQUIT or 15, got "SIGTREM"`},
@@ -331,10 +331,10 @@ func TestParseRefusesLargeFiles(t *testing.T) {
 	big := "id: w\ncontainer:\n  image: x\n  env:\n    A: " + strings.Repeat("a", MaxSpec) + "\n"
 	_, err := Parse("f", []byte(big), Options{})
 	if err == nil || !strings.Contains(err.Error(), "spec: is 5243") || !strings.Contains(err.Error(), "at most 524288") {
-		t.Errorf("Parse of a text above the limit returned %.200v, want that it is too large", err)
+		t.Errorf("Parse of a specification above the limit returned %.200v, want that it is too large", err)
 	}
 	if _, err := Parse("f", make([]byte, MaxFile+1), Options{}); err == nil || !strings.Contains(err.Error(), "at most 4194304") {
-		t.Errorf("Parse of a specification above the limit returned %.200v, want that it is too large", err)
+		t.Errorf("Parse of a file above the limit returned %.200v, want that it is too large", err)
 	}
 }
 

@@ -139,7 +139,8 @@ func several(s *controlv1.WorkloadSpec) bool {
 	return ok && n > 1
 }
 
-// isMember reports whether w is the id of a member of the group whose specification s with this id is.
+// isMember reports whether w is the id of a member of the group that the specification s with this id
+// creates.
 func isMember(id string, s *controlv1.WorkloadSpec, w string) bool {
 	n, many := membersOf(s)
 	number, ok := strings.CutPrefix(w, id+"-")
@@ -147,8 +148,9 @@ func isMember(id string, s *controlv1.WorkloadSpec, w string) bool {
 	return many && ok && err == nil && strconv.Itoa(i) == number && i >= 0 && (i < n || s.GetAutoscale() != nil && i < int(s.GetAutoscale().GetMax()))
 }
 
-// ofOwnMembers reports whether a rule in its normal form names all members of the group whose specification s with this
-// id is: by the name of the group, or by one of the tags that all members have.
+// ofOwnMembers reports whether a rule in its normal form names all members of the group that the
+// specification s with this id creates: by the name of the group, or by one of the tags that all members
+// have.
 func ofOwnMembers(id string, s *controlv1.WorkloadSpec, a *controlv1.AffinityRule) bool {
 	k, v, ok := strings.Cut(a.GetTag(), "=")
 	have, tagged := s.GetTags()[k]

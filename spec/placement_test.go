@@ -51,14 +51,14 @@ func TestRulesBecomeTheDemand(t *testing.T) {
 func TestBadRules(t *testing.T) {
 	for _, c := range []struct{ name, rules, want string }{
 		{"a negative skew", "count: 2\nspread: [{by: zone, max_skew: -1}]", "web.yaml:3:31: spread[0].max_skew: must be 1 to 1000"},
-		{"an unknown word", "count: 2\nspread: [{by: zone, when: shall}]", `web.yaml:3:27: spread[0].when: must be one of must, prefer, got "shall"`},
+		{"an unknown value of when", "count: 2\nspread: [{by: zone, when: shall}]", `web.yaml:3:27: spread[0].when: must be one of must, prefer, got "shall"`},
 		{"an unknown field", "count: 2\nspread: [{by: zone, skew: 1}]", "web.yaml:3:21: spread[0]: unknown field \"skew\""},
 		{"a spread of one workload", "spread: [zone]", "web.yaml:2:9: spread: needs count, completions or group"},
 		{"two spreads by one label", "count: 2\nspread: [zone, zone]", "spread[1].by: is already used by spread[0]"},
 		{"no target", "affinity: [{by: zone}]", "web.yaml:2:13: affinity[0]: must have exactly one of node, workload, group and tag, not 0"},
 		{"two targets", "affinity: [{group: a, tag: b=c}]", "affinity[0]: must have exactly one of node, workload, group and tag, not 2"},
 		{"the workload itself", "affinity: [{workload: web, when: must}]", `web.yaml:2:23: affinity[0].workload: is the workload itself`},
-		{"a contradiction", "group: g\naffinity: [{group: g, when: must}]\nanti_affinity: [{group: g, by: host, when: must}]", "web.yaml:4:18: anti_affinity[0]: can never hold together with affinity[0]"},
+		{"an affinity and an anti-affinity to the same group", "group: g\naffinity: [{group: g, when: must}]\nanti_affinity: [{group: g, by: host, when: must}]", "web.yaml:4:18: anti_affinity[0]: can never hold together with affinity[0]"},
 		{"a member of the same group", "count: 3\naffinity: [{workload: web-1, when: must}]", "web.yaml:3:23: affinity[0].workload: is a member of this group"},
 		{"members on one host and in different zones", "count: 2\naffinity: [{group: web, when: must}]\nanti_affinity: [{group: web, by: zone, when: must}]",
 			"anti_affinity[0]: can never hold together with affinity[0], which keeps all members of this group on one host"},

@@ -10,10 +10,12 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// UsedPorts returns an error for each host port of a workload at which a program of the cluster listens: for a port in
-// ingress mode on any node, because all nodes answer there, and for another port on every node, because no node has it
-// free. s is the specification as its author wrote it, w the put that was made from it. on returns the program, and a
-// node on which it uses the port, on any node or on every node; "" if there is none.
+// UsedPorts returns an error for each host port of a workload that programs of the cluster (agents,
+// schedulers) use. A port in ingress mode is an error if a program uses it on any node, because every node
+// answers at such a port. Another port is an error if programs use it on every node, because then no node has
+// it free. s is the specification as its author wrote it, and w the put that was made from it. The function
+// on returns a program that uses a port, and a node where it does so. If every is true, on returns "" unless
+// programs use the port on every node.
 func UsedPorts(s *controlv1.WorkloadSpec, w *commandv1.WorkloadPut, on func(p fsm.HostPort, every bool) (program, node string)) error {
 	var e Errors
 	check := func(p fsm.HostPort, every bool) {

@@ -312,8 +312,8 @@ func TestPrepareRefuses(t *testing.T) {
 		{"a seccomp profile of the node", over(func(r *controlv1.ApplyWorkloadRequest) {
 			r.Spec.GetContainer().SecurityOpt = []string{"seccomp=/etc/profile.json"}
 		}), "must be an option of the engine"},
-		{"a number of restarts", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().RestartPolicy = "always:3" }), "must not have a number, which is for on-failure only: write always"},
-		{"a number of restarts that is none", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().RestartPolicy = "on-failure:x" }), "such as on-failure:3"},
+		{"a number of restarts with the restart policy always", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().RestartPolicy = "always:3" }), "must not have a number, which is for on-failure only: write always"},
+		{"a restart policy with a text in place of the number of restarts", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().RestartPolicy = "on-failure:x" }), "such as on-failure:3"},
 		{"too many restarts", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().RestartPolicy = "on-failure:2147483648" }), "must have at most 2147483647 restarts"},
 		{"a number of restarts of an exclusive workload", over(func(r *controlv1.ApplyWorkloadRequest) {
 			r.Spec.GetContainer().RestartPolicy, r.Spec.Exclusive = "on-failure:3", true

@@ -34,7 +34,7 @@ func notes() map[string]note {
 		"spec.update":                       {what: "How the copies that count makes are updated to a new specification. Without update, all copies are updated at once."},
 		"spec.kind":                         {what: "A service runs until it is stopped. A job runs to completion and keeps its result. A cron starts a job at each time of a schedule. A system workload has one member on every node that matches. Default service.", words: kinds},
 		"spec.job":                          {what: "Settings of a job, or of the runs of a cron; only with kind: job or cron."},
-		"spec.job.parameterized":            {what: "The job is not run by apply, but by each persysctl job dispatch, with other parameters."},
+		"spec.job.parameterized":            {what: "An apply does not run the job. Each persysctl job dispatch starts one run, with its own parameters."},
 		"spec.job.parameterized.parameters": {what: "Parameters that a run takes. Their values are in the variables PERSYS_PARAM_<NAME> of the run."},
 		"spec.job.parameterized.parameters[].name":     {what: "Name of the parameter: letters, digits and underscores.", example: "file"},
 		"spec.job.parameterized.parameters[].required": {what: "Each run must set the parameter."},

@@ -114,7 +114,7 @@ func (e *Errors) managed(at, kind string, volumes []*agentv1.ManagedVolumeSpec, 
 		}
 		for _, f := range []struct{ name, text string }{{".access_mode", v.GetAccessMode()}, {".fs_type", v.GetFsType()}} {
 			if len(f.text) > 64 || !printable(f.text) {
-				e.add(w+f.name, "must be a short word", f.text)
+				e.add(w+f.name, "must be printable text of at most 64 bytes", f.text)
 			}
 		}
 	}

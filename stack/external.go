@@ -14,13 +14,14 @@ import (
 	"github.com/persys/compute/stack/service"
 )
 
-// External is a use of a secret or config with external: true by a service. Such a secret or config is stored
-// in the cluster and not in the stack. The containers of the service get its value as a file.
+// External says how a service uses a secret or config that has external: true in the Compose file. The value
+// of such a secret or config is stored in the cluster and not in the stack. The containers of the service get
+// the value as a file.
 type External struct {
 	Service string
 	Kind    string // secret or config
 	Key     string // key of the secret or config in the Compose file
-	Name    string // name of the object
+	Name    string // name of the secret or config in the cluster
 	Target  string // absolute path of the file
 	// UID and GID are the owner of the file, as decimal numbers. Mode has its permission bits.
 	UID, GID string
@@ -91,7 +92,7 @@ func (j *judge) externals() {
 		key string
 		on  service.OnChange
 	}
-	first := map[string]use{} // by section and name of the object
+	first := map[string]use{} // by section and name of the secret or config in the cluster
 	onChange := func(section, key string, of types.FileObjectConfig) {
 		value, set := of.Extensions[onChangeKey]
 		text, ok := value.(string)
@@ -104,7 +105,7 @@ func (j *judge) externals() {
 		}
 		object := section + " " + cmp.Or(of.Name, key)
 		if other, twice := first[object]; twice && other.on != on {
-			j.fault(fmt.Sprintf("is the same object as %s and has another %s: write the same in both", other.key, onChangeKey), section, key)
+			j.fault(fmt.Sprintf("names the same secret or config of the cluster as %s but has another %s: write the same value in both", other.key, onChangeKey), section, key)
 		} else if !twice {
 			first[object] = use{key, on}
 		}

@@ -69,7 +69,7 @@ func (j *judge) all() {
 		most = max(most, s.GetScale())
 	}
 	if most < 1 {
-		j.fault("every service has 0 replicas, at least one must have a container; the desired state stopped stops a stack", "services")
+		j.fault("every service has 0 replicas; give at least one service a replica, or stop the stack with desired: stopped", "services")
 	}
 	named, published := map[string]string{}, []claim{}
 	for _, name := range slices.Sorted(maps.Keys(j.p.Services)) {
@@ -229,7 +229,7 @@ func explain(f Fault) Fault {
 		{"start_period must be", "write a duration with its unit, such as 30s or 1m30s"},
 		{".mode'", "write the mode in octal, such as 0440"},
 		{"missing IP", "write name=10.0.0.5, or name=host-gateway for the node"},
-		{"invalid command line string", "a quote is open; a list of words needs no quotes"},
+		{"invalid command line string", "a quotation mark is not closed; a list of words needs no quotes"},
 	} {
 		if strings.Contains(f.Rule, h.in) {
 			if h.out != "" {

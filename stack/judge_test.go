@@ -153,13 +153,13 @@ func TestValuesThatEnginesRefuse(t *testing.T) {
 		{"services:\n  web:\n    image: a\n    volumes: ['/srv:/x']\n    configs: [{source: s, target: /x}]\nconfigs: {s: {external: true}}", 5, "is already the path of a volume"},
 		{"services:\n  web:\n    image: a\n    secrets: [{source: s, target: /x}]\n    configs: [{source: s, target: /x}]\nconfigs: {s: {external: true}}\nsecrets: {s: {external: true}}", 5, "is already the path of secret s"},
 		{"services:\n  web: {image: a, secrets: [s]}\nsecrets:\n  s: {external: true, x-on-change: reload}", 4, "must be restart, nothing or a signal such as"},
-		{"services:\n  web: {image: a, secrets: [s, t]}\nsecrets:\n  s: {external: true, x-on-change: signal HUP}\n  t: {external: true, name: s}", 5, "is the same object as s and has another x-on-change"},
+		{"services:\n  web: {image: a, secrets: [s, t]}\nsecrets:\n  s: {external: true, x-on-change: signal HUP}\n  t: {external: true, name: s}", 5, "names the same secret or config of the cluster as s but has another x-on-change"},
 		{"services:\n  web: {image: a, secrets: [s]}\nsecrets:\n  s: {environment: NOPE}", 4, "needs the variable NOPE"},
 		{"services:\n  web:\n    image: a\n    configs:\n      - {source: s, target: /x}\n      - {source: r, target: /x}\nconfigs: {s: {content: x}, r: {content: y}}", 6, "says something else about /x than line 5"},
 		{"services:\n  web: {image: a, volumes: [\"data:/d\"]}\nvolumes:\n  data: {name: a b}", 4, "must be a letter or digit"},
 		{"services:\n  \"we b\": {image: a}", 2, "Compose knows no such key here"},
 		{`imagine: 1`, 4, "additional properties 'imagine' not allowed"},
-		{`command: "sh -c 'echo"`, 4, "a quote is open"},
+		{`command: "sh -c 'echo"`, 4, "a quotation mark is not closed"},
 		{"depends_on: [api]\n  api: {image: b, depends_on: [web]}", 5, "remove one of these dependencies"},
 	} {
 		t.Run(strings.ReplaceAll(c.text, "\n", " "), func(t *testing.T) {

@@ -76,8 +76,8 @@ func eachScalar(n *yaml.Node, at []string, f func(at []string, n *yaml.Node)) {
 	visit(n, at)
 }
 
-// textForm is a pattern for error texts of compose-go that name a place in the Compose file. The function at
-// turns the pattern's groups 1 and 2 into that place.
+// textForm is a pattern for error texts of compose-go that name a place in the Compose file. The field at is
+// a function that converts groups 1 and 2 of the pattern to that place.
 type textForm struct {
 	text *regexp.Regexp
 	at   func(docs []*yaml.Node, a, b string) []string

@@ -288,7 +288,7 @@ func (c *collector) fault(r Ref, name string, err error) {
 func (c *collector) add(r Ref, name string, mount bool, depth int) {
 	if c.seen++; c.seen > maxSeen || depth > maxDepth || len(c.faults) >= maxFaults {
 		if c.seen == maxSeen+1 || depth > maxDepth {
-			c.fault(r, name, problem(fmt.Sprintf("holds more than %d files, or folders within %d others; leave some out with %s", maxSeen, maxDepth, IgnoreName)))
+			c.fault(r, name, problem(fmt.Sprintf("holds more than %d files, or folders nested more than %d deep; leave some out with %s", maxSeen, maxDepth, IgnoreName)))
 		}
 		return
 	}
@@ -383,7 +383,7 @@ func (c *collector) read() (files []bundle.File, archive []byte, err error) {
 		return nil, nil, c.tooMuch(fmt.Sprintf("files of %s (%s compressed), and at most %s compressed can go with a stack",
 			Size(sum), Size(int64(big.Packed)), Size(bundle.MaxPacked)))
 	} else if err != nil {
-		return nil, nil, Faults{{Rule: "the files " + err.Error()}}
+		return nil, nil, Faults{{Rule: "the files beside the Compose file cannot be packed: " + err.Error()}}
 	}
 	return files, archive, nil
 }

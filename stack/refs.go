@@ -187,7 +187,7 @@ func (w *walker) includes(name string, doc *yaml.Node, cfg map[string]any, in sc
 		if dir, ok := entry["project_directory"].(string); ok && dir != "" {
 			p, err := inside(in.base, dir)
 			if err == nil && nested(dir) {
-				err = problem("must not contain .. in a file that is included itself")
+				err = problem("must not contain .. in a file that another file includes")
 			}
 			if err != nil {
 				w.fault(name, doc, append(at, "project_directory"), dir, err)
@@ -202,7 +202,7 @@ func (w *walker) includes(name string, doc *yaml.Node, cfg map[string]any, in sc
 				continue // skip /dev/null: as env_file it means no file
 			}
 			if nested(f) {
-				w.fault(name, doc, append(at, "env_file"), f, problem("must not contain .. in a file that is included itself"))
+				w.fault(name, doc, append(at, "env_file"), f, problem("must not contain .. in a file that another file includes"))
 				continue
 			}
 			if p, ok := w.refer(name, doc, append(at, "env_file"), kindEnv, in.base, f, false); ok {

@@ -425,7 +425,7 @@ func TestLimitsOfAChild(t *testing.T) {
 		}
 		var busy *Busy
 		if _, err := l.Load(t.Context(), source("services: {}")); !errors.As(err, &busy) {
-			t.Errorf("Load returned %v while as many stacks were being loaded as may be at the same time; want Busy", err)
+			t.Errorf("Load returned %v while AtOnce loads were running, want Busy", err)
 		}
 		release()
 	})
@@ -448,10 +448,10 @@ func TestParseEnv(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			env, err := ParseEnv([]byte(c.text), nil)
 			if (err != nil) != (c.fault != "") || err != nil && !strings.Contains(err.Error(), c.fault) {
-				t.Fatalf("ParseEnv returned %v, want the error of the case", err)
+				t.Fatalf("ParseEnv returned error %v, want one with %q", err, c.fault)
 			}
 			if env["A"] != c.want {
-				t.Errorf("ParseEnv returned the variables %v, want the value of the case for A", env)
+				t.Errorf("ParseEnv returned the variables %v, want A=%q", env, c.want)
 			}
 		})
 	}

@@ -59,17 +59,17 @@ func Hash(h hash.Hash, files []File) {
 // or too large files. The error names the path.
 func Check(files []File) error {
 	if len(files) > MaxFiles {
-		return fmt.Errorf("are %d, and a stack has at most %d", len(files), MaxFiles)
+		return fmt.Errorf("%d files, and a stack may have at most %d", len(files), MaxFiles)
 	}
 	seen, size := make(map[string]bool, len(files)), 0
 	for _, f := range files {
 		switch {
 		case len(f.Path) > maxPath:
-			return fmt.Errorf("%.60q… has a path of %d bytes, at most %d", f.Path, len(f.Path), maxPath)
+			return fmt.Errorf("path %.60q… has %d bytes, and a path may have at most %d", f.Path, len(f.Path), maxPath)
 		case !fs.ValidPath(f.Path) || f.Path == "." || strings.ContainsAny(f.Path, "\\\x00"):
-			return fmt.Errorf("%q is no path in the stack's folder: want a relative one with slashes and without . and ..", f.Path)
+			return fmt.Errorf("%q is no path in the stack's folder: want a relative path with slashes, without . and ..", f.Path)
 		case seen[f.Path]:
-			return fmt.Errorf("%q is there twice", f.Path)
+			return fmt.Errorf("%q is listed twice", f.Path)
 		}
 		seen[f.Path] = true
 		size += len(f.Data)
@@ -77,12 +77,12 @@ func Check(files []File) error {
 	for _, f := range files {
 		for dir := path.Dir(f.Path); dir != "."; dir = path.Dir(dir) {
 			if seen[dir] {
-				return fmt.Errorf("%q is a file, and %q needs a folder there", dir, f.Path)
+				return fmt.Errorf("%q is a file, but %q needs a folder of this name", dir, f.Path)
 			}
 		}
 	}
 	if size > MaxBytes {
-		return fmt.Errorf("have %d bytes together, and a stack has at most %d MiB", size, MaxBytes>>20)
+		return fmt.Errorf("%d bytes in all files together, and a stack may have at most %d MiB", size, MaxBytes>>20)
 	}
 	return nil
 }
@@ -91,7 +91,7 @@ func Check(files []File) error {
 type TooBig struct{ Packed int }
 
 func (e *TooBig) Error() string {
-	return fmt.Sprintf("have %d KiB compressed, and a stack has at most %d KiB", e.Packed>>10, MaxPacked>>10)
+	return fmt.Sprintf("%d KiB of compressed files, and a stack may have at most %d KiB", e.Packed>>10, MaxPacked>>10)
 }
 
 // Pack returns the archive of files. The order of files does not matter.

@@ -58,11 +58,11 @@ func TestCheckRefusesPathsAndSizes(t *testing.T) {
 		{"the folder itself", file("."), "is no path in the stack's folder"},
 		{"an empty path", file(""), "is no path in the stack's folder"},
 		{"a path with a backslash", file(`a\b`), "is no path in the stack's folder"},
-		{"a long path", file(strings.Repeat("a/", 300) + "a"), "has a path of 601 bytes"},
-		{"the same path twice", file("a", "a"), "is there twice"},
-		{"a file whose path is also the folder of another file", file("a/b", "a"), `"a" is a file, and "a/b" needs a folder there`},
-		{"too many files", file(many...), "are 1001, and a stack has at most 1000"},
-		{"too many bytes", []File{{Path: "a", Data: make([]byte, MaxBytes+1)}}, "and a stack has at most 2 MiB"},
+		{"a long path", file(strings.Repeat("a/", 300) + "a"), "has 601 bytes"},
+		{"the same path twice", file("a", "a"), "is listed twice"},
+		{"a file whose path is also the folder of another file", file("a/b", "a"), `"a" is a file, but "a/b" needs a folder of this name`},
+		{"too many files", file(many...), "1001 files, and a stack may have at most 1000"},
+		{"too many bytes", []File{{Path: "a", Data: make([]byte, MaxBytes+1)}}, "and a stack may have at most 2 MiB"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, err := Pack(c.files); err == nil || !strings.Contains(err.Error(), c.want) {

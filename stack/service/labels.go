@@ -8,9 +8,10 @@ const (
 	ComposeLabels = "com.docker.compose."
 )
 
-// ReservedLabel returns an error text if only agents or Compose may set a label, because it says to whom an object on an
-// engine belongs; "" if users may set it. If the author of a specification could set such a label, an object could pass
-// for one of another workload or namespace.
+// ReservedLabel returns an error text for a label that only agents or Compose may set, and "" for any other
+// label. Reserved labels say to which workload and namespace a container, network or volume of an engine
+// belongs. If users could set them, a container of one workload could pass for a container of another
+// workload or namespace.
 func ReservedLabel(key string) string {
 	switch {
 	case strings.HasPrefix(key, AgentLabels):

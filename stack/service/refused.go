@@ -2,7 +2,8 @@ package service
 
 import "maps"
 
-// refused says, for the keys of a Compose service that no node can honour, why, and what to write instead.
+// refused maps each key of a Compose service that no node can honour to the reason, with the text to write
+// instead.
 func refused() map[string]string {
 	return map[string]string{
 		"cpu_count":       "is for Windows; nodes run Linux: write cpus",
@@ -15,19 +16,19 @@ func refused() map[string]string {
 	}
 }
 
-const realTime = "needs an engine with cgroup v1 that was started with a budget for it: write cap_add: [SYS_NICE] and ulimits: {rtprio: 50} instead"
+const realTime = "needs an engine with cgroup v1 that was started with a budget for real-time processes: write cap_add: [SYS_NICE] and ulimits: {rtprio: 50} instead"
 
 // NotOfAContainer returns the keys of a Compose service that a container does not have, with the reason and what to
 // write instead.
 func NotOfAContainer() map[string]string {
 	out := refused()
 	maps.Copy(out, map[string]string{
-		"attach":             "is for a terminal: follow the output with persysctl logs -f, or run the image with persysctl run",
+		"attach":             "is for docker compose up in a terminal: follow the output with persysctl logs -f, or run the image with persysctl run",
 		"build":              "nodes build no images: build and push one, and name it in image",
 		"container_name":     "a container is named after its workload: set id",
 		"depends_on":         "a container has no other services: write a Compose stack, or let the program try again until the other workload answers",
 		"deploy":             "write count, resources, update, constraints and spread of the workload instead",
-		"develop":            "is for a terminal: apply the file again after a change",
+		"develop":            "is for docker compose watch in a terminal: apply the file again after a change",
 		"dockerfile":         "nodes build no images: build and push one, and name it in image",
 		"extends":            "a container takes nothing from other services: use YAML anchors, or a Compose stack",
 		"external_links":     "links to other containers do not exist: join a network with networks, where each workload has its name in DNS",
