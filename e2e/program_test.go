@@ -467,7 +467,7 @@ func TestFullDisk(t *testing.T) {
 		up(t, c)
 		control := got[controlv1.AgentControlClient](t)(c.Control(0))
 		acked := fill(t, control, "w", func(err error) bool { return err != nil })
-		refuses(t, s.Process, filepath.Join(s.DataDir, "raft", "log.db"), "no space left on device", "make room for "+s.DataDir)
+		refuses(t, s.Process, filepath.Join(s.DataDir, "raft", "log.db"), "no space left on device", "free disk space for "+s.DataDir)
 		// Start the replica again while the disk is still full. It must stop with the same error.
 		must(t, s.Start())
 		refuses(t, s.Process, s.DataDir, "no space left on device")
@@ -496,7 +496,7 @@ func TestFullDisk(t *testing.T) {
 		if over < 3 {
 			t.Errorf("only %d applies were acknowledged after the end of %s", over, s.Name)
 		}
-		refuses(t, s.Process, filepath.Join(s.DataDir, "raft", "log.db"), "no space left on device", "make room for "+s.DataDir)
+		refuses(t, s.Process, filepath.Join(s.DataDir, "raft", "log.db"), "no space left on device", "free disk space for "+s.DataDir)
 		grow()
 		must(t, s.Start())
 		must(t, c.WaitReady(t.Context(), settle))

@@ -18,7 +18,7 @@ func (c *Config) advise(err error) error {
 		return fmt.Errorf("%w; nothing was changed. If a majority of the schedulers runs: `mv %s %s.damaged`, and start this one again with SCHEDULER_JOIN: "+
 			"it fetches all data from them. If there is no other scheduler: do the same and `persysctl backup restore FILE`", err, raft, raft)
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return fmt.Errorf("%w; make room for %s and start this scheduler again: no acknowledged write is lost", err, c.DataDir)
+		return fmt.Errorf("%w; free disk space for %s, or raise its quota, and start this scheduler again: no acknowledged write is lost", err, c.DataDir)
 	}
 	return err
 }

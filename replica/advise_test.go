@@ -22,8 +22,8 @@ func TestErrorsGetAdvice(t *testing.T) {
 		{"damaged data", fmt.Errorf("%w: raft log x: entry 3 fails its checksum", cluster.ErrCorrupt),
 			[]string{"mv /data/s1/raft /data/s1/raft.damaged", "SCHEDULER_JOIN", "persysctl backup restore"}},
 		{"a full disk", fmt.Errorf("%w: %w", cluster.ErrStorage, &os.PathError{Op: "write", Path: "log.db", Err: syscall.ENOSPC}),
-			[]string{"make room for /data/s1"}},
-		{"a quota", &os.PathError{Op: "write", Path: "log.db", Err: syscall.EDQUOT}, []string{"make room for /data/s1"}},
+			[]string{"free disk space for /data/s1"}},
+		{"a quota", &os.PathError{Op: "write", Path: "log.db", Err: syscall.EDQUOT}, []string{"free disk space for /data/s1"}},
 		{"another error", cluster.ErrInUse, nil},
 		{"no error", nil, nil},
 	} {

@@ -41,7 +41,7 @@ type Config struct {
 	Init            bool          `env:"SCHEDULER_INIT" flag:"init" yaml:"init" default:"false" usage:"start as the first scheduler of a new cluster: create its CA and keys, and write join tokens for the other machines"`
 	CADir           string        `env:"SCHEDULER_CA_DIR" flag:"ca-dir" yaml:"ca_dir" usage:"folder made by persysctl ca init, for --init; the root key need not be in it"`
 	CertLife        time.Duration `env:"SCHEDULER_CERT_LIFE" flag:"cert-life" yaml:"cert_life" default:"168h" min:"30s" max:"8760h" usage:"validity of the certificates that the cluster's CA issues to programs; they are renewed after two thirds of it"`
-	UserCertLife    time.Duration `env:"SCHEDULER_USER_CERT_LIFE" flag:"user-cert-life" yaml:"user_cert_life" default:"24h" min:"1m" max:"2160h" usage:"validity of the certificates of people; persysctl renews them when it is used after a quarter of it"`
+	UserCertLife    time.Duration `env:"SCHEDULER_USER_CERT_LIFE" flag:"user-cert-life" yaml:"user_cert_life" default:"24h" min:"1m" max:"2160h" usage:"validity of the certificates of people; persysctl renews a certificate when it runs after a quarter of the validity"`
 	BootstrapExpect int           `env:"SCHEDULER_BOOTSTRAP_EXPECT" flag:"bootstrap-expect" yaml:"bootstrap_expect" default:"0" min:"0" max:"9" usage:"number of replicas that form a new cluster together"`
 	ClusterID       string        `env:"SCHEDULER_CLUSTER_ID" flag:"cluster-id" yaml:"cluster_id" usage:"id that the cluster must have, or that a new cluster gets"`
 	Shard           string        `env:"SCHEDULER_SHARD_KEY" flag:"shard" yaml:"shard_key" default:"default" usage:"shard in the DNS names of agents"`
@@ -56,7 +56,7 @@ type Config struct {
 	RaftAddr    string `env:"SCHEDULER_RAFT_ADDR" flag:"raft-addr" yaml:"raft_addr" usage:"Raft listen address; default <bind>:8086"`
 	GossipAddr  string `env:"SCHEDULER_GOSSIP_ADDR" flag:"gossip-addr" yaml:"gossip_addr" usage:"gossip listen address; default <bind>:8088"`
 	DNSAddr     string `env:"SCHEDULER_DNS_ADDR" flag:"dns-addr" yaml:"dns_addr" usage:"DNS listen address, UDP and TCP; none = no DNS server; default <bind>:8053"`
-	AdvertiseIP string `env:"SCHEDULER_ADVERTISE_IP" flag:"advertise-ip" yaml:"advertise_ip" usage:"IP address that others dial; default: the bound address, else the one on the way to SCHEDULER_JOIN, else that of the default route"`
+	AdvertiseIP string `env:"SCHEDULER_ADVERTISE_IP" flag:"advertise-ip" yaml:"advertise_ip" usage:"IP address that others dial; default: the bound address, else the local address of the route to SCHEDULER_JOIN, else that of the default route"`
 	// AdvertisePort is the port in the published gRPC address, if it differs from the port on which the
 	// scheduler listens.
 	AdvertisePort int `env:"SCHEDULER_ADVERTISE_PORT" flag:"advertise-port" yaml:"advertise_port" kind:"port" min:"0" default:"0" usage:"published gRPC port; default GRPC_PORT"`
@@ -69,7 +69,7 @@ type Config struct {
 	ClusterKey     string            `env:"SCHEDULER_CLUSTER_KEY_FILE" flag:"cluster-key-file" yaml:"cluster_key_file" usage:"key that seals secrets, 0600; default <data dir>/cluster.key"`
 	KeyPassphrase  string            `env:"SCHEDULER_CLUSTER_KEY_PASSPHRASE" yaml:"cluster_key_passphrase" secret:"true" usage:"passphrase that encrypts the cluster key in its file, at least 12 bytes; SCHEDULER_CLUSTER_KEY_PASSPHRASE_FILE names a file with the passphrase"`
 	KeyTransit     string            `env:"SCHEDULER_CLUSTER_KEY_TRANSIT" flag:"cluster-key-transit" yaml:"cluster_key_transit" usage:"key of Vault's transit engine that encrypts the cluster key in its file; see PERSYS_VAULT_ADDR"`
-	ExternalIP     string            `env:"PERSYS_EXTERNAL_IP" flag:"external-ip" yaml:"external_ip" usage:"a further address of this scheduler for its certificate from Vault or the cluster's CA"`
+	ExternalIP     string            `env:"PERSYS_EXTERNAL_IP" flag:"external-ip" yaml:"external_ip" usage:"further IP address in this scheduler's certificate from Vault or the cluster's CA"`
 	Vault          vaultSettings
 	AgentTLS       string `env:"SCHEDULER_AGENT_TLS_ENABLED" flag:"agent-tls" yaml:"agent_tls_enabled" oneof:"true,false" usage:"use TLS for calls to agents; default true, with -insecure false"`
 
@@ -78,7 +78,7 @@ type Config struct {
 	UnavailableGrace   time.Duration `env:"SCHEDULER_NODE_UNAVAILABLE_GRACE" flag:"node-unavailable-grace" yaml:"node_unavailable_grace" seconds:"true" default:"0s" min:"0s" max:"24h" usage:"time between the end of a node's lease and its status NotReady"`
 	MissingGrace       time.Duration `env:"SCHEDULER_MISSING_GRACE_PERIOD" flag:"missing-grace-period" yaml:"missing_grace_period" seconds:"true" default:"15s" min:"0s" max:"24h" usage:"time for which a node may report that an assigned workload is missing before that counts as a drift"`
 	FailureGrace       time.Duration `env:"SCHEDULER_FAILURE_GRACE" flag:"failure-grace" yaml:"failure_grace" seconds:"true" default:"2m" min:"1s" max:"24h" usage:"time after which the failures of a running workload are forgotten; before this time since its first failure no workload is given up"`
-	ApplyTimeout       time.Duration `env:"SCHEDULER_AGENT_APPLY_TIMEOUT" flag:"agent-apply-timeout" yaml:"agent_apply_timeout" seconds:"true" default:"45s" min:"1s" max:"24h" usage:"time after which a container or project counts as failed if its order is accepted, it does not run, and its agent does not work on it"`
+	ApplyTimeout       time.Duration `env:"SCHEDULER_AGENT_APPLY_TIMEOUT" flag:"agent-apply-timeout" yaml:"agent_apply_timeout" seconds:"true" default:"45s" min:"1s" max:"24h" usage:"time after which a container or stack counts as failed if its agent has accepted the order, does not work on it, and does not run it"`
 	VMApplyTimeout     time.Duration `env:"SCHEDULER_AGENT_VM_APPLY_TIMEOUT" flag:"agent-vm-apply-timeout" yaml:"agent_vm_apply_timeout" seconds:"true" default:"240s" min:"1s" max:"24h" usage:"as SCHEDULER_AGENT_APPLY_TIMEOUT, for a virtual machine"`
 	DeleteTimeout      time.Duration `env:"SCHEDULER_AGENT_DELETE_TIMEOUT" flag:"agent-delete-timeout" yaml:"agent_delete_timeout" seconds:"true" default:"60s" min:"1s" max:"24h" usage:"time after which the reason of a deleted workload names the node that still runs it"`
 	PreemptionCooldown time.Duration `env:"SCHEDULER_PREEMPTION_COOLDOWN" flag:"preemption-cooldown" yaml:"preemption_cooldown" seconds:"true" default:"5m" min:"1s" max:"24h" usage:"time within which a workload that was preempted is not preempted again"`
@@ -111,11 +111,11 @@ type Config struct {
 	DNSRate      int      `env:"SCHEDULER_DNS_RATE" flag:"dns-rate" yaml:"dns_rate" min:"0" default:"5000" usage:"DNS queries per second of one client (IPv4 address, IPv6 /64), separately for UDP and TCP; 0 = no limit; loopback has no limit"`
 
 	EtcdEndpoints []string      `env:"ETCD_ENDPOINTS" flag:"etcd-endpoints" yaml:"etcd_endpoints" usage:"etcd servers of the mirror, host:port or URL each; without them the control plane is degraded. none: no mirror, ever. Not set: no etcd is contacted until 'persysctl mirror attach [ENDPOINTS]', default localhost:2379"`
-	EtcdPlaintext bool          `env:"ETCD_PLAINTEXT" flag:"etcd-plaintext" yaml:"etcd_plaintext" default:"false" usage:"allow an etcd on another machine without TLS: its network can then read and change the mirror"`
+	EtcdPlaintext bool          `env:"ETCD_PLAINTEXT" flag:"etcd-plaintext" yaml:"etcd_plaintext" default:"false" usage:"allow an etcd on another machine without TLS: anybody on the network between them can then read and change the mirror"`
 	EtcdPrefix    string        `env:"ETCD_PREFIX" flag:"etcd-prefix" yaml:"etcd_prefix" usage:"prefix of every key, so that clusters can share an etcd"`
 	EtcdUsername  string        `env:"ETCD_USERNAME" flag:"etcd-username" yaml:"etcd_username" usage:"name with which this scheduler logs in to etcd"`
 	EtcdPassword  string        `env:"ETCD_PASSWORD" yaml:"etcd_password" secret:"true" usage:"password of ETCD_USERNAME"`
-	EtcdTLSCA     string        `env:"ETCD_TLS_CA" flag:"etcd-tls-ca" yaml:"etcd_tls_ca" usage:"CA bundle for etcd's certificate; turns TLS on, as an https endpoint does, for which the default is the system's bundle"`
+	EtcdTLSCA     string        `env:"ETCD_TLS_CA" flag:"etcd-tls-ca" yaml:"etcd_tls_ca" usage:"CA bundle that verifies etcd's certificate; setting it turns TLS on. An https endpoint turns TLS on too, with the system's CA bundle by default"`
 	EtcdTLSCert   string        `env:"ETCD_TLS_CERT" flag:"etcd-tls-cert" yaml:"etcd_tls_cert" usage:"client certificate for etcd"`
 	EtcdTLSKey    string        `env:"ETCD_TLS_KEY" flag:"etcd-tls-key" yaml:"etcd_tls_key" usage:"private key of ETCD_TLS_CERT"`
 	EtcdTimeout   time.Duration `env:"ETCD_TIMEOUT" flag:"etcd-timeout" yaml:"etcd_timeout" default:"5s" min:"100ms" max:"1m" usage:"deadline of one call to etcd; a write that six calls could not make has failed, and the control plane is degraded"`

@@ -144,7 +144,7 @@ func TestGossipKeyRotates(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Start(ctx, configure("d", token), "test", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "SCHEDULER_CLUSTER_KEY_FILE") {
-		t.Fatalf("the start without a place for the key returned %v, want an error that names SCHEDULER_CLUSTER_KEY_FILE", err)
+		t.Fatalf("the start of a scheduler that cannot store the cluster key returned %v, want an error that names SCHEDULER_CLUSTER_KEY_FILE", err)
 	}
 	if err := os.Remove(inTheWay); err != nil {
 		t.Fatal(err)
@@ -162,7 +162,7 @@ func TestGossipKeyRotates(t *testing.T) {
 	})
 	eventually("all replicas but the revoked one have a newer key", func() error {
 		if got := first.gossip.installed(); len(got) != 1 || got[0] == asked {
-			return fmt.Errorf("the leader has %v", got)
+			return fmt.Errorf("the leader has gossip keys %v, want one key other than %s", got, asked)
 		}
 		id = first.gossip.installed()[0]
 		return settled()

@@ -106,7 +106,7 @@ func newMetrics() *metrics {
 		tooMany: s.Counters("refused_by_limit_total",
 			"Calls and connections that a limit refused, by limit: calls per second or concurrent calls of one peer, connections in total or of one host.", "reason"),
 		results: s.Counters("reconciliation_results_total",
-			"Outcomes of what the planner decided, by kind: a command, or an order to an agent (apply, delete).", "action", "success"),
+			"Commands and orders to agents (apply, delete) that the planner decided, by kind and by success.", "action", "success"),
 		writes: s.Counters("state_store_writes_total",
 			"Records changed in the replicated state, by kind of change. A record that changed in two ways counts in both kinds.", "category"),
 		jobs:        s.Counters("jobs_total", "Jobs that have ended since this replica started, by result: success or failure. Every replica counts all jobs.", "result"),

@@ -85,7 +85,7 @@ func TestEtcdSettingsAreChecked(t *testing.T) {
 				t.Fatalf("error %v, want an error that names %q", err, tt.err)
 			}
 			if on := tt.cfg.mirrorAllowed(); on != tt.allowed || tt.cfg.etcdRequired() != tt.required {
-				t.Fatalf("mirror allowed %v, etcd required %v; want what the case says", on, tt.cfg.etcdRequired())
+				t.Fatalf("mirror allowed %v, etcd required %v, want %v and %v", on, tt.cfg.etcdRequired(), tt.allowed, tt.required)
 			}
 		})
 	}

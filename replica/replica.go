@@ -207,7 +207,7 @@ func (r *Replica) gossipKey() (seals []byte, all [][]byte, err error) {
 	}
 	key, err := r.keyFile.LoadAll()
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil, fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE %q does not exist: copy that of another scheduler, or, for a new cluster, make one with `persysctl cluster-key create FILE` and copy it to every scheduler", r.cfg.ClusterKey)
+		return nil, nil, fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE %q does not exist: copy the key file of another scheduler, or, for a new cluster, make a key file with `persysctl cluster-key create FILE` and copy that file to every scheduler", r.cfg.ClusterKey)
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)

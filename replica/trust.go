@@ -308,7 +308,7 @@ func (r *Replica) runTrust(ctx context.Context) {
 		}
 		if end := time.Unix(caNotAfter(v), 0); end.Unix() > 0 && time.Until(end) < caSoon && time.Since(told) > 24*time.Hour {
 			told = time.Now()
-			r.log.Warn("the cluster's CA will expire, and with it every certificate; before that: persysctl ca rotate DIR, where its root key is, and persysctl ca install DIR", "not_after", end.UTC())
+			r.log.Warn("the cluster's CA will expire, and with it every certificate; before that, run persysctl ca rotate DIR on the machine with the root key, then persysctl ca install DIR", "not_after", end.UTC())
 		}
 		if now := time.Now(); err == nil && r.trust != nil && r.cfg.Init && now.After(again) {
 			var done bool

@@ -115,7 +115,7 @@ func TestAGoodCertificateStarts(t *testing.T) {
 
 // TestExpiredCertificatesAreReissued: a scheduler with an expired certificate issues its next certificate itself at
 // the start, although a join token is still in its settings. It must not depend on the other schedulers, because their
-// certificates may have expired too, and they may be waiting for this one.
+// certificates may have expired too, and they may be waiting for this scheduler.
 func TestExpiredCertificatesAreReissued(t *testing.T) {
 	dir := t.TempDir()
 	file := pki.KeyFile{Path: filepath.Join(dir, "cluster.key")}

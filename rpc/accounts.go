@@ -129,7 +129,7 @@ func (s *Server) CreateAccount(ctx context.Context, req *clusterv1.CreateAccount
 	case put.Issuer == "":
 		return s.putToken(ctx, put, req.GetTtlSeconds(), req.GetRequestId())
 	case req.GetTtlSeconds() != 0:
-		return nil, errorf(KindInvalid, "ttl_seconds: the issuer sets the life of the tokens of this account")
+		return nil, errorf(KindInvalid, "ttl_seconds: leave it out, because the issuer sets the validity of the tokens of this account")
 	}
 	// Accept only a secure issuer URL, because the keys that verify tokens are read from that URL.
 	if !dial.SecureIssuer(put.GetIssuer()) {

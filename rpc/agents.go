@@ -216,11 +216,11 @@ func (a *Agents) apply(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 	}
 	if files := req.GetSpec().GetContainer().GetMemoryFiles(); (len(files) > 0 || len(req.GetSpec().GetCompose().GetMemoryFiles()) > 0) && !n.Facts.MemoryFiles && (n.Facts.Protocol != 0 || len(files) == 0) {
 		return sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: "secrets and configs: node " + n.ID +
-			" has no tmpfs at /run or /dev/shm, or an agent that does not know them as files; add a constraint that selects other nodes, or update the agent"}, nil
+			" has no tmpfs at /run or /dev/shm, or its agent is too old to mount secrets and configs as files; add a constraint that selects other nodes, or update the agent"}, nil
 	}
 	if field := unknownToLegacy(req.GetSpec().GetContainer()); field != "" && n.Facts.Protocol == 0 {
 		return sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: "container." + field + ": node " + n.ID +
-			" runs a legacy v1 agent, which would ignore it; add a constraint that selects other nodes"}, nil
+			" runs a legacy v1 agent, which would ignore this field; add a constraint that selects other nodes"}, nil
 	}
 	if err := judgedBy(req, a.store.View(), w, n); err != nil {
 		return sched.Ack{Refused: true, Code: "INVALID_CONFIGURATION", Message: err.Error()}, nil

@@ -376,7 +376,7 @@ func TestControlStreamAnswersInOrder(t *testing.T) {
 				ok(t, err)
 				is(t, "correlation id", m.GetCorrelationId(), c.msg.CorrelationId)
 				if !c.want(m) {
-					t.Errorf("the answer to %v is %v, want what the case says", c.msg, m)
+					t.Errorf("message %v got the unexpected answer %v", c.msg, m)
 				}
 			}
 			// The client sends all messages at once. The answers must arrive one by one, in the same order.
@@ -421,7 +421,7 @@ func TestNodeActionsChangeTheNode(t *testing.T) {
 			left = until.AsTime().Sub(time.Unix(0, g.view().Info().Clock))
 		}
 		if left > want || want-left > time.Minute {
-			t.Errorf("jobs may stay for %s, want %s", left, want)
+			t.Errorf("running jobs may stay on the draining node for %s, want %s", left, want)
 		}
 	}
 	jobsMayStay(time.Hour, nil)

@@ -171,7 +171,7 @@ func TestInvalidRestoresAreRefused(t *testing.T) {
 			for i, r := range g.replicas {
 				_, err := restoreInto(t.Context(), t, r, c.data, &clusterv1.RestoreBackupRequest{})
 				if status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) {
-					t.Errorf("the restore through replica %d returned %v, want the code and text of the case", i, err)
+					t.Errorf("the restore through replica %d returned %v, want code %s and the text %q", i, err, c.code, c.says)
 				}
 			}
 		})

@@ -196,7 +196,7 @@ func (s *Server) consoleHosts() (hosts []string) {
 // reaches a gateway can send one.
 func (s *Server) OpenConsole(ctx context.Context, req *clusterv1.OpenConsoleRequest) (*clusterv1.OpenConsoleResponse, error) {
 	if c := callOf(ctx).caller; c.id.Role != pki.RoleGateway || !c.behalf.IsZero() || c.user != "" {
-		return nil, errorf(KindPermission, "%s may not open a session of the console: a gateway does it, for nobody else", c.person())
+		return nil, errorf(KindPermission, "%s may not open a session of the console: only a gateway opens one, in a call that names no user", c.person())
 	}
 	id, ok := dial.ConsoleOfToken(req.GetCode())
 	if !ok {
@@ -256,7 +256,7 @@ func (s *Server) EndConsole(ctx context.Context, req *clusterv1.EndConsoleReques
 		of = got.User
 	}
 	if !(ok && of == own) && !s.scopeOfCaller(c, access.Trust).Everywhere() {
-		return nil, errorf(KindPermission, "%s may end only the own sessions of the console: those of others need the permission %s in every namespace; `persysctl session list` shows yours", c.person(), access.Trust)
+		return nil, errorf(KindPermission, "%s may end only their own sessions of the console: to end sessions of other users needs the permission %s in every namespace; `persysctl session list` shows your sessions", c.person(), access.Trust)
 	}
 	r, err := s.commit(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_EndConsole{EndConsole: &commandv1.EndConsole{
 		Id: req.GetId(), User: req.GetUser(),

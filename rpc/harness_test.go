@@ -57,7 +57,7 @@ type replica struct {
 	server *Server
 	addr   string
 
-	autoscaled sched.Autoscaled // what AutoscaleOf answers
+	autoscaled sched.Autoscaled // result of AutoscaleOf
 
 	conn *grpc.ClientConn
 

@@ -138,8 +138,9 @@ func (s *Server) unknownNetworks(ctx context.Context, of *controlv1.WorkloadSpec
 	})
 }
 
-// withIngressNetwork gives a command that puts containers with ports in ingress mode and no network of their own the pool
-// from which the network of such containers is made, if the namespace has none.
+// withIngressNetwork sets the network pool in a command if it contains a container with ports in ingress mode
+// and without a network of its own. Such containers join the network "ingress" of their namespace. The state
+// machine makes this network from the pool if the namespace has none.
 func (s *Server) withIngressNetwork(put *commandv1.PutWorkloads) {
 	if slices.ContainsFunc(put.GetWorkloads(), fsm.NeedsIngressNetwork) {
 		put.NetworkPool = s.networkPool()

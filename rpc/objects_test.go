@@ -71,7 +71,7 @@ func TestSecretsGoWithTheOrder(t *testing.T) {
 		c := f.applies[0].GetSpec().GetContainer()
 		file := c.GetMemoryFiles()[0]
 		if file.GetTarget() != "/run/secrets/db" || file.GetUid() != 1000 || file.GetMode() != 0o400 || string(file.GetData()) != value || c.GetEnv()["SITE"] != "blue" {
-			t.Errorf("the order has %v and the environment %v", file, c.GetEnv())
+			t.Errorf("the order has the file %v and the environment %v, want the values of the secret and the config", file, c.GetEnv())
 		}
 		put, err = k.PutObject(ctxFor(t), &clusterv1.PutObjectRequest{Kind: "secret", Name: "db", Data: []byte("other")})
 		ok(t, err)
@@ -135,7 +135,7 @@ func TestExternalObjectsOfAStack(t *testing.T) {
 	g.put(t, composeRequest("shop", text), "n")
 	file := order()
 	if file.GetService() != "db" || file.GetTarget() != "/run/secrets/pw" || file.GetUid() != 7 || file.GetMode() != 0o400 || string(file.GetData()) != "first" || file.GetValueId() != "secret/db/1" {
-		t.Errorf("the order has %v", file)
+		t.Errorf("the order has the file %v, want the first version of secret db for service db", file)
 	}
 	before, _ := g.view().Workload("shop")
 	is(t, "updated", strings.Join(put("second").GetWorkloadIds(), " "), "shop")
@@ -144,7 +144,7 @@ func TestExternalObjectsOfAStack(t *testing.T) {
 		t.Error("the content of the stack is the same with another version")
 	}
 	if file = order(); string(file.GetData()) != "second" || file.GetValueId() != "secret/db/2" {
-		t.Errorf("the order after the second version has %v", file)
+		t.Errorf("the order after the second version has the file %v, want the second version", file)
 	}
 	plan, err := k.PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{composeRequest("shop", text)}})
 	ok(t, err)

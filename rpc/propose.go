@@ -45,7 +45,7 @@ func (s *Server) head(ctx context.Context, request, member string) (*commandv1.H
 	return h, nil
 }
 
-// shares returns how much of the room of the state the caller may take.
+// shares returns the part of the size limits of the state that the caller's changes may use.
 func (s *Server) shares(ctx context.Context) fsm.RoomShares {
 	return fsm.RoomSharesOf(!s.scopeOf(ctx).Everywhere(), s.unprivileged(ctx))
 }

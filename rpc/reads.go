@@ -9,10 +9,11 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// Limits of the calls that only read from an agent, and that a replica makes for people. With them no viewer can use
-// up what agents allow to this replica. Reads use the connection of streams, so orders do not wait for them.
+// Limits of the calls to agents that only read, and that a replica makes for people. Agents limit the calls
+// of each scheduler; with these limits no viewer can use up the calls that agents accept from this replica.
+// Reads use the connection of streams, so orders do not wait for them.
 const (
-	readsOfPerson, readsOfPersonRate = 16, 100 // calls at a time and a second
+	readsOfPerson, readsOfPersonRate = 16, 100 // concurrent calls, and calls per second
 	readsOfNode, readsOfNodeRate     = 64, 400
 	// checksAtATime is the number of checks of networks that one replica runs at a time. A person has one check or
 	// trace at a time.

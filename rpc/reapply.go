@@ -73,8 +73,9 @@ func reapplyOf(v fsm.View, w *fsm.Workload) (*controlv1.ApplyWorkloadRequest, er
 	return spec.Reapply(w, putOf(v, w).spec, update)
 }
 
-// strategyOf returns the update strategy of a group or system workload: that of its unfinished rollout, otherwise stored,
-// which its record has. Records of former versions have none; the last rollout has it.
+// strategyOf returns the update strategy of a group or system workload: the strategy of its unfinished
+// rollout, or else the parameter stored, which comes from the record of the workload. A record of an earlier
+// version has no strategy; then strategyOf returns the strategy of the last rollout.
 func strategyOf(v fsm.View, group string, stored rollout.Policy) rollout.Policy {
 	if r, ok := v.Rollout(group); ok && (r.Phase != rollout.Completed || stored == (rollout.Policy{})) {
 		return r.Policy
@@ -89,7 +90,8 @@ type storedSpec struct {
 	bundle    string // digest of the files beside a Compose file
 }
 
-// putOf returns the newest specification of a workload: that which an update will give it, or that which it has.
+// putOf returns the newest specification of a workload: the specification that an unfinished update will give
+// it, or else its present specification.
 func putOf(v fsm.View, w *fsm.Workload) storedSpec {
 	if r, ok := v.Rollout(w.Demand.Group); ok {
 		if put := r.Waiting(w.ID); put != nil {

@@ -181,7 +181,7 @@ func TestAppliedAgain(t *testing.T) {
 				id := req.GetWorkloadId()
 				again := g.applied(t, id)
 				if len(again) != 1 || again[0].GetWorkloadId() != id {
-					t.Fatalf("%s is given as %v", id, again)
+					t.Fatalf("the file of workload %s contains %v, want one request for this workload", id, again)
 				}
 				resp, err = g.control(0).ApplyWorkload(ctxFor(t), again[0])
 				ok(t, err)
@@ -292,7 +292,8 @@ func TestKeptSecrets(t *testing.T) {
 	ok(t, err)
 	is(t, "the plan", len(plan.GetWorkloads()), 3)
 
-	// Workloads of a group that was not made with count are given one by one, and what does not exist is not found.
+	// The file of a group that was not made with count contains one request for each of its workloads. The
+	// file of an unknown workload is not found.
 	accepted("a", "id: a\ngroup: pair\nresources: {cpu: 100m}\ncontainer: {image: nginx}\n")
 	accepted("b", "id: b\ngroup: pair\nresources: {cpu: 100m}\ncontainer: {image: nginx}\n")
 	is(t, "the workloads of a group", len(g.applied(t, "pair")), 2)
@@ -307,8 +308,9 @@ func errText(err error) string {
 	return err.Error()
 }
 
-// TestAppliedAgainAfterAChangeOfTheStrategy: an apply that changes only how updates are carried out starts no update, and
-// the file of the group has the new strategy. So it is if the rules of the autoscaler change in the same apply.
+// TestAppliedAgainAfterAChangeOfTheStrategy: an apply that changes only how updates are carried out starts no
+// update, and the file of the group has the new strategy. The same holds if the settings of the autoscaler
+// change in the same apply.
 func TestAppliedAgainAfterAChangeOfTheStrategy(t *testing.T) {
 	for name, text := range map[string]string{
 		"a group":                           "id: web\ncount: 3\nupdate: {max_parallel: %d}\ncontainer: {image: nginx}\n",

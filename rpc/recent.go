@@ -26,7 +26,8 @@ const (
 	rightsBound = 10 * time.Second
 	// askLimit is the time limit of one request to the leader for its index.
 	askLimit = time.Second
-	// Rate per second, and burst, of the requests to the leader that callers can cause who are not admitted.
+	// Rate per second, and burst, of the requests to the leader that calls of callers without an admission
+	// can cause.
 	unadmittedRate, unadmittedBurst = 10, 50
 )
 

@@ -230,7 +230,7 @@ func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRe
 	}
 	out := &clusterv1.ImportMirrorResponse{Content: content, Mode: string(present.Info().Mode), Endpoints: at, Detached: !attached}
 	by, via := callOf(ctx).by()
-	source := "what etcd held"
+	source := "the records in etcd"
 	if via != "" {
 		source += ", through " + via
 	}

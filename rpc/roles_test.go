@@ -56,7 +56,7 @@ func TestNobodyGrantsMoreThanTheyHave(t *testing.T) {
 			refused("a custom role", bind(ctx(), c, "wide", "group", "team", "b"), "volumes")
 			refused("another namespace", bind(ctx(), c, "operator", "user", "eve", "a", "b"), "a, b")
 			refused("an account", second(c.CreateAccount(ctx(), &clusterv1.CreateAccountRequest{Name: "ci", Role: "operator", Namespaces: []string{"a"}})), "a")
-			refused("users of a namespace are for those who may trust", second(clusterv1.NewClusterClient(as(i, "user/ada")).PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: "a"})))
+			refused("a change of the users of a namespace without the permission trust", second(clusterv1.NewClusterClient(as(i, "user/ada")).PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: "a"})))
 			ok(t, bind(ctx(), c, "operator", "user", "eve"+fmt.Sprint(i), "b"))
 			_, err := c.BindRole(ctx(), &clusterv1.BindRoleRequest{Role: "operator", Kind: "user", Name: "eve" + fmt.Sprint(i), Remove: true})
 			ok(t, err)
@@ -331,7 +331,7 @@ func TestAccountTokens(t *testing.T) {
 		code(t, list(i, "gateway/g", dial.KeyAccountToken, r.GetToken()+"x"), codes.Unauthenticated)
 		code(t, list(i, "gateway/g", dial.KeyAccountToken, "persys~other~x"), codes.Unauthenticated)
 		code(t, list(i, "gateway/g", dial.KeyAccountToken, "nonsense"), codes.Unauthenticated)
-		code(t, list(i, "gateway/g", dial.KeyAccount, "ci"), codes.Unauthenticated) // it has no issuer
+		code(t, list(i, "gateway/g", dial.KeyAccount, "ci"), codes.Unauthenticated) // account ci has no OIDC issuer
 		code(t, list(i, "gateway/g", dial.KeyAccountToken, r.GetToken(), dial.KeyUser, token1), codes.InvalidArgument)
 		for _, cert := range []string{"user/ada", "agent/a", "scheduler/s1"} {
 			code(t, list(i, cert, dial.KeyAccountToken, r.GetToken()), codes.PermissionDenied)
@@ -359,14 +359,14 @@ func TestAccountTokens(t *testing.T) {
 	}
 	code(t, err, codes.Unauthenticated)
 	code(t, list(0, "gateway/g", dial.KeyAccountToken, next.GetToken()), codes.Unauthenticated)
-	// A token ends by itself.
+	// A token expires without a command.
 	r, err = admin.CreateAccount(ctxFor(t), &clusterv1.CreateAccountRequest{Name: "ci2", Role: "viewer", Everywhere: true, TtlSeconds: 60})
 	ok(t, err)
 	ok(t, list(0, "gateway/g", dial.KeyAccountToken, r.GetToken()))
 	g.do(&commandv1.Command{Head: &commandv1.Head{At: time.Now().Add(2 * time.Minute).UnixNano()}, Body: &commandv1.Command_Barrier{Barrier: &commandv1.Barrier{}}})
 	err = list(0, "gateway/g", dial.KeyAccountToken, r.GetToken())
 	if code(t, err, codes.Unauthenticated); err == nil || !strings.Contains(err.Error(), "expired") {
-		t.Errorf("after its end: %v", err)
+		t.Errorf("a call with an expired token returned %v, want an error that says expired", err)
 	}
 }
 

@@ -72,7 +72,8 @@ func (s *Server) runPut(ctx context.Context, w *fsm.Workload, run string, req *c
 		return nil, &Error{Kind: KindInvalid, Err: err}
 	}
 	plain.Namespace = w.In()
-	// The job may have been stored before such labels were refused. Agents remove them too.
+	// Remove reserved labels: the job may have been stored by a version that did not refuse them. Agents
+	// remove them too.
 	maps.DeleteFunc(plain.GetContainer().GetLabels(), func(key, _ string) bool { return service.ReservedLabel(key) != "" })
 	apply := &controlv1.ApplyWorkloadRequest{WorkloadId: run, Spec: plain}
 	if b, ok := s.store.View().Bundle(w.Bundle); ok {

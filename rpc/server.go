@@ -166,8 +166,8 @@ type Server struct {
 	// caused by callers without rights.
 	joins    *limits.Peers
 	refusals *refusals
-	// recency records how recent this replica's state is, by which the rights of people are checked. unadmitted limits
-	// the requests to the leader that callers can cause who are not admitted.
+	// recency records how recent this replica's state is. The rights of people are checked by that state.
+	// unadmitted limits the requests to the leader that calls of callers without an admission can cause.
 	recency    recency
 	unadmitted *rate.Limiter
 	// unknownAccounts limits the requests to the leader that wrong tokens of accounts can cause.

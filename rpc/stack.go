@@ -144,7 +144,7 @@ func devicesIn(p *types.Project) spec.StackDevices {
 		for _, r := range requests {
 			driver := r.Driver
 			if len(r.Capabilities) > 0 && !slices.Contains(r.Capabilities, "gpu") {
-				driver = "cdi" // no GPU, so only devices with the name of a kind count
+				driver = "cdi" // the request is not for GPUs: only devices that it names by a CDI kind count
 			}
 			out.Requested(driver, int64(r.Count), r.IDs, copies)
 		}

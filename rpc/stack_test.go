@@ -97,7 +97,7 @@ func TestLargeRequestsWaitForRoom(t *testing.T) {
 	g.elect(0)
 	s := g.replicas[0].server
 	if !s.parsing.TryAcquire(parseRoom) {
-		t.Fatal("the room is taken")
+		t.Fatal("no request must be parsed at the start of the test, but some are")
 	}
 	large := composeRequest("large", "services:\n  web:\n    image: a\n    environment:\n      TEXT: "+strings.Repeat("x", smallRequest)+"\n")
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)

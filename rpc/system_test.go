@@ -15,26 +15,26 @@ func TestSystemMember(t *testing.T) {
 		none   bool // there is no member yet
 		want   string
 	}{
-		{name: "it runs", change: func(_, w *fsm.Workload, _ *fsm.Node) { w.Status = fsm.StatusRunning }, want: "ready"},
-		{name: "it is placed", change: func(_, w *fsm.Workload, _ *fsm.Node) { w.Status = fsm.StatusScheduled }, want: "waits"},
-		{name: "unhealthy", change: func(_, w *fsm.Workload, _ *fsm.Node) {
+		{name: "a running member", change: func(_, w *fsm.Workload, _ *fsm.Node) { w.Status = fsm.StatusRunning }, want: "ready"},
+		{name: "a placed member that does not run yet", change: func(_, w *fsm.Workload, _ *fsm.Node) { w.Status = fsm.StatusScheduled }, want: "waits"},
+		{name: "an unhealthy member", change: func(_, w *fsm.Workload, _ *fsm.Node) {
 			w.Status, w.Actual.Health = fsm.StatusRunning, fsm.Unhealthy
 		}, want: "waits"},
-		{name: "another specification", change: func(_, w *fsm.Workload, _ *fsm.Node) {
+		{name: "a member with an older specification", change: func(_, w *fsm.Workload, _ *fsm.Node) {
 			w.Status, w.Content = fsm.StatusRunning, "c1:old"
 		}, want: "waits"},
 		{name: "no member yet", none: true, want: "waits"},
-		{name: "a lost node", change: func(_, w *fsm.Workload, n *fsm.Node) { w.Status, n.Up = fsm.StatusUnknown, false }, want: "does not count"},
-		{name: "stopped by a user", change: func(_, w *fsm.Workload, _ *fsm.Node) { w.Desired = fsm.DesiredStopped }, want: "does not count"},
-		{name: "stopped, no member", none: true, change: func(of, _ *fsm.Workload, _ *fsm.Node) { of.Desired = fsm.DesiredStopped }, want: "does not count"},
-		{name: "stops with it", change: func(of, w *fsm.Workload, _ *fsm.Node) {
+		{name: "a member on a lost node", change: func(_, w *fsm.Workload, n *fsm.Node) { w.Status, n.Up = fsm.StatusUnknown, false }, want: "does not count"},
+		{name: "a member that a user stopped", change: func(_, w *fsm.Workload, _ *fsm.Node) { w.Desired = fsm.DesiredStopped }, want: "does not count"},
+		{name: "a stopped system workload without a member", none: true, change: func(of, _ *fsm.Workload, _ *fsm.Node) { of.Desired = fsm.DesiredStopped }, want: "does not count"},
+		{name: "a member that is stopping with its system workload", change: func(of, w *fsm.Workload, _ *fsm.Node) {
 			of.Desired, w.Desired, w.Status = fsm.DesiredStopped, fsm.DesiredStopped, fsm.StatusUpdating
 		}, want: "waits"},
-		{name: "stopped with it", change: func(of, w *fsm.Workload, _ *fsm.Node) {
+		{name: "a member that has stopped with its system workload", change: func(of, w *fsm.Workload, _ *fsm.Node) {
 			of.Desired, w.Desired, w.Status = fsm.DesiredStopped, fsm.DesiredStopped, fsm.StatusStopped
 		}, want: "ready"},
-		{name: "waits for a retry", change: func(_, w *fsm.Workload, _ *fsm.Node) { w.Status = fsm.StatusRetryPending }, want: "waits"},
-		{name: "given up", change: func(_, w *fsm.Workload, _ *fsm.Node) {
+		{name: "a failed member that waits for a retry", change: func(_, w *fsm.Workload, _ *fsm.Node) { w.Status = fsm.StatusRetryPending }, want: "waits"},
+		{name: "a failed member without further retries", change: func(_, w *fsm.Workload, _ *fsm.Node) {
 			w.Status, w.Reason.Code = fsm.StatusFailed, fsm.CodeExhausted
 		}, want: "failed"},
 		{name: "a job that runs", change: func(_, w *fsm.Workload, _ *fsm.Node) { w.Demand.Job, w.Status = &fsm.Job{}, fsm.StatusRunning }, want: "waits"},

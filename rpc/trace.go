@@ -359,7 +359,7 @@ func (t *trace) onNode(a netip.Addr, node *fsm.Node) {
 	}
 	if _, has := network.SliceOf(node.ID); has && node.Up && len(port.GetEndpoints()) > 0 {
 		start, workload := t.start, t.workload
-		t.start, t.workload = node, nil // from there the packets go on
+		t.start, t.workload = node, nil // trace the further path from the node that answers at the port
 		endpoints := port.GetEndpoints()
 		if len(endpoints) > maxUnready {
 			t.leftOut += uint32(len(endpoints) - maxUnready)
@@ -518,7 +518,7 @@ func (t *trace) node(w *fsm.Workload, n *fsm.Network, silent bool) {
 		list, err := t.s.agents.probe(t.ctx, t.start, &agentv1.ProbeNetworkRequest{Network: n.ID, Nodes: []string{node.ID}})
 		switch {
 		case err != nil:
-			h.Text += "; the way to it could not be checked: " + status.Convert(err).Message()
+			h.Text += "; the network path to it could not be checked: " + status.Convert(err).Message()
 		case len(list) == 1 && list[0].GetProblem() != "":
 			h.Problem = list[0].GetProblem()
 		default:

@@ -475,7 +475,7 @@ func TestAuthoritiesAreReplaced(t *testing.T) {
 	r, err := admin.PutAuthority(ctxFor(t), put)
 	ok(t, err)
 	is(t, "whether the authority issues certificates at once", r.GetAuthority().GetIssues(), false)
-	is(t, "roots to believe", strings.Count(string(Roots(w.view())), "BEGIN"), 2)
+	is(t, "number of trusted roots", strings.Count(string(Roots(w.view())), "BEGIN"), 2)
 	a, _ := w.view().Authority(next.ID())
 	if strings.Contains(a.SealedKey, string(raw)) || !strings.HasPrefix(a.SealedKey, "sealed:") {
 		t.Error("the state must not have the key in plain text, but does")
@@ -501,7 +501,7 @@ func TestAuthoritiesAreReplaced(t *testing.T) {
 	is(t, "the certificate is signed by the new authority", g.Leaf().CheckSignatureFrom(next.Cert) == nil, true)
 	_, err = admin.DropAuthority(ctxFor(t), &clusterv1.DropAuthorityRequest{Id: w.auth.ID()})
 	ok(t, err)
-	is(t, "roots to believe in the end", strings.Count(string(Roots(w.view())), "BEGIN"), 1)
+	is(t, "number of trusted roots after the old authority was dropped", strings.Count(string(Roots(w.view())), "BEGIN"), 1)
 
 	other, err := pki.NewRoot("elsewhere", time.Now())
 	ok(t, err)

@@ -156,7 +156,7 @@ type batch struct {
 func (e *Exporter) batch(view fsm.View, l fsm.AuditLog) (b batch, err error) {
 	at := e.positions[l]
 	if at.Number > 0 && !holds(view, l, at) {
-		e.cfg.Log.Warn("the audit log is not the one that was exported: it is exported from its oldest record", "log", l, "number", at.Number)
+		e.cfg.Log.Warn("the audit log no longer contains the last exported record, for example after a restore; it is exported again from its oldest record", "log", l, "number", at.Number)
 		at = position{}
 	}
 	bytes := 0

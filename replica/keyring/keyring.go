@@ -41,7 +41,7 @@ type Keyring struct {
 	mu         sync.Mutex
 	key        *pki.Key            // key in the file at path
 	candidates map[string]*pki.Key // candidate keys by id; each is stored in the file path + candidateSuffix + id
-	current    *pki.Key            // id of the candidate key that this replica offers to others
+	current    *pki.Key            // candidate key that this replica offers to others
 	// shared means that a majority is known to hold the key, or that the file existed before this process. A
 	// key that is not shared could be lost with one machine, so it seals nothing.
 	shared bool
@@ -53,7 +53,8 @@ type Keyring struct {
 	composed   *pki.Key             // the result of compose for composedAt
 	composedAt composedOf
 	fault      string // error of the last call of Follow
-	// beforeWrite is called before each write to the disk of a rotation; a test returns an error, as if the replica crashed.
+	// beforeWrite is called before each disk write of a rotation. A test returns an error from it to simulate
+	// a crash of the replica.
 	beforeWrite func(what string) error
 }
 
@@ -159,7 +160,7 @@ func (k *Keyring) adopt(exported string) error {
 		return err
 	}
 	if pinned := k.store.View().Info().ClusterKeyID; key.ID() != pinned {
-		return fmt.Errorf("key %s was offered, this cluster's is %q", key.ID(), pinned)
+		return fmt.Errorf("another scheduler sent key %s, but the key of this cluster is %q", key.ID(), pinned)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -11,8 +11,9 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// A rotation of the cluster key (ADR 75). The state says which key has which role; the files only hold keys. So the
-// files may be in any order between two steps, and a replica that restarts goes on from the state.
+// This file carries out a rotation of the cluster key (ADR 75) on the key files of this replica. The state,
+// not the files, says which key seals values, which key it replaced and which keys are retired. So a replica
+// that restarts between two steps continues from the state, whatever keys its files have.
 //
 // A key is deleted only if the state lists it as retired. A replica whose state lags behind its files, for instance
 // after a restart, therefore never deletes a key that it needs later.
@@ -58,8 +59,8 @@ func (k *Keyring) stored(id string) *pki.Key {
 	return k.kept[id]
 }
 
-// Prepare implements rpc.Keys: it makes a new key and stores it, and returns its id. The key has no use before the state
-// names it.
+// Prepare implements rpc.Keys: it makes a new key and stores it, and returns its id. The key is not used
+// until the state names it.
 func (k *Keyring) Prepare() (string, error) {
 	key, err := pki.NewKey()
 	if err != nil {
@@ -85,7 +86,7 @@ func (k *Keyring) Keep(key *pki.Key) error {
 	return nil
 }
 
-// add stores a further key in a file of its own. k.storing must be held.
+// add stores a key in a file of its own beside the key file. k.storing must be held.
 func (k *Keyring) add(key *pki.Key) error {
 	if err := k.file(k.path).Keep(key); err != nil {
 		return err
@@ -111,7 +112,7 @@ func (k *Keyring) Discard(id string) error {
 	return k.forget(id)
 }
 
-// forget deletes the file of a further key. k.storing must be held.
+// forget deletes the file of the key with this id beside the key file. k.storing must be held.
 func (k *Keyring) forget(id string) error {
 	k.mu.Lock()
 	known := k.kept[id] != nil
@@ -190,7 +191,7 @@ func (k *Keyring) fetched(key *pki.Key) error {
 	return k.add(key)
 }
 
-// arrange changes the files of this replica to what the state says: the key file gets the cluster key, the former key
+// arrange makes the files of this replica match the state: the key file gets the cluster key, the former key
 // gets a file beside it, and the keys that the state lists as retired are deleted.
 func (k *Keyring) arrange(info *fsm.Info) error {
 	k.storing.Lock()
@@ -241,8 +242,8 @@ func (k *Keyring) arrange(info *fsm.Info) error {
 	return nil
 }
 
-// madeFor is how long a key of Keep stays although the state lists it as retired. It is longer than a restore may take
-// (10 minutes).
+// madeFor is how long a key that Keep has stored stays on disk although the state lists it as retired. It is
+// longer than a restore may take (10 minutes).
 const madeFor = 15 * time.Minute
 
 // compose returns the key that seals with base, and opens with every key that this replica holds. k.mu must be held.
@@ -273,7 +274,7 @@ type composedOf struct {
 
 var errNotHeld = errors.New("no scheduler that can be reached has the key")
 
-// NotHeld returns the error of a Fetch that has found the key nowhere.
+// NotHeld returns the error by which a Fetch reports that no scheduler that it reached has the key.
 func NotHeld(id string) error { return fmt.Errorf("cluster key %s: %w", id, errNotHeld) }
 
 // IsNotHeld reports whether err comes from NotHeld.

@@ -141,8 +141,8 @@ func TestValuesAreOpenedWhileAKeyIsStored(t *testing.T) {
 	}
 }
 
-// TestAKeyOfARestoreIsKeptForAWhile: a restore stores a retired key before the state names it again. If the restore never
-// comes, the key is deleted.
+// TestAKeyOfARestoreIsKeptForAWhile: a restore stores a retired key before the state names it again. If the
+// restore is not committed within madeFor, the key is deleted.
 func TestAKeyOfARestoreIsKeptForAWhile(t *testing.T) {
 	l := newRotation(t)
 	former, err := l.rings[0].Key()
@@ -164,7 +164,7 @@ func TestAKeyOfARestoreIsKeptForAWhile(t *testing.T) {
 	ring.made[former.ID()] = time.Now().Add(-madeFor)
 	l.follow()
 	if ring.Held(former.ID()) != nil {
-		t.Error("the key of a restore that never came is still stored")
+		t.Error("the key of a restore that was never committed must be deleted after madeFor, but is still stored")
 	}
 }
 
@@ -230,7 +230,7 @@ func (l *rotating) rotate() {
 // at each write to the disk while they follow it. Afterwards every value must be readable on both, and the rotation
 // must go on to its end.
 func TestACrashAtEachStep(t *testing.T) {
-	const stop = 7 // writes of one call of Follow, at most
+	const stop = 7 // maximum number of disk writes in one call of Follow
 	for at := range 4 {
 		for crash := range stop {
 			l := newRotation(t)
