@@ -164,11 +164,12 @@ func Labels(kind Kind, spec Spec, user map[string]string) map[string]string {
 	return out
 }
 
-// ContainerLabels returns the labels of a container for spec: those of Labels, and each further label that agents read
-// from containers, with an empty value. A container inherits the labels of its image, so without them the author of an
-// image could say in which namespace the container is, or that it is done. A container that is no part of a stack also
-// has the labels by which Compose finds the containers of a project, with an empty value: with those of its image, Compose
-// could treat it as a container of the stack of another workload.
+// ContainerLabels returns the labels of a container for spec: those of Labels, and each further label
+// that agents read from containers, with an empty value. A container inherits every label of its image
+// that it does not set itself. Without the empty labels, the author of an image could choose the
+// container's namespace, or its hooks. A container that is no part of a stack also gets empty labels of
+// Compose: otherwise an image with such labels could make Compose treat the container as part of another
+// workload's stack.
 func ContainerLabels(kind Kind, spec Spec, user map[string]string) map[string]string {
 	out := Labels(kind, spec, user)
 	for k, v := range map[string]string{LabelNamespace: DefaultNamespace, LabelJob: "", LabelDevices: "", LabelRestart: "", LabelAwaited: "", LabelOptional: "", LabelHooks: ""} {

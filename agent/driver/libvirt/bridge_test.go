@@ -67,7 +67,7 @@ func TestGuestOnABridge(t *testing.T) {
 	cmd.Env = append(os.Environ(), lanEnv+"="+strings.Join(append([]string{daemon.URI, daemon.Dir, image}, ping...), "\n"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.CombinedOutput()
-	t.Logf("beside the bridge:\n%s", out)
+	t.Logf("output of the test process beside the bridge:\n%s", out)
 	if err != nil {
 		t.Errorf("the test process beside the bridge failed: %v\noutput of the DHCP server:\n%s", err, lan.Log())
 	}

@@ -26,7 +26,8 @@ import (
 type endpoint struct {
 	// sockets are the paths at which the daemon may listen. The first socket that accepts a connection is used.
 	sockets []string
-	// hypervisor is the URI without its transport, as the daemon is told it.
+	// hypervisor is the part of the URI that the driver sends to the daemon: the URI without its
+	// transport.
 	hypervisor lv.ConnectURI
 }
 
@@ -400,7 +401,7 @@ func ask[T any](ctx context.Context, v *connection, op string, after time.Durati
 	}
 }
 
-// act is ask for work without a result.
+// act is like ask, for a call that returns no result.
 func act(ctx context.Context, v *connection, op string, work func(*lv.Libvirt) error) error {
 	_, err := ask(ctx, v, op, changes, func(c *lv.Libvirt) (struct{}, error) { return struct{}{}, work(c) })
 	return err

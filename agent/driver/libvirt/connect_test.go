@@ -109,10 +109,11 @@ func TestAHangingDaemonIsFoundByTheCheck(t *testing.T) {
 	if driver.ClassOf(err) != driver.RuntimeUnhealthy || !strings.Contains(err.Error(), "the connection to libvirt was lost") {
 		t.Errorf("List of a daemon that hangs returned %v; want the lost connection and class %s", err, driver.RuntimeUnhealthy)
 	}
-	testbed.Within(t, 20*time.Second, "the daemon that goes on", func() error { _, err := d.List(ctx); return err })
+	testbed.Within(t, 20*time.Second, "an answer of the daemon that was stopped and continues", func() error { _, err := d.List(ctx); return err })
 }
 
-// The console of a guest that ends ends too, also while somebody types. TestMain finds goroutines that do not end.
+// When a guest ends, its console session ends too, even while somebody types. TestMain finds goroutines
+// that do not end.
 func TestAConsoleEndsWithItsGuest(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 2*time.Minute)
 	for range 5 {

@@ -315,10 +315,10 @@ func TestAFormerNodeKeepsTheDiskOfAMovedWorkload(t *testing.T) {
 	}
 }
 
-// An update of a machine to another image is interrupted before the driver has stopped the guest. If the next
-// order names the old image again, the guest keeps its disk and no data is lost. If the next order names the
-// new image, the driver replaces the disk.
-func TestImageOfAnUpdateCutShort(t *testing.T) {
+// An update of a machine to another image is interrupted before the driver has stopped the guest. If the
+// next order names the old image again, the guest keeps its disk and no data is lost. If the next order
+// names the new image, the driver replaces the disk.
+func TestAnInterruptedUpdateToAnotherImage(t *testing.T) {
 	for content, want := range map[string]string{"a": "a", "b": "b"} {
 		w := newDrawer(t)
 		vda := filepath.Join(w.opt.Images, "web-vda.qcow2")
@@ -444,7 +444,7 @@ func TestRawDiskWithContent(t *testing.T) {
 
 // An update of a machine to another image waits for the guest to stop. Until then the driver still treats the
 // machine's raw disk as raw.
-func TestRawDiskOfAnUpdateCutShort(t *testing.T) {
+func TestARawDiskDuringAnInterruptedUpdate(t *testing.T) {
 	w := newDrawer(t)
 	vda := filepath.Join(w.opt.Images, "web-vda.img")
 	try := func(content, image, format string) error {
@@ -496,7 +496,7 @@ func (w *drawer) writes(path, text string) {
 // An update of a machine that a legacy v1 agent made is interrupted after it has defined the new configuration.
 // While the machine runs, its live description is still that of the legacy v1 agent. So the driver reports its
 // content as unknown.
-func TestUpdateOfALegacyMachineCutShort(t *testing.T) {
+func TestAnInterruptedUpdateOfALegacyMachine(t *testing.T) {
 	w := newDrawer(t)
 	w.opt.Owns = func(driver.ID) bool { return true }
 	old := "<domain><name>web</name></domain>"
@@ -512,12 +512,12 @@ func TestUpdateOfALegacyMachineCutShort(t *testing.T) {
 
 // After a workload has moved, its previous node does not delete disks that the new node can reach. It keeps the
 // disks that are local to it as long as the workload exists.
-func TestVolumeThatMovedOn(t *testing.T) {
-	for _, how := range []string{"deleted", "deleted, and perhaps elsewhere", "lives on elsewhere"} {
+func TestVolumesOnThePreviousNodeOfAWorkload(t *testing.T) {
+	for _, how := range []string{"deleted", "deleted, and may run on another node", "moved to another node"} {
 		w := newDrawer(t)
 		w.works("c1:1", "a", &agentv1.DiskConfig{Device: "vdb", Pool: "far", SizeGb: 1}, &agentv1.DiskConfig{Device: "vdc", Pool: "fast", SizeGb: 1})
 		remove := w.Remove
-		lives := how == "lives on elsewhere"
+		lives := how == "moved to another node"
 		if how != "deleted" {
 			remove = func(ctx context.Context, id driver.ID) error { return w.Leave(ctx, id, lives) }
 		}

@@ -265,7 +265,7 @@ func (v *connection) addresses(ctx context.Context, id string, agent bool) ([]ad
 		var out []address
 		add := func(from []lv.DomainInterface) {
 			for _, f := range from {
-				a := address{name: f.Name, mac: strings.Join(f.Hwaddr, "")} // no or one element
+				a := address{name: f.Name, mac: strings.Join(f.Hwaddr, "")} // Hwaddr has at most one element
 				for _, ip := range f.Addrs {
 					a.ips = append(a.ips, ip.Addr)
 				}

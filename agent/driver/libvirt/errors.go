@@ -19,8 +19,9 @@ func lost(err error) bool {
 		case lv.ErrNoConnect, lv.ErrInvalidConn, lv.ErrRPC, lv.ErrNoServer:
 			return true
 		}
-		// virtqemud passes calls for networks and storage on to other daemons, over connections that it never opens
-		// again. libvirt has no code for a lost one, and the client library does not keep the error's domain.
+		// virtqemud passes calls for networks and storage on to other daemons. If it loses its connection
+		// to one of them, it never opens that connection again. libvirt has no error code for this case,
+		// and the client library drops the domain of the error, so compare the text of the error.
 		return mentions(e.Message, "client socket is closed", "End of file while reading data", "Cannot recv data", "Cannot write data", "Failed to connect socket")
 	}
 	var socket *net.OpError

@@ -189,7 +189,7 @@ func unborn(ctx context.Context, daemon *libvirttest.Daemon, name string) error 
 	state := regexp.MustCompile(`<domstatus state='running' reason='\w+' pid='(\d+)'>`)
 	found := state.FindSubmatch(note)
 	if found == nil {
-		return fmt.Errorf("libvirt notes of %s: %s", name, note)
+		return fmt.Errorf("libvirt's status file of domain %s does not say that it runs: %s", name, note)
 	}
 	if _, err := daemon.Inside(ctx, "kill", "-KILL", string(found[1])); err != nil {
 		return err
@@ -323,7 +323,7 @@ func TestAHangingDaemonCountsAsUnreachable(t *testing.T) {
 	if err := daemon.Signal(ctx, "CONT"); err != nil {
 		t.Fatal(err)
 	}
-	testbed.Within(t, 20*time.Second, "the daemon that goes on", func() error { _, err := d.List(ctx); return err })
+	testbed.Within(t, 20*time.Second, "an answer of the daemon that was stopped and continues", func() error { _, err := d.List(ctx); return err })
 }
 
 // If the caller of Console gives up while libvirt opens the console, the connection of the console is closed.

@@ -163,12 +163,12 @@ func TestTheSeedFollowsTheSpecification(t *testing.T) {
 		vm   *agentv1.VMSpec
 		want string
 	}{
-		"plain":                            {&agentv1.VMSpec{CloudInit: plain}, plain},
-		"base64":                           {&agentv1.VMSpec{CloudInit: coded}, plain},
-		"base64 in the message":            {&agentv1.VMSpec{CloudInitConfig: &agentv1.CloudInitConfig{UserData: coded}}, plain},
-		"the message takes precedence":     {&agentv1.VMSpec{CloudInit: "#!/bin/sh\n", CloudInitConfig: &agentv1.CloudInitConfig{UserData: plain}}, plain},
-		"text that only looks like base64": {&agentv1.VMSpec{CloudInit: "abcd"}, "abcd"},
-		"vendor data alone":                {&agentv1.VMSpec{CloudInitConfig: &agentv1.CloudInitConfig{VendorData: plain}}, "#cloud-config\n{}\n"},
+		"plain":                             {&agentv1.VMSpec{CloudInit: plain}, plain},
+		"base64":                            {&agentv1.VMSpec{CloudInit: coded}, plain},
+		"base64 in cloud_init_config":       {&agentv1.VMSpec{CloudInitConfig: &agentv1.CloudInitConfig{UserData: coded}}, plain},
+		"cloud_init_config over cloud_init": {&agentv1.VMSpec{CloudInit: "#!/bin/sh\n", CloudInitConfig: &agentv1.CloudInitConfig{UserData: plain}}, plain},
+		"text that only looks like base64":  {&agentv1.VMSpec{CloudInit: "abcd"}, "abcd"},
+		"vendor data alone":                 {&agentv1.VMSpec{CloudInitConfig: &agentv1.CloudInitConfig{VendorData: plain}}, "#cloud-config\n{}\n"},
 	} {
 		if s := seed(c.vm); s.user != c.want {
 			t.Errorf("%s: user data %q, want %q", name, s.user, c.want)

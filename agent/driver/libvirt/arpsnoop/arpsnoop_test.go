@@ -88,7 +88,7 @@ func TestHeardAddressesExpireAndAreBounded(t *testing.T) {
 		{"an address announced before the guest's start is left out", []said{{0, macA, "10.0.0.1"}}, time.Second, nil},
 		{"of the addresses announced before and after the guest's start, only the latter count", []said{{0, macA, "10.0.0.1"}, {time.Minute, macA, "10.0.0.1"}}, time.Second, []string{"10.0.0.1"}},
 		{"an address without later announcements stays valid", []said{{0, macA, "10.0.0.1"}, {time.Hour, macB, "10.0.0.2"}}, 0, []string{"10.0.0.1"}},
-		{"an address expires once only another one is announced", []said{{0, macA, "10.0.0.1"}, {11 * time.Minute, macA, "10.0.0.2"}}, 0, []string{"10.0.0.2"}},
+		{"an address expires after the interface has announced only another address for some minutes", []said{{0, macA, "10.0.0.1"}, {11 * time.Minute, macA, "10.0.0.2"}}, 0, []string{"10.0.0.2"}},
 		{"an address that moved to another interface", []said{{0, macA, "10.0.0.1"}, {1, macA, "10.0.0.9"}, {2, macB, "10.0.0.9"}}, 0, []string{"10.0.0.1"}},
 		{"more addresses than the bound", many, 0, []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8"}},
 	} {

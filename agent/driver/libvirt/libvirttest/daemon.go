@@ -217,7 +217,7 @@ func (d *Daemon) first() (string, error) {
 	}
 	children := strings.Fields(string(raw))
 	if len(children) != 1 {
-		return "", fmt.Errorf("the namespaces have %d first processes", len(children))
+		return "", fmt.Errorf("%d processes were started as process 1 of the daemon's namespaces, want one", len(children))
 	}
 	return children[0], nil
 }
