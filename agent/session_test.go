@@ -100,7 +100,7 @@ func TestSessionRegistersAndReportsChanges(t *testing.T) {
 	})
 }
 
-func TestSessionIntervalIsTheServers(t *testing.T) {
+func TestSessionUsesTheIntervalOfTheSchedulers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := leader()
 		r := newRig(t, under(s)).start()
@@ -312,7 +312,7 @@ func TestSessionRefusesOtherClustersAndOldEpochs(t *testing.T) {
 
 // The agent ignores the answers of a scheduler of another cluster or shard. The problem that the session
 // reports names that cluster or shard.
-func TestSessionRefusesForeigners(t *testing.T) {
+func TestSessionRefusesAnswersOfOtherClustersAndShards(t *testing.T) {
 	epoch := func(cluster, shard string) *controlv1.Epoch {
 		e := controlEpoch(cluster, 99)
 		e.Shard = shard
@@ -323,11 +323,11 @@ func TestSessionRefusesForeigners(t *testing.T) {
 		from     *controlv1.Epoch
 		problems []string
 	}{
-		{"an answer of another cluster", epoch("c2", "east"), []string{`belongs to cluster "c1"`, `from cluster "c2"`}},
-		{"an answer of another shard", epoch("c1", "west"), []string{`belongs to shard "east"`, `from shard "west" of cluster "c1"`}},
+		{"an answer of another cluster", epoch("c2", "east"), []string{`belongs to cluster "c1"`, `answered belongs to cluster "c2"`}},
+		{"an answer of another shard", epoch("c1", "west"), []string{`belongs to shard "east"`, `answered belongs to shard "west" of cluster "c1"`}},
 	} {
 		for _, call := range []string{"register", "heartbeat"} {
-			t.Run(call+" answered by one "+tc.name, func(t *testing.T) {
+			t.Run(call+": "+tc.name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					s := leader()
 					own, foreign := s.onRegister, false

@@ -300,7 +300,7 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 			return f
 		}
 		if d.asked && d.waits {
-			return f // the order was not carried out before the agent restarted, so this end is not that of its instance
+			return f // the agent restarted before it carried the order out, so an instance of an older order has ended
 		}
 		if d.asked || d.healing || d.former {
 			// The instance ended before the present order arrived, which starts it again, or the agent stopped

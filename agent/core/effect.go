@@ -19,7 +19,7 @@ type (
 	Store struct {
 		Required       bool
 		Workload       string // workload id that the input StoreFailed gets if the write fails
-		Exit           *Exit  // how the job ended whose instance was removed; StoreFailed gets it too
+		Exit           *Exit  // how the removed instance of a job had ended; StoreFailed gets it too
 		Meta           *Meta
 		Intents        []*Intent
 		Forget         []string // ids whose intents and statuses are dropped

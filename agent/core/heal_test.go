@@ -152,7 +152,7 @@ func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 		return &workload.Observed{ID: "db", State: workload.Stopped, Content: "c1:a", RuntimeID: h.s.Get("db").Observed.RuntimeID,
 			StartedAt: started, FinishedAt: h.now}
 	}
-	t.Run("by a restart of the agent", func(t *testing.T) {
+	t.Run("the agent was restarted", func(t *testing.T) {
 		h := checked(t, kept)
 		h.now = h.now.Add(time.Minute)
 		o := stopped(h, h.s.Get("db").Observed.StartedAt)
@@ -171,7 +171,7 @@ func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 			t.Fatalf("after the restart of the agent the act is %+v, want an Ensure that no order asks for", a)
 		}
 	})
-	t.Run("by a failed action", func(t *testing.T) {
+	t.Run("the restart failed", func(t *testing.T) {
 		h := checked(t, kept)
 		h.now = h.now.Add(time.Minute)
 		o := stopped(h, h.s.Get("db").Observed.StartedAt)
@@ -183,7 +183,7 @@ func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 			t.Fatalf("after the failed action the act is %+v, want an Ensure", a)
 		}
 	})
-	t.Run("not after the instance was started again", func(t *testing.T) {
+	t.Run("not continued: the instance was started again", func(t *testing.T) {
 		h := checked(t, kept)
 		h.now = h.now.Add(time.Minute)
 		h.step(Done{Act: h.unhealthy()})
@@ -194,7 +194,7 @@ func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 			t.Fatalf("the instance ended after the restart, and the act is %+v, want none", a)
 		}
 	})
-	t.Run("not with an order that came since and does not ask for it", func(t *testing.T) {
+	t.Run("not continued: a newer order has on_unhealthy: keep", func(t *testing.T) {
 		h := checked(t, kept)
 		h.now = h.now.Add(time.Minute)
 		o := stopped(h, h.s.Get("db").Observed.StartedAt)
@@ -205,17 +205,17 @@ func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 		o.State, o.FinishedAt = workload.Running, time.Time{}
 		h.step(Done{Act: h.act(), Observed: o, Began: h.now})
 		if a := h.act(); a != nil || h.s.Intent("db").Heal {
-			t.Fatalf("after an order with on_unhealthy: keep the act is %+v, Heal %t; want no act and no restart that is still to be done", a, h.s.Intent("db").Heal)
+			t.Fatalf("after an order with on_unhealthy: keep the act is %+v, Heal %t; want no act and no pending restart", a, h.s.Intent("db").Heal)
 		}
 	})
-	t.Run("not after a restart during which an order came", func(t *testing.T) {
+	t.Run("not continued: an order arrived during the restart", func(t *testing.T) {
 		h := checked(t, kept)
 		h.now = h.now.Add(time.Minute)
 		a := h.unhealthy()
 		h.step(order(6, 7, kept, func(o *Order) { o.OnUnhealthy, o.Traits.HealthCheck = OnUnhealthyRestart, "tcp 80" }))
 		h.restarted(a).look(workload.Running) // the order requires a comparison of its own
 		if h.act() != nil || h.s.Intent("db").Heal {
-			t.Fatalf("after the restart the act is %+v, Heal %t; want no act and no restart that is still to be done", h.act(), h.s.Intent("db").Heal)
+			t.Fatalf("after the restart the act is %+v, Heal %t; want no act and no pending restart", h.act(), h.s.Intent("db").Heal)
 		}
 	})
 }

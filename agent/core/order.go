@@ -81,13 +81,13 @@ func (x *step) heard(h Heard) {
 	switch {
 	case got.ClusterID == "": // the answer comes from a legacy v1 scheduler
 	case known.ClusterID != "" && known.ClusterID != got.ClusterID:
-		x.refuse(fencedf("this node belongs to cluster %q, the answer is from cluster %q", known.ClusterID, got.ClusterID))
+		x.refuse(fencedf("this node belongs to cluster %q, the scheduler that answered belongs to cluster %q", known.ClusterID, got.ClusterID))
 		return
 	case otherShard(known, got):
-		x.refuse(fencedf("this node belongs to shard %q, the answer is from shard %q of cluster %q", known.Shard, got.Shard, got.ClusterID))
+		x.refuse(fencedf("this node belongs to shard %q, the scheduler that answered belongs to shard %q of cluster %q", known.Shard, got.Shard, got.ClusterID))
 		return
 	case got.Owned() && got.Less(known):
-		x.refuse(fencedf("the answer is from epoch %s, which is older than %s, which this node has seen", got, known))
+		x.refuse(fencedf("the scheduler answered with epoch %s, which is older than the epoch %s that this node has seen", got, known))
 		return
 	default:
 		got.Shard = cmp.Or(got.Shard, known.Shard)

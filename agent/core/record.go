@@ -41,7 +41,8 @@ type Tombstone struct {
 	Retain      bool `json:"retain,omitempty"`
 	// Done: the workload was removed completely. If Done is not set, the delete is still pending.
 	Done bool `json:"done,omitempty"`
-	// Exit is how the instance of a job ended that the delete stopped; nil if none was stopped.
+	// Exit is how the instance of a job ended when the delete stopped it; nil if the delete stopped no
+	// job.
 	Exit *Exit `json:"exit,omitempty"`
 
 	version uint64 // value of State.Version when the tombstone last changed; not stored

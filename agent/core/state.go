@@ -118,7 +118,7 @@ type memory struct {
 	// agent. lapsedAt is zero if the time is not known, or if the instance ran on after it.
 	lapsedAt time.Time
 	over     excess
-	exit     *Exit // how the job ended whose instance was removed, if the record of the delete could not be stored
+	exit     *Exit // how the removed instance of a job had ended; set while the delete is not stored
 }
 
 // excess records that an instance exceeds its disk limit. The workload is kept stopped until its order or its

@@ -223,7 +223,7 @@ func (x *step) prune() {
 			told = append(told, t)
 		}
 	}
-	for _, t := range told { // the output would take up to 4 KiB each, and heartbeats no longer report these deletes
+	for _, t := range told { // drop the outputs of the jobs, up to 4 KiB each: heartbeats no longer report these deletes
 		next := *t
 		next.Exit = nil
 		x.tombs.Set(t.ID, &next)

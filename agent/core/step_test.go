@@ -382,10 +382,9 @@ func TestStepGivesUpAFailedContainerThatNeverRestarts(t *testing.T) {
 	}
 }
 
-// A workload with on_lost_lease: stop starts only under a lease that the fencer has confirmed. After the lease
-// has ended, it starts only on a newer order. TestARepeatedOrderRunsAJobOnce: a new leader of the schedulers
-// repeats an order, because the replicated state contains no acknowledgement of it by the agent. The job runs
-// once, whether the repetition arrives before or after its end.
+// TestARepeatedOrderRunsAJobOnce: a new leader of the schedulers repeats an order, because the replicated
+// state contains no acknowledgement of it by the agent. The job runs once, whether the repetition arrives
+// before or after its end.
 func TestARepeatedOrderRunsAJobOnce(t *testing.T) {
 	once := func(o *Order) { o.Traits.RestartPolicy = "no" }
 	ended := func(h *history) *history {

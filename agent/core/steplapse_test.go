@@ -109,19 +109,19 @@ func TestStepKeepsTheEndOfAJobWhenTheLeaseEnds(t *testing.T) {
 		code int  // exit code of the job
 		ends bool // the job is reported with its exit
 	}{
-		{"it had succeeded", func(j *leasedJob) {
+		{"the job had succeeded", func(j *leasedJob) {
 			j.end(0, j.now)
 			j.list()
 			j.renew(1, j.clock)
 			j.looks()
 		}, 0, true},
-		{"it had failed", func(j *leasedJob) {
+		{"the job had failed", func(j *leasedJob) {
 			j.end(3, j.now)
 			j.list()
 			j.renew(1, j.clock)
 			j.looks()
 		}, 3, true},
-		{"it had succeeded, and no fencer answers", func(j *leasedJob) {
+		{"the job had succeeded, and no fencer answers", func(j *leasedJob) {
 			j.end(0, j.now)
 			j.list()
 			j.now, j.clock = j.now.Add(time.Hour), j.clock+time.Hour
@@ -129,23 +129,23 @@ func TestStepKeepsTheEndOfAJobWhenTheLeaseEnds(t *testing.T) {
 			j.step(FencerAnswered{Sent: lease.Renewal{Leased: []lease.Workload{job}}, Problem: "no answer"})
 			j.looks()
 		}, 0, true},
-		{"it had succeeded, which the agent observes later", func(j *leasedJob) {
+		{"the job had succeeded, and the agent observes this later", func(j *leasedJob) {
 			j.end(0, j.now)
 			j.renew(1, j.clock+1)
 			j.looks()
 		}, 0, true},
-		{"the fencer stops it", func(j *leasedJob) {
+		{"the fencer stops the job", func(j *leasedJob) {
 			end := j.clock
 			j.end(0, j.now.Add(time.Second))
 			j.now, j.clock = j.now.Add(time.Second), j.clock+time.Second
 			j.renew(1, end)
 			j.looks()
 		}, 0, false},
-		{"the agent stops it", func(j *leasedJob) {
+		{"the agent stops the job", func(j *leasedJob) {
 			j.renew(1, j.clock)
 			j.looks()
 		}, 0, false},
-		{"the agent stops it, and the clock of the machine is set back", func(j *leasedJob) {
+		{"the agent stops the job, and the clock of the machine is set back", func(j *leasedJob) {
 			j.renew(1, j.clock)
 			for a := j.act(); a != nil; a = j.act() {
 				if a.Verb == Halt {
@@ -157,21 +157,21 @@ func TestStepKeepsTheEndOfAJobWhenTheLeaseEnds(t *testing.T) {
 				j.step(Done{Act: a, Observed: &o, Began: j.now})
 			}
 		}, 0, false},
-		{"it succeeds while the agent is down, before the lease ends", func(j *leasedJob) {
+		{"the job succeeds while the agent is down, before the lease ends", func(j *leasedJob) {
 			j.end(0, j.now)
 			j.restart(lease.Status{Deadline: j.clock + time.Second, Lapses: 1, Lapsed: true})
 		}, 0, true},
-		{"the fencer stops it while the agent is down", func(j *leasedJob) {
+		{"the fencer stops the job while the agent is down", func(j *leasedJob) {
 			j.end(0, j.now.Add(time.Second))
 			j.restart(lease.Status{Deadline: j.clock, Lapses: 1, Lapsed: true})
 		}, 0, false},
-		{"the agent stops it and restarts, and a later lease has ended", func(j *leasedJob) {
+		{"the agent stops the job and restarts, and a later lease has ended", func(j *leasedJob) {
 			j.renew(1, j.clock)
 			j.looks()
 			j.now, j.clock = j.now.Add(time.Minute), j.clock+time.Minute
 			j.restart(lease.Status{Deadline: j.clock, Lapses: 2, Lapsed: true})
 		}, 0, false},
-		{"a newer order runs it again, and the lease ends before the start", func(j *leasedJob) {
+		{"a newer order runs the job again, and the lease ends before the start", func(j *leasedJob) {
 			j.end(3, j.now)
 			j.list()
 			j.step(Leased{j.clock + time.Minute})

@@ -350,7 +350,8 @@ func (x *step) failed(id string, in *Intent, class workload.Class, message strin
 	x.publish(w)
 }
 
-// exit returns how the instance of a job ended that the action removed; nil if that is not known.
+// exit returns how the instance that the action removed had ended, if it belonged to a job. It returns
+// nil if that is not known.
 func (d Done) exit() *Exit {
 	if o := d.Observed; d.Act.Ends && o != nil && !o.FinishedAt.IsZero() {
 		return new(exitOf(o))
@@ -415,8 +416,9 @@ func (x *step) removeDone(d Done, w *Workload) {
 	x.rebind()
 }
 
-// storeFailed is called after an input's records could not be stored. It schedules the work on the workload
-// again. The instance of a removed job is gone, so the workload keeps how it ended until the next attempt.
+// storeFailed is called after an input's records could not be stored. It schedules the work on the
+// workload again. If the input reported the removal of a job's instance, the instance is gone, so
+// storeFailed keeps in the State how it had ended, for the next attempt.
 func (x *step) storeFailed(e StoreFailed) {
 	if e.ID == "" {
 		return
