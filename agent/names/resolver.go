@@ -94,7 +94,7 @@ func (r *Resolver) Open(store Store, cluster string) error {
 	return nil
 }
 
-// use replaces the names that the resolver answers with by those in m, and passes the services in m to the
+// use makes the resolver answer with the names in m from now on. It passes the services in m to the
 // machine, which balances connections to them.
 func (r *Resolver) use(m *agentv1.NetworkNames) {
 	r.view.Store(newView(m))

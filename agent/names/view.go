@@ -73,7 +73,7 @@ func (v *view) members(networks []uint32, name, namespace string) (out []*agentv
 	return out
 }
 
-// in returns a namespace; all if it is "".
+// in returns a list with the namespace, or with all namespaces if namespace is "".
 func (v *view) in(namespace string) []string {
 	if namespace != "" {
 		return []string{namespace}
@@ -164,7 +164,7 @@ func (r *Resolver) Lookup(name string, networks []uint32) (out []netip.Addr, pro
 	case got.rcode == dns.RcodeNameError:
 		return nil, "the name does not exist"
 	case got.foreign:
-		return nil, "the name is not one of these networks: the resolvers of the machine are asked for it"
+		return nil, "no member of these networks has the name, so the resolvers of the machine are asked for it"
 	}
 	return nil, "the name exists, but none of its instances is ready"
 }

@@ -154,7 +154,7 @@ func TestLookup(t *testing.T) {
 		{"web.default", []uint32{4}, "[10.216.15.193]"},
 		{"late", []uint32{1}, "[] the name exists, but none of its instances is ready"},
 		{"alien", []uint32{1}, "[] the name does not exist"},
-		{"example.com", []uint32{1}, "[] the name is not one of these networks: the resolvers of the machine are asked for it"},
+		{"example.com", []uint32{1}, "[] no member of these networks has the name, so the resolvers of the machine are asked for it"},
 	} {
 		list, problem := r.Lookup(c.name, c.networks)
 		if got := strings.TrimSpace(fmt.Sprintf("%v %s", list, problem)); got != c.want {

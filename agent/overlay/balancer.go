@@ -256,7 +256,7 @@ func (b *Balancer) Apply(want plan.Balance) error {
 // replace replaces the table of services in the kernel by a new one with the content want.
 func (b *Balancer) replace(want plan.Balance) error {
 	c := b.rules.conn
-	c.AddTable(b.tables.table) // so that there is one to delete
+	c.AddTable(b.tables.table) // make sure that the table exists, because the delete of a missing table fails
 	c.DelTable(b.tables.table)
 	c.AddTable(b.tables.table)
 	for _, s := range []*nftables.Set{b.tables.blocks, b.tables.own, b.tables.services, b.tables.slots, b.tables.ports, b.tables.portSlots, b.tables.inside,

@@ -66,7 +66,7 @@ func (d *docker) Networks(ctx context.Context) ([]plan.ObservedNetwork, []worklo
 	defer cancel()
 	res, err := d.cli.NetworkList(ctx, client.NetworkListOptions{Filters: d.filters()})
 	if err != nil {
-		return nil, nil, fmt.Errorf("networks of the engine: %w", err)
+		return nil, nil, fmt.Errorf("listing the networks of the container engine: %w", err)
 	}
 	var out []plan.ObservedNetwork
 	names := map[string]uint32{}
@@ -96,7 +96,7 @@ func (d *docker) Networks(ctx context.Context) ([]plan.ObservedNetwork, []worklo
 	}
 	list, err := d.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: filter})
 	if err != nil {
-		return nil, nil, fmt.Errorf("containers on networks: %w", err)
+		return nil, nil, fmt.Errorf("listing the containers on networks: %w", err)
 	}
 	var held []workload.NetworkAddress
 	for _, c := range list.Items {

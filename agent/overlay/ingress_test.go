@@ -80,10 +80,10 @@ func TestIngress(t *testing.T) {
 	}{
 		{"from outside, the instance is on the machine", a1, fab, a, outside},
 		{"from outside, the instance is on another machine", a1, fab, b, gatewayB},
-		{"the machine itself, the instance is there", b1, b.space, b, b.address.String()},
-		{"the machine itself, the instance is on another one", b1, a.space, a, gatewayA},
-		{"a machine asks another one, which has the instance", b1, a.space, b, a.address.String()},
-		{"a machine asks another one, and has the instance itself", a1, a.space, b, gatewayB},
+		{"from a machine that has the instance", b1, b.space, b, b.address.String()},
+		{"from a machine, the instance is on another machine", b1, a.space, a, gatewayA},
+		{"a machine asks another machine, which has the instance", b1, a.space, b, a.address.String()},
+		{"a machine that has the instance asks another machine", a1, a.space, b, gatewayB},
 		{"a container of another network", b1, alien.space, a, gatewayA},
 		{"a container of another network asks another machine", b1, alien.space, b, a.address.String()},
 		{"a container of the network", b1, a1.space, a, a1.address.String()},
@@ -155,7 +155,7 @@ func TestIngress(t *testing.T) {
 	b.overlay.SetServices(workload.ServiceView{Ingress: []workload.NetworkIngress{x}, Lost: []netip.Prefix{slice(1, 0)}})
 	testbed.Within(t, 10*time.Second, "the connection to the lost machine ends", func() error {
 		if ping(held) == nil {
-			return errors.New("it is still open")
+			return errors.New("the connection is still open")
 		}
 		return nil
 	})

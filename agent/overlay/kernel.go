@@ -64,7 +64,7 @@ func dump[T any](list func() ([]T, error)) (out []T, err error) {
 func (k *kernel) Observe(address netip.Addr) (seen plan.Observed, err error) {
 	addrs, err := dump(func() ([]netlink.Addr, error) { return k.links.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
-		return seen, fmt.Errorf("addresses of interfaces: %w", err)
+		return seen, fmt.Errorf("reading the addresses of interfaces: %w", err)
 	}
 	for _, a := range addrs {
 		ip := toAddr(a.IP)
@@ -116,7 +116,7 @@ func (k *kernel) device(seen *plan.Observed) error {
 	}
 	fdb, err := dump(func() ([]netlink.Neigh, error) { return k.links.NeighList(index, unix.AF_BRIDGE) })
 	if err != nil {
-		return fmt.Errorf("forwarding entries of %s: %w", plan.Device, err)
+		return fmt.Errorf("reading the forwarding entries of %s: %w", plan.Device, err)
 	}
 	for _, n := range fdb {
 		if f := (plan.Forward{Peer: toAddr(n.IP)}); len(n.HardwareAddr) == len(f.MAC) {
@@ -126,7 +126,7 @@ func (k *kernel) device(seen *plan.Observed) error {
 	}
 	neighbours, err := dump(func() ([]netlink.Neigh, error) { return k.links.NeighList(index, unix.AF_INET) })
 	if err != nil {
-		return fmt.Errorf("neighbours of %s: %w", plan.Device, err)
+		return fmt.Errorf("reading the neighbours of %s: %w", plan.Device, err)
 	}
 	for _, n := range neighbours {
 		if n.State&(netlink.NUD_PERMANENT) == 0 {
@@ -140,7 +140,7 @@ func (k *kernel) device(seen *plan.Observed) error {
 		return k.links.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index}, netlink.RT_FILTER_OIF)
 	})
 	if err != nil {
-		return fmt.Errorf("routes over %s: %w", plan.Device, err)
+		return fmt.Errorf("reading the routes over %s: %w", plan.Device, err)
 	}
 	for _, r := range routes {
 		if r.Dst == nil {

@@ -194,7 +194,7 @@ func (o *Overlay) Run(ctx context.Context) {
 		}
 		if !balancing { // opened here, because sockets belong to the namespace of their thread
 			if b, err := OpenBalancer(); err != nil {
-				o.log.Warn("services of networks", "error", err)
+				o.log.Warn("cannot balance connections to the services of networks", "error", err)
 			} else {
 				balancing = true
 				workers.Go(func() { o.runServices(ctx, b) })
@@ -254,7 +254,7 @@ func (o *Overlay) watch(ctx context.Context, workers *sync.WaitGroup, broken cha
 			all.Go(func() {
 				defer cancel() // if one monitor fails, stop the others too
 				if err := m.watch(ctx, func() { signal(o.foreign) }); err != nil {
-					o.log.Warn("watching the network", "error", err)
+					o.log.Warn("watching the kernel's networks failed; it starts again", "error", err)
 					signal(broken)
 				}
 			})
@@ -325,7 +325,7 @@ func (o *Overlay) report(ready []uint32, problems []string) {
 	o.mu.Unlock()
 	o.cfg.Metrics.NetworkProblems(len(problems))
 	if changed && len(problems) > 0 {
-		o.log.Warn("networks between nodes", "problems", strings.Join(problems, "; "))
+		o.log.Warn("networks between nodes have problems", "problems", strings.Join(problems, "; "))
 	}
 }
 
@@ -406,7 +406,7 @@ func (r *reconciler) reconcile(ctx context.Context) bool {
 		r.o.cfg.Metrics.NetworkRepaired()
 		r.o.log.Warn("another program changed the networks between nodes; repaired", "operations", strings.Join(repaired, "; "))
 	case len(repaired) > 0:
-		r.o.log.Info("networks between nodes", "index", v.Index, "operations", strings.Join(repaired, "; "))
+		r.o.log.Info("changed the networks between nodes", "index", v.Index, "operations", strings.Join(repaired, "; "))
 	}
 	if done {
 		r.settled = v
@@ -438,7 +438,7 @@ func (r *reconciler) listen(v *workload.NetworkView) []string {
 func (r *reconciler) list(ctx context.Context, v *workload.NetworkView) {
 	networks, held, err := r.engine.Networks(ctx)
 	if err != nil {
-		r.o.log.Debug("networks of the container engine", "error", err)
+		r.o.log.Debug("cannot list the networks of the container engine", "error", err)
 		r.o.refresh()
 		r.listed = false
 		return

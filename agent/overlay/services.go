@@ -192,7 +192,7 @@ func (o *Overlay) rebalance(b *Balancer, v *workload.NetworkView, s workload.Ser
 	case read || b.have == nil:
 		was := b.have
 		if err := b.Read(); err != nil {
-			o.log.Debug("the table of services", "error", err)
+			o.log.Debug("cannot read the nftables table of services; it is written anew", "error", err)
 			b.have = nil
 		}
 		repairs = was != nil && (b.have == nil || !was.To(*b.have).Empty())
@@ -305,7 +305,7 @@ func (o *Overlay) reportServices(s workload.ServiceView, have *plan.Balance, err
 	o.services.served, o.services.problems = served, problems
 	o.mu.Unlock()
 	if changed && len(problems) > 0 {
-		o.log.Warn("services of networks", "problems", strings.Join(problems, "; "))
+		o.log.Warn("services of networks have problems", "problems", strings.Join(problems, "; "))
 	}
 }
 
@@ -314,7 +314,7 @@ func (o *Overlay) forget(b *Balancer) {
 	_, s := o.wanted()
 	switch n, err := b.Forget(s); {
 	case err != nil:
-		o.log.Warn("tracked connections to services", "error", err)
+		o.log.Warn("cannot delete the tracked connections to former instances of services", "error", err)
 	case n > 0:
 		o.log.Info("connections to instances that are gone were closed", "connections", n)
 	}

@@ -104,7 +104,7 @@ func TestServices(t *testing.T) {
 			return err
 		})
 	}
-	for _, x := range []struct { // each differs from the one before it in the instance or in what that sees
+	for _, x := range []struct { // in each case another instance answers than in the case before, or it sees another client address
 		name     string
 		instance *container
 		from     *space
@@ -169,7 +169,7 @@ func TestServices(t *testing.T) {
 	a.overlay.SetServices(lost)
 	testbed.Within(t, 10*time.Second, "the connection to the lost machine ends", func() error {
 		if ping(held) == nil {
-			return errors.New("it is still open")
+			return errors.New("the connection is still open")
 		}
 		return nil
 	})
@@ -283,13 +283,13 @@ func TestWithdraw(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		id    workload.ID
-		views []time.Duration // when views come: the last one is without the instance
+		views []time.Duration // times at which views come; the last view lacks the instance
 		want  time.Duration
 	}{
-		{"the view comes", "web", []time.Duration{100 * time.Millisecond}, 300 * time.Millisecond},
+		{"the view without the instance comes", "web", []time.Duration{100 * time.Millisecond}, 300 * time.Millisecond},
 		{"another view comes first", "web", []time.Duration{100 * time.Millisecond, 200 * time.Millisecond}, 400 * time.Millisecond},
 		{"no view comes", "web", nil, time.Second},
-		{"it serves nobody", "other", nil, 0},
+		{"the workload is in no service", "other", nil, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

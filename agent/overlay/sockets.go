@@ -19,7 +19,7 @@ type sockets struct{ conn *netlink.Conn }
 func openSockets() (*sockets, error) {
 	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, nil)
 	if err != nil {
-		return nil, fmt.Errorf("sockets of the machine: %w", err)
+		return nil, fmt.Errorf("opening the socket that lists the sockets of the machine: %w", err)
 	}
 	return &sockets{conn}, nil
 }

@@ -187,7 +187,7 @@ func inside(pid int, own []netip.Addr, f func() error) error {
 }
 
 func enter(pid int, own []netip.Addr, f func() error) error {
-	const advice = "start at its node instead"
+	const advice = "trace from the node of the container instead (--from NODE)"
 	file, err := os.Open("/proc/" + strconv.Itoa(pid) + "/ns/net")
 	if err != nil {
 		return fmt.Errorf("cannot enter the container's network namespace: %w: %s", err, advice)

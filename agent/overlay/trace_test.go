@@ -45,13 +45,13 @@ func TestTraceSource(t *testing.T) {
 	n := workload.Network{ID: 1, CIDR: netip.MustParsePrefix("10.216.0.0/20"), Slice: netip.MustParsePrefix("10.216.0.64/26")}
 	d := tracer{view: &workload.NetworkView{Networks: []workload.Network{n}}}
 	if got := fmt.Sprint(d.source(netip.MustParseAddr("10.216.0.2"))); got != plan.Gateway(n.Slice).String()+":0" {
-		t.Errorf("to a member from %s", got)
+		t.Errorf("the source of a connection to a member is %s, want the bridge of this machine", got)
 	}
 	if got := d.source(netip.MustParseAddr("10.0.0.2")); got != nil {
-		t.Errorf("to a node from %s", got)
+		t.Errorf("the source of a connection to a node is %s, want none", got)
 	}
 	if d.pid = 1; d.source(netip.MustParseAddr("10.216.0.2")) != nil {
-		t.Error("from a container there must be no source")
+		t.Error("a connection from a container has a source, want none")
 	}
 }
 

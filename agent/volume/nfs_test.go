@@ -175,7 +175,7 @@ func TestExportIsOfferedWhileItIsMounted(t *testing.T) {
 		sys.mu.Unlock()
 		sys.on.Store(true)
 		b.restart() // restart with nothing mounted, as after a reboot of the machine
-		offers("not looked at", false, 0)
+		offers("before the first check", false, 0)
 
 		ctx, giveUp := context.WithCancel(t.Context())
 		mounted := make(chan struct{})

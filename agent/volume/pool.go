@@ -22,7 +22,7 @@ const (
 	measurePatience = 5 * time.Second  // how long Measure waits for all measurements
 )
 
-const notLooked = "not looked at yet"
+const notLooked = "not checked yet"
 
 // Measure measures the storage pools and checks which volume drivers work. It reports whether the drivers and
 // pools that the node registers have changed since the last Measure. If a system call hangs because a file

@@ -641,7 +641,7 @@ func TestAHalfMadeVolumeIsDeletedWithItsWorkload(t *testing.T) {
 
 // On an export, the volume of a container and that of a virtual machine may have the same name. The first is
 // a folder, the second a file, and deleting one leaves the other.
-func TestAMachinesDeleteSparesAFolderOfItsVolumesName(t *testing.T) {
+func TestADeletedVMDiskLeavesAFolderOfTheSameName(t *testing.T) {
 	a, b := nodes(t)
 	at := a.attach("db", driver.Container, folder("data", by(NFS), retain))[0]
 	write(t, at.Path, "f", "one")

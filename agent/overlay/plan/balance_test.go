@@ -141,14 +141,14 @@ func TestBalanceChanges(t *testing.T) {
 
 func drop[K comparable, V any](t *rapid.T, m map[K]V, key K) {
 	if _, ok := m[key]; !ok {
-		t.Fatalf("%v is removed and not there", key)
+		t.Fatalf("the change removes %v, which does not exist", key)
 	}
 	delete(m, key)
 }
 
 func add[K comparable, V any](t *rapid.T, m map[K]V, key K, value V) {
 	if _, ok := m[key]; ok {
-		t.Fatalf("%v is added and there already", key)
+		t.Fatalf("the change adds %v, which exists already", key)
 	}
 	m[key] = value
 }

@@ -515,7 +515,7 @@ func TestChoose(t *testing.T) {
 		{"its own, freed a moment ago", slice, young, "x", "10.216.0.69", ""},
 		{"the one freed first", slice, freed, "a", "10.216.0.73", ""},
 		{"none, because an address was freed too recently", slice, young, "a", "", "the slice 10.216.0.64/28 has no free address: 9 are in use, 1 were freed less than 5m0s ago"},
-		{"a slice without a quarter", prefix("10.216.0.64/29"), nil, "a", "", "the slice 10.216.0.64/29 is too small: at least 16 addresses are needed"},
+		{"a slice that is too small to be divided", prefix("10.216.0.64/29"), nil, "a", "", "the slice 10.216.0.64/29 is too small: at least 16 addresses are needed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := Choose(c.slice, c.have, c.id, now)
