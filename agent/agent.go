@@ -111,7 +111,7 @@ func (a *Agent) wire(factory Factory) error {
 		known[in.ID] = true
 	}
 	if err := files.Keep(func(workload string) bool { return known[workload] }); err != nil {
-		return fmt.Errorf("agent: secrets and configs in memory: %w", err)
+		return fmt.Errorf("agent: removing old secrets and configs from memory: %w", err)
 	}
 	ceiling := cfg.Ceiling
 	ceiling.Private = append(slices.Clone(ceiling.Private), cfg.StatePath, cfg.StatePath+".key", files.Root())

@@ -324,7 +324,7 @@ func TestAClockSetBackDoesNotDelayAnAttempt(t *testing.T) {
 		h.ensure = func(driver.Spec) error { return driver.Errorf(driver.RuntimeUnhealthy, "ensure", "away") }
 	})
 	r.apply("web", "sim/run")
-	r.until(func() bool { return r.status("web").GetMetadata()["failure_reason"] != "" }, func() string { return "it does not fail" })
+	r.until(func() bool { return r.status("web").GetMetadata()["failure_reason"] != "" }, func() string { return "the workload does not fail" })
 	r.halt()
 	s, err := store.Open(r.cfg.StatePath, false)
 	if err != nil {
@@ -489,7 +489,7 @@ func TestAMissingInstanceIsCreatedAgain(t *testing.T) {
 	r.until(func() bool {
 		o := r.observed("web")
 		return o != nil && o.RuntimeID != before && o.State == driver.Running
-	}, func() string { return "not made again" })
+	}, func() string { return "the instance was not made again" })
 	r.reaches("web", running)
 }
 
@@ -567,7 +567,7 @@ func TestPermanentFailureIsReportedAtOnce(t *testing.T) {
 	r.until(func() bool {
 		out, err := r.api.ListActions(context.Background(), &agentv1.ListActionsRequest{Status: "failed"})
 		return err == nil && len(out.Actions) == 1 && out.Actions[0].Error != ""
-	}, func() string { return "no failed action" })
+	}, func() string { return "the agent reports no failed action" })
 	if n := r.hooks.count("ensure web"); n != 1 {
 		t.Errorf("the agent tried to start the workload %d times, want once", n)
 	}

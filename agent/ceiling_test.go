@@ -60,8 +60,8 @@ func TestPoliciesDecideWhetherAWorkloadStarts(t *testing.T) {
 		{"an admin and a policy of the node", policy.Baseline, append(ours, privileged, adminsOnly), []string{`policy "baseline"`, "PERSYS_POLICY"}},
 		{"an admin and the data of a scheduler", "", append(ours, adminsOnly, mounts(scheduler)), []string{"not allowed on this node", "rule protected_paths"}},
 		{"a legacy v1 scheduler and the data of a scheduler", "", []option{mounts(scheduler + "/raft")}, []string{"rule protected_paths"}},
-		{"the state file under a policy of the scheduler", "", append(ours, adminsOnly, mounts("STATE"), under("kinds: ['*']\nimages: ['*']\nusers: ['*']\nhost_paths: [{path: /}]\n")), []string{"rule protected_paths", "state.db"}},
-		{"the state file of an admin", "", append(ours, adminsOnly, mounts("STATE")), nil},
+		{"a mount of the agent's state file, allowed by the scheduler's policy", "", append(ours, adminsOnly, mounts("STATE"), under("kinds: ['*']\nimages: ['*']\nusers: ['*']\nhost_paths: [{path: /}]\n")), []string{"rule protected_paths", "state.db"}},
+		{"a mount of the agent's state file, ordered by an admin", "", append(ours, adminsOnly, mounts("STATE")), nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t, func(c *Config) {

@@ -19,7 +19,7 @@ func TestAPendingInstanceIsRestartedOnce(t *testing.T) {
 	r.until(func() bool { return r.observed("web") != nil }, func() string { return "never made" })
 	before := r.observed("web")
 	r.apply("web", "sim/run", slow, content("c1:a"), revision("c1-0123456789abcdef-r1"))
-	r.until(func() bool { return r.hooks.count("halt web") > 0 && r.a.runner.State().Depth() == 0 }, func() string { return "never restarted, or for ever" })
+	r.until(func() bool { return r.hooks.count("halt web") > 0 && r.a.runner.State().Depth() == 0 }, func() string { return "the instance is not restarted, or is restarted again and again" })
 	if n, o := r.hooks.count("halt web"), r.observed("web"); n != 1 || o == nil || o.RuntimeID != before.RuntimeID || o.State != driver.Pending {
 		t.Errorf("the pending instance was stopped %d times and changed from %+v to %+v; want one restart of the same instance", n, before, o)
 	}
@@ -41,7 +41,7 @@ func TestANewOrderClosesAPendingDelete(t *testing.T) {
 	check := func(when string) {
 		t.Helper()
 		r.reaches("web", running)
-		r.until(func() bool { return !r.a.runner.State().Working("web") }, func() string { return when + ": still in work" })
+		r.until(func() bool { return !r.a.runner.State().Working("web") }, func() string { return when + ": the agent still works on the workload" })
 		if r.a.runner.State().Tombstone("web").Done != true {
 			t.Errorf("%s: the status still says that the workload is being deleted", when)
 		}

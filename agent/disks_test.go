@@ -121,7 +121,7 @@ func TestAWorkloadOverItsDiskLimitIsStopped(t *testing.T) {
 		}
 		return n
 	}
-	r.until(func() bool { return stops() == 0 }, func() string { return "it still runs" })
+	r.until(func() bool { return stops() == 0 }, func() string { return "the workload still runs" })
 	// The workload stays stopped when the scheduler repeats its order, and when a measurement fails.
 	r.apply("web", "img:1", withDisk(1), revision("rev-1-r1"))
 	r.reaches("web", failing)
@@ -193,7 +193,7 @@ func TestDiskLimitAndVolumes(t *testing.T) {
 
 // Reserved resources, not actual usage, decide whether an order is accepted. Existing workloads keep
 // running even if their reservations exceed the threshold.
-func TestPromisesAboveTheThresholdAreRefused(t *testing.T) {
+func TestReservationsAboveTheThresholdAreRefused(t *testing.T) {
 	limits := func(cpu, memoryMB, gb int64) option {
 		return func(r *agentv1.ApplyWorkloadRequest) {
 			c := r.Spec.GetContainer()

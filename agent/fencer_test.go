@@ -175,7 +175,7 @@ func TestAfterALapseOnlyANewerOrderStarts(t *testing.T) {
 	}
 }
 
-func TestWithoutAFencerTheAgentStopsByItself(t *testing.T) {
+func TestTheAgentStopsLeasedWorkloadsIfTheFencerDoesNotAnswer(t *testing.T) {
 	r, g := leasedRig(t)
 	r.start()
 	r.leased(fencer.Now() + time.Second)

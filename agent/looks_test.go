@@ -40,7 +40,7 @@ func TestASlowListDoesNotUndoALook(t *testing.T) {
 		t.Errorf("an older list of instances, which lacks an inspected workload, caused %d further inspections; want none", n-looks)
 	}
 	list(time.Now())
-	r.until(func() bool { return r.hooks.count("look web") > looks }, func() string { return "a newer List without it was no news" })
+	r.until(func() bool { return r.hooks.count("look web") > looks }, func() string { return "a newer list without the workload caused no inspection" })
 	r.reaches("web", running)
 }
 
@@ -69,7 +69,7 @@ func TestAnEventCausesOneLook(t *testing.T) {
 		if err := r.engine.Kill("a", 1); err != nil {
 			t.Fatal(err)
 		}
-		r.until(func() bool { return r.hooks.count("ensure a") == 2 }, func() string { return "its end was not seen" })
+		r.until(func() bool { return r.hooks.count("ensure a") == 2 }, func() string { return "the agent did not see the end of workload a" })
 		r.reaches("a", running)
 		r.settles()
 		if n := r.hooks.count("list") - lists; n != 0 {
@@ -126,7 +126,7 @@ func TestAnEventDuringALookIsNotLost(t *testing.T) {
 			}
 		})
 		r.apply("web", "sim/run", content("c1:a"))
-		r.until(func() bool { return r.hooks.count("ensure web") == 2 }, func() string { return "its end was not seen" })
+		r.until(func() bool { return r.hooks.count("ensure web") == 2 }, func() string { return "the agent did not see the end of workload web" })
 		r.reaches("web", running)
 		r.halt()
 	})

@@ -10,7 +10,7 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-func TestBadOrdersAreRefusedInBand(t *testing.T) {
+func TestBadOrdersAreRefusedInTheAnswer(t *testing.T) {
 	r := newRig(t).start()
 	for _, c := range []struct {
 		name, says string

@@ -103,8 +103,9 @@ func TestVolumesFollowTheirWorkload(t *testing.T) {
 	}
 }
 
-// A workload that a person deletes without its volumes leaves them for good: the agent cleans them up at no age, and the
-// workload finds its data when it is applied again. A new order before the removal does not change that.
+// If a person deletes a workload but not its volumes, the volumes stay, and garbage collection never
+// removes them. When the workload is applied again, it gets its data back. The volumes also stay if a new
+// order arrives before the removal is carried out.
 func TestADeleteCanKeepTheVolumes(t *testing.T) {
 	r := newRig(t).start()
 	given := r.seen()

@@ -97,7 +97,7 @@ func (c *Client) call(ctx context.Context, in lease.Renewal) (lease.Status, erro
 			if c.silent >= 2 && c.Start != nil && Alive(c.last.Fencer) {
 				c.Logger.Warn("the first fencer does not answer: killing it, so that the second fencer takes over", "pid", c.last.Fencer.PID)
 				if err := Kill(c.last.Fencer); err != nil && !errors.Is(err, os.ErrProcessDone) {
-					c.Logger.Error("killing the fencer", "error", err)
+					c.Logger.Error("could not kill the fencer", "error", err)
 				}
 			}
 		}

@@ -378,7 +378,7 @@ func (f *Fencer) step(ctx context.Context, in lease.Input) {
 		case lease.Kill:
 			f.opt.Logger.Warn("the agent does not confirm that its lease has ended: killing it", "pid", e.Agent.PID)
 			if err := Kill(e.Agent); err != nil && !errors.Is(err, os.ErrProcessDone) {
-				f.opt.Logger.Error("killing the agent", "error", err)
+				f.opt.Logger.Error("could not kill the agent", "error", err)
 			}
 		case lease.Look:
 			f.work.Go(func() { f.look(ctx, e) })
@@ -397,7 +397,7 @@ func (f *Fencer) look(ctx context.Context, look lease.Look) {
 	defer cancel()
 	running, err := f.opt.Runtime.Running(within, look.Cluster, look.Of)
 	if err != nil && ctx.Err() == nil {
-		f.opt.Logger.Error("asking the engines for running workloads", "error", err)
+		f.opt.Logger.Error("could not ask the engines which workloads run", "error", err)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -345,7 +345,7 @@ func TestARenewalThatIsNotStoredChangesNothing(t *testing.T) {
 	}
 }
 
-func TestAnIdleFencerEndsWithItsSecond(t *testing.T) {
+func TestBothFencersEndWhenTheyAreIdle(t *testing.T) {
 	r := newRig(t)
 	second := make(chan lease.Process, 8)
 	ended := make(chan error, 1)

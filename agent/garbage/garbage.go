@@ -220,7 +220,7 @@ func (c *Collector) Record(f *Finding, by string) {
 	t.ID = fmt.Sprintf("gc-%s-%s-%d", f.Kind, f.Name, now.UnixNano())
 	t = t.Started(now).Ended(text, f.Err != nil, now)
 	if _, err := c.Runner.Do(core.Record{Task: t}); err != nil {
-		c.Logger.Error("storing the task history", "err", err)
+		c.Logger.Error("could not store the task history", "err", err)
 	}
 }
 

@@ -127,7 +127,7 @@ func TestForeignFolderIsRefused(t *testing.T) {
 	}
 }
 
-func TestWithoutMemory(t *testing.T) {
+func TestPutNeedsATmpfs(t *testing.T) {
 	s := Open("x", filepath.Join(t.TempDir(), "none"))
 	if _, err := s.Put("web", "c1:a", []File{own("x")}); err == nil || !strings.Contains(err.Error(), "tmpfs") {
 		t.Errorf("Put without a tmpfs returned %v, want an error", err)

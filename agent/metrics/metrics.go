@@ -211,9 +211,9 @@ func (m *Metrics) readAgent(from *Source) {
 			"Instances with our labels but without an order. The agent reports them and does not remove them by itself.", "resource_type")
 		failed = m.ReadGauge("garbage_collection_old_failed_workloads_found", "Workloads that have been Failed for more than an hour.")
 		depth  = m.ReadGauge("task_queue_depth", "Workloads on which an action is due or in progress.")
-		memory = m.ReadGauge("system_memory_utilization_percent", "0 to 100.")
-		cpu    = m.ReadGauge("system_cpu_utilization_percent", "0 to 100.")
-		disk   = m.ReadGauge("system_disk_utilization_percent", "0 to 100.", "mount_point")
+		memory = m.ReadGauge("system_memory_utilization_percent", "Memory of the machine in use, in percent (0 to 100).")
+		cpu    = m.ReadGauge("system_cpu_utilization_percent", "CPU use of the machine, in percent (0 to 100).")
+		disk   = m.ReadGauge("system_disk_utilization_percent", "Disk space in use, in percent (0 to 100).", "mount_point")
 		cards  = m.ReadGauge("system_network_bytes", "Bytes that the machine's own network cards received and sent since the machine started.", "direction")
 		// The gauges are sums for each kind of workload. Users choose workload ids, so one series for each id
 		// would grow without bound.

@@ -300,7 +300,7 @@ func (r *Runner) files(in *core.Intent) ([]string, error) {
 	}
 	paths, err := r.cfg.Files.Put(in.ID, in.EngineContent, files)
 	if err != nil {
-		return nil, driver.Errorf(driver.RuntimeError, "ensure", "secrets and configs: %w", err)
+		return nil, driver.Errorf(driver.RuntimeError, "ensure", "writing the secrets and configs: %w", err)
 	}
 	return paths, nil
 }

@@ -29,7 +29,7 @@ func (c *Ceiling) rules(in *core.Intent) (*driver.Rules, error) {
 	for _, text := range in.Policies {
 		p, err := document.Read([]byte(text))
 		if err != nil {
-			return nil, driver.Errorf(driver.InvalidSpecification, "policy", "of the order: %w", err)
+			return nil, driver.Errorf(driver.InvalidSpecification, "policy", "a policy in the order is invalid: %w", err)
 		}
 		out.Policies = append(out.Policies, driver.Rule{Policy: p, Next: "change the workload, or ask an admin for another policy: persysctl policy bind --help"})
 	}

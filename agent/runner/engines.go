@@ -242,7 +242,7 @@ func (r *Runner) closeReplaced(old, kept map[driver.Kind]*engine) {
 		}
 		if c, ok := e.drv.(io.Closer); ok {
 			if err := c.Close(); err != nil {
-				r.log.Warn("closing a driver", "kind", kind, "error", err)
+				r.log.Warn("could not close a driver", "kind", kind, "error", err)
 			}
 		}
 	}

@@ -425,7 +425,7 @@ func (r *Runner) keepStatuses() {
 			pause = max(pause, r.cfg.Core.Policy.Base)
 			nudge(r.unkept) // storing failed: the reports stay in memory, and a later attempt stores them
 			if text != problem {
-				r.log.Error("state file", "error", text) // an error that repeats is logged only once
+				r.log.Error("could not write the state file", "error", text) // an error that repeats is logged only once
 			}
 		}
 		problem = text

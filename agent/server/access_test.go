@@ -16,9 +16,10 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// TestReadsTakeNoRoomOfOrders: a host that has used up its reads can still send orders, and the other way round. The
-// caller has no certificate, so a call that the limits admit is refused as unauthenticated.
-func TestReadsTakeNoRoomOfOrders(t *testing.T) {
+// TestReadsDoNotUseUpTheLimitOfOrders: a host that has used up its reads can still send orders, and the
+// other way round. The caller has no certificate, so a call that the limits admit is refused as
+// unauthenticated.
+func TestReadsDoNotUseUpTheLimitOfOrders(t *testing.T) {
 	s := &Server{cfg: Config{Limits: limits.Limits{Calls: 1}}}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -16,8 +16,9 @@ import (
 const (
 	// Limits of one TraceConnection.
 	maxTracedNetworks, maxTracedAddresses = 64, 16
-	// traceTime is the time limit of TraceConnection, and maxTraces the number of calls at a time. Schedulers make one for
-	// each person at a time, so one person at three schedulers leaves room for others.
+	// traceTime is the time limit of TraceConnection, and maxTraces the number of calls at a time. A
+	// scheduler makes at most one call at a time for each person. So a person who uses three schedulers
+	// cannot use up the limit.
 	traceTime, maxTraces = 3 * time.Second, 8
 )
 
@@ -51,7 +52,7 @@ func (s *Server) TraceConnection(ctx context.Context, req *agentv1.TraceConnecti
 		}
 		p, ok := drv.(driver.ProcessFinder)
 		if !ok {
-			return nil, status.Errorf(codes.FailedPrecondition, "workload %q is not a container: start at its node instead", id)
+			return nil, status.Errorf(codes.FailedPrecondition, "workload %q is not a container: trace from the node of the workload instead (--from NODE)", id)
 		}
 		if pid, err = p.Process(ctx, driver.ID(id)); err != nil {
 			return nil, status.Error(codes.FailedPrecondition, err.Error())

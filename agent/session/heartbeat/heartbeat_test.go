@@ -24,11 +24,11 @@ func TestLeases(t *testing.T) {
 		until  time.Duration // after the time at which the heartbeat was sent, which is 6 s after the registration
 		length time.Duration
 	}{
-		{"a length counts from the time of sending", Answer{Epoch: first, Lease: 12 * time.Second}, 12 * time.Second, 12 * time.Second},
-		{"an answer without a lease keeps the last end", Answer{Epoch: first}, 3 * time.Second, 9 * time.Second},
-		{"a legacy v1 scheduler sends an end", Answer{LeaseEnd: sent.Add(26 * time.Second)}, 20 * time.Second, 20 * time.Second},
-		{"an end in the past is ignored", Answer{LeaseEnd: sent.Add(-time.Second)}, 9 * time.Second, 9 * time.Second},
-		{"a legacy v1 scheduler sends neither", Answer{}, 9 * time.Second, 9 * time.Second},
+		{"a lease counts from the time at which the heartbeat was sent", Answer{Epoch: first, Lease: 12 * time.Second}, 12 * time.Second, 12 * time.Second},
+		{"an answer without a lease keeps the end of the last lease", Answer{Epoch: first}, 3 * time.Second, 9 * time.Second},
+		{"a legacy v1 scheduler sends the end of the lease", Answer{LeaseEnd: sent.Add(26 * time.Second)}, 20 * time.Second, 20 * time.Second},
+		{"an end of the lease in the past is ignored", Answer{LeaseEnd: sent.Add(-time.Second)}, 9 * time.Second, 9 * time.Second},
+		{"a legacy v1 scheduler sends no lease", Answer{}, 9 * time.Second, 9 * time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.answer.Sent = sent.Add(6 * time.Second)
@@ -110,7 +110,7 @@ func TestSequencesBeginAnewWithEachRegistration(t *testing.T) {
 	}
 }
 
-func TestWaits(t *testing.T) {
+func TestWaitBetweenCalls(t *testing.T) {
 	least := func(time.Duration) time.Duration { return 0 }
 	most := func(d time.Duration) time.Duration { return d }
 	s := registered()
@@ -132,7 +132,7 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-func TestDeadlines(t *testing.T) {
+func TestTimeLimitOfACall(t *testing.T) {
 	for lease, want := range map[time.Duration]time.Duration{time.Second: time.Second, 9 * time.Second: 3 * time.Second, time.Hour: 5 * time.Second} {
 		if got := (State{Lease: lease}).Deadline(); got != want {
 			t.Errorf("with a lease of %s a call may take %s, want %s", lease, got, want)
