@@ -94,7 +94,7 @@ func (t *Tx) putAccount(b *commandv1.PutAccount) Result {
 		}
 		a.TokenAt = now
 	} else if a.ExpiresAt != 0 {
-		return refuse(Invalid, "expires_at: an account with an issuer has no token that ends")
+		return refuse(Invalid, "expires_at: must be 0 for an account with an issuer, which has no bearer token")
 	}
 	switch {
 	case known:
@@ -171,7 +171,7 @@ func (t *Tx) deleteAccount(b *commandv1.DeleteAccount) Result {
 func (c *checker) accounts() {
 	c.s.r.accounts.Scan(func(name string, a *Account) bool {
 		c.must(a.Name == name && a.fault() == "", "account %q is stored under %q: %s", clip(a.Name), clip(name), a.fault())
-		c.must((a.Issuer == "") == (a.ExpiresAt != 0), "account %s has the end %d", clip(name), a.ExpiresAt)
+		c.must((a.Issuer == "") == (a.ExpiresAt != 0), "account %s with issuer %q has the expiry time %d", clip(name), clip(a.Issuer), a.ExpiresAt)
 		return true
 	})
 }

@@ -9,14 +9,16 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// AuditLog names one of the three audit logs. Each has its own bounds, so that neither ordinary events nor refused
-// calls push out the records of changes, and neither these nor ordinary changes push out those of security.
+// AuditLog names one of the three audit logs. Each log has its own bounds. So ordinary events and refused
+// calls cannot push out the records of changes, and ordinary changes cannot push out the records of the
+// security log.
 type AuditLog string
 
 // The audit logs.
 const (
-	// AuditSecurity has the changes of rights, limits, trust and membership of the cluster: see securityTypes. Nobody
-	// who is confined to namespaces, and no built-in role but admin, can add records to it at will.
+	// AuditSecurity has the changes of rights, limits, trust and membership of the cluster: see
+	// securityTypes. Callers who are confined to namespaces, or who have only the built-in roles viewer and
+	// operator, cannot fill it with records.
 	AuditSecurity AuditLog = "security"
 	AuditChanges  AuditLog = "changes"  // other calls that changed the state, and consoles or commands that users opened in workloads
 	AuditRefusals AuditLog = "refusals" // refused joins, refused calls, and mutations that changed nothing
@@ -179,8 +181,9 @@ func (t *Tx) isSecurity(e *Event) bool {
 	case EventCallMade:
 		return len(t.confined) == 0 && slices.ContainsFunc(e.Details, func(d Label) bool { return d.Key == "call" && slices.Contains(auditedCalls[:], d.Value) })
 	case EventJoined:
-		// A token adds one record at most, however often its holders use it. The namespaces to which the caller is
-		// confined do not count: strangers join, and callers can limit their calls to namespaces themselves.
+		// Log the join only if it uses up its token, so that each token adds at most one record. Ignore the
+		// namespaces to which the call is confined, because callers without rights join, and callers can
+		// confine their own calls.
 		return t.caller != "" && t.usedUp
 	}
 	return t.caller != "" && len(t.confined) == 0 && slices.Contains(securityTypes[:], e.Type)

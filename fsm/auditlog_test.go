@@ -107,7 +107,7 @@ func TestOrdinaryUpdatesKeepSecurityRecords(t *testing.T) {
 	w.ok(admin(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
 		Type: EventCallMade, Message: "replica s3", Details: []*commandv1.Label{{Key: "call", Value: "remove replica"}}}}}))
 	want := auditOf(w.s, AuditSecurity)
-	is(t, "records of security", len(want), 3)
+	is(t, "records in the security log", len(want), 3)
 
 	confined := func(c Command) Command {
 		c.Head = &commandv1.Head{At: w.now, By: "persys://c/user/vera", From: "192.0.2.9", Namespaces: []string{"shop"}}
@@ -126,7 +126,7 @@ func TestOrdinaryUpdatesKeepSecurityRecords(t *testing.T) {
 	for i := range updates {
 		attack(put("web", inNamespace("shop"), specOf(1+i%2)))
 	}
-	long := strings.Repeat("x", 1024) // the bound of the bytes is reached before that of the number
+	long := strings.Repeat("x", 1024) // the log reaches its limit of bytes before its limit of records
 	for i := range MaxAuditChangeBytes / len(long) {
 		kind := []string{EventSessionOpened, EventSecretShown, EventCallMade}[i%3]
 		attack(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
@@ -134,7 +134,7 @@ func TestOrdinaryUpdatesKeepSecurityRecords(t *testing.T) {
 	}
 	s := tx.Commit()
 	if got := auditOf(s, AuditSecurity); !slices.Equal(got, want) {
-		t.Errorf("after %d updates of a confined operator, the log of security has %.300q, want %q", updates, got, want)
+		t.Errorf("after %d updates of a confined operator, the security log has %.300q, want %q", updates, got, want)
 	}
 	if a := s.r.audit.changes; a.records.At(0).Number < updates {
 		t.Errorf("the log of changes still has record %d, so it was never full", a.records.At(0).Number)
@@ -157,8 +157,8 @@ func TestAuditLogOfAnEvent(t *testing.T) {
 	is(t, "a restore", tx.auditLogOf(&Event{Type: EventClusterRestored}), AuditSecurity)
 }
 
-// TestJoinsInTheSecurityLog: the log of security has one join of each token, even if the caller limits the call to
-// namespaces. Joins with further uses of a token, and repeats of a join, are in the log of changes.
+// TestJoinsInTheSecurityLog: the security log has one join of each token, even if the caller limits the call
+// to namespaces. The other joins with the same token, and repeats of a join, are in the log of changes.
 func TestJoinsInTheSecurityLog(t *testing.T) {
 	w := formed(t)
 	log := func(c Command) AuditLog {
@@ -176,16 +176,16 @@ func TestJoinsInTheSecurityLog(t *testing.T) {
 	viewer := func(a *commandv1.Admit) { a.Access = "viewer" }
 	w.ok(joinToken(w, "one", "user"))
 	is(t, "a join with a token of one use", log(join(w, "one", "user", "ada", viewer)), AuditSecurity)
-	is(t, "the same join again", log(join(w, "one", "user", "ada", viewer)), AuditChanges)
+	is(t, "a repeat of the join", log(join(w, "one", "user", "ada", viewer)), AuditChanges)
 	w.ok(joinToken(w, "three", "agent", uses(3)))
 	is(t, "the first of three joins", log(join(w, "three", "agent", "a")), AuditChanges)
-	is(t, "the second", log(join(w, "three", "agent", "b")), AuditChanges)
-	is(t, "the last", log(join(w, "three", "agent", "c")), AuditSecurity)
-	is(t, "the last again", log(join(w, "three", "agent", "c")), AuditChanges)
+	is(t, "the second of three joins", log(join(w, "three", "agent", "b")), AuditChanges)
+	is(t, "the last of three joins", log(join(w, "three", "agent", "c")), AuditSecurity)
+	is(t, "a repeat of the last join", log(join(w, "three", "agent", "c")), AuditChanges)
 }
 
-// ordinaryCommands lists the commands about the whole cluster whose events are not in the log of security, with the
-// reason.
+// ordinaryCommands lists the commands about the whole cluster whose events are not in the security log, with
+// the reason.
 var ordinaryCommands = map[arm]string{
 	"init_cluster":         "a scheduler sends it once",
 	"register_node":        "agents send it",
@@ -203,12 +203,13 @@ var ordinaryCommands = map[arm]string{
 	"end_console":          "every person may send it",
 }
 
-// alsoCaused lists events that a command of TestSecurityEvents causes besides its own event in the log of security.
+// alsoCaused lists events that a command of TestSecurityEvents causes besides its own event in the security
+// log.
 var alsoCaused = []string{EventWorkloadEvicted, EventVolumeDeleted, EventDriftResolved, EventDataDiscarded, EventConsoleEnded}
 
-// TestSecurityEvents: each audited event of a command that only callers who are not confined to namespaces may send is
-// in the log of security, apart from those of ordinaryCommands and alsoCaused. The commands are those of the golden
-// corpus.
+// TestSecurityEvents: the security log has the audited events of every command that confined callers may not
+// send. The exceptions are the commands in ordinaryCommands and the events in alsoCaused. The commands come
+// from the golden corpus.
 func TestSecurityEvents(t *testing.T) {
 	seen, missing := map[arm]bool{}, map[string]bool{}
 	runs := []func(*world){func(w *world) { // the golden corpus lacks these commands
@@ -248,15 +249,15 @@ func TestSecurityEvents(t *testing.T) {
 		}
 	}
 	for _, e := range slices.Sorted(maps.Keys(missing)) {
-		t.Errorf("event %s is in the log of changes, want the log of security", e)
+		t.Errorf("event %s is in the log of changes, want the security log", e)
 	}
 	for _, r := range armRules {
 		switch reason := ordinaryCommands[r.name]; {
 		case r.planned || slices.Contains(within[:], r.name):
 		case reason == "" && !seen[r.name]:
-			t.Errorf("no event of %s is in the log of security", r.name)
+			t.Errorf("no event of %s is in the security log", r.name)
 		case reason != "" && seen[r.name]:
-			t.Errorf("an event of %s is in the log of security, so ordinaryCommands must not list it", r.name)
+			t.Errorf("an event of %s is in the security log, so ordinaryCommands must not list it", r.name)
 		}
 	}
 }

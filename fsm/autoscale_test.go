@@ -139,7 +139,7 @@ func TestUndoKeepsTheNumber(t *testing.T) {
 		w.proceed()
 	}
 	is(t, "updated", w.versions(), "2 2 Completed")
-	is(t, "before the number changes", UndoFault(w.s, w.rolled()), "")
+	is(t, "UndoFault before the number of members changes", UndoFault(w.s, w.rolled()), "")
 	w.ok(autoscaled(scaling(2, 4, byLeader), 2, 8))
 	refused(t, w.do(rolloutAction("undo")), Conflict, "4 members by now, not 2", "apply the former file")
 	is(t, "members", w.members(), "web-0 web-1 web-2 web-3")
@@ -147,7 +147,7 @@ func TestUndoKeepsTheNumber(t *testing.T) {
 	refused(t, w.do(rolloutAction("undo")), Conflict, "0 members by now, not 2")
 	w.ok(autoscaled(scaling(2, 2), 2, 8))
 	w.ok(rolloutAction("undo"))
-	is(t, "with the former number", w.versions(), "2 2 Running back")
+	is(t, "an undo with the same number of members as before the update", w.versions(), "2 2 Running back")
 
 	w.everybodyRuns()
 	w.ok(ifMembers(autoscaled(group(2, 2, 1, false), 2, 8), 2))
@@ -169,13 +169,13 @@ func TestAutoRevertDeletesNoMember(t *testing.T) {
 	}
 	is(t, "the update goes on", w.versions(), "2 1 1 2 Running")
 	w.proceed()
-	is(t, "the second member has its turn", w.versions(), "2 2 1 2 Running")
+	is(t, "the second member gets the new specification", w.versions(), "2 2 1 2 Running")
 	w.everybodyRuns("web-1", "web-3")
 	w.ok(w.says("web-1", "Failed"))
 	w.ok(w.says("web-3", "Failed"))
 	w.wait(minute)
 	w.step()
-	is(t, "it fails and goes back", w.versions(), "2 2 1 2 Running back")
+	is(t, "the second member fails, and the update is reverted", w.versions(), "2 2 1 2 Running back")
 	is(t, "event", strings.Contains(w.eventOf(EventRolloutReverting).Message, "apply the former file"), true)
 	for range 4 {
 		w.step()
@@ -190,7 +190,7 @@ func TestAutoRevertDeletesNoMember(t *testing.T) {
 	w.ok(group(2, 2, 1, true))
 	w.wait(minute)
 	w.step()
-	is(t, "without an autoscaler the count goes back too", w.members(), "web-0")
+	is(t, "without an autoscaler, the revert also restores the number of members", w.members(), "web-0")
 }
 
 // TestAutoscaledMembersKeepThePolicy: the leader adds members to a group whose owner may act only in one namespace.

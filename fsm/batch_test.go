@@ -142,7 +142,7 @@ func TestRecordsCopyDecoderMessages(t *testing.T) {
 		got.Apply(Meta{99, 1}, c)
 	}
 	clear(b)
-	mustEqualStates(t, "from messages used again", want.Commit(), got.Commit())
+	mustEqualStates(t, "built from reused messages", want.Commit(), got.Commit())
 	if err := got.Commit().Check(); err != nil {
 		t.Error(err)
 	}

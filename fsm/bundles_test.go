@@ -106,9 +106,9 @@ func TestBundlesOfFormerRevisions(t *testing.T) {
 	is(t, "the revisions of the workload are kept", len(w.s.Revisions("web")), 3)
 }
 
-// TestRoomCountsBundles: the bytes of bundles (files of Compose stacks) are part of the size of the state, whose
-// limit follows from the memory of the smallest scheduler.
-func TestRoomCountsBundles(t *testing.T) {
+// TestStateSizeCountsBundles: the bytes of bundles (files of Compose stacks) are part of the size of the
+// state, whose limit follows from the memory of the smallest scheduler.
+func TestStateSizeCountsBundles(t *testing.T) {
 	w := formed(t)
 	w.ok(replicaWith("r2", 8)) // 1 MiB
 	big := "a" + strings.Repeat("x", 700<<10)

@@ -68,7 +68,7 @@ func (c *checker) info() {
 	c.must(bounds.ValidID(m.ClusterID), "cluster id %q is malformed", m.ClusterID)
 	c.must(m.Incarnation > 0, "cluster %s has incarnation 0", m.ClusterID)
 	c.must(m.FeatureLevel > 0, "cluster %s has feature level 0", m.ClusterID)
-	c.must((m.GossipRing == "") == (m.GossipVersion == 0), "gossip keys of %d bytes at version %d", len(m.GossipRing), m.GossipVersion)
+	c.must((m.GossipRing == "") == (m.GossipVersion == 0), "the state has %d bytes of gossip keys, but their version is %d", len(m.GossipRing), m.GossipVersion)
 }
 
 func (c *checker) workloads() {
@@ -139,7 +139,7 @@ func (c *checker) nodes() {
 	c.s.r.audits.Scan(func(id string, a *NodeAudit) bool {
 		_, ok := c.s.Node(id)
 		c.must(ok && a.Node == id, "the recorded tasks of node %q are stored under %q (the node exists: %t)", clip(a.Node), clip(id), ok)
-		c.must(a.EndedAt > 0 && len(a.Tasks) <= maxAuditTasks && slices.IsSorted(a.Tasks), "node %s has invalid recorded tasks: until second %d, with %d tasks in it", clip(id), a.EndedAt, len(a.Tasks))
+		c.must(a.EndedAt > 0 && len(a.Tasks) <= maxAuditTasks && slices.IsSorted(a.Tasks), "node %s has invalid recorded tasks: the last one ended in second %d, and %d tasks ended in that second", clip(id), a.EndedAt, len(a.Tasks))
 		return true
 	})
 	c.s.r.replicas.Scan(func(id string, r *Replica) bool {

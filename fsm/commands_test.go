@@ -420,7 +420,7 @@ func TestRetryWorkload(t *testing.T) {
 
 func TestClusterCommands(t *testing.T) {
 	prove(t, []fact{
-		{"forming again under the same id is a new incarnation", func(t *testing.T, w *world) {
+		{"a second InitCluster with the same id begins a new incarnation", func(t *testing.T, w *world) {
 			before := w.s.Info().Incarnation
 			w.ok(initCluster("c1"))
 			is(t, "incarnation", w.s.Info().Incarnation, before+1)
@@ -498,13 +498,13 @@ func TestClusterCommands(t *testing.T) {
 			is(t, "pin", w.s.Info().MirrorPin+w.s.Info().MirrorEtcd, uint64(0))
 			w.ok(attachMirror(8, "c:2379"))
 		}},
-		{"attaching needs endpoints", func(t *testing.T, w *world) {
+		{"attaching a mirror needs endpoints", func(t *testing.T, w *world) {
 			refused(t, w.do(attachMirror(7)), Invalid, "endpoints: 0 are given")
 			refused(t, w.do(attachMirror(7, "a:1,b:1")), Invalid, "without a comma")
 			refused(t, w.do(attachMirror(7, strings.Repeat("a", 300))), Invalid, "256 bytes")
 			refused(t, w.do(attachMirror(0, "a:1")), Invalid, "etcd_cluster_id")
 		}},
-		{"attaching needs the id of the etcd cluster", func(t *testing.T, w *world) {
+		{"attaching a mirror needs the id of the etcd cluster", func(t *testing.T, w *world) {
 			refused(t, w.do(attached(0)), Invalid, "etcd_cluster_id")
 		}},
 		{"an unknown mode is refused", func(t *testing.T, w *world) {
@@ -603,7 +603,7 @@ func TestPlannerCommandsNeedThePresentEpoch(t *testing.T) {
 		want  Kind
 	}{
 		{"a command of the present epoch is accepted", &commandv1.Epoch{Incarnation: 1000, Term: 1}, OK},
-		{"no epoch is stale", nil, StaleEpoch},
+		{"a command without an epoch is refused as stale", nil, StaleEpoch},
 		{"a command of another term is refused as stale", &commandv1.Epoch{Incarnation: 1000, Term: 2}, StaleEpoch},
 		{"a command of another incarnation is refused as stale", &commandv1.Epoch{Incarnation: 999, Term: 1}, StaleEpoch},
 	} {

@@ -39,11 +39,11 @@ func TestConditions(t *testing.T) {
 		{"the etag of another content is refused", second, put("web", content("c1:new")), []string{"only for revision 2", "is at revision 2 (stopped"}},
 		{"the etag of another desired state is refused", "2-c1-ffff-running", put("web", content("c1:new")), []string{"is at revision 2 (stopped"}},
 		{"a condition that is no revision", "two", put("web", content("c1:new")), []string{"only for revision two"}},
-		{"a put of a new workload, which exists", "0", put("web", content("c1:new")), []string{"exists already, at revision 2"}},
-		{"a put of a new workload, which does not exist", "0", put("other"), nil},
-		{"a revision of a workload that does not exist", "1", put("other"), []string{`"other" does not exist`, "without a condition"}},
-		{"a put of a new workload, whose former record is being deleted", "0", put("old"), nil},
-		{"a revision of a workload that is being deleted", "1", put("old"), []string{`"old" is being deleted`}},
+		{"condition 0 refuses a put of a workload that exists", "0", put("web", content("c1:new")), []string{"exists already, at revision 2"}},
+		{"condition 0 allows a put of a workload that does not exist", "0", put("other"), nil},
+		{"a condition with a revision of a workload that does not exist", "1", put("other"), []string{`"other" does not exist`, "without a condition"}},
+		{"condition 0 allows a put of a workload that is being deleted", "0", put("old"), nil},
+		{"a condition with a revision of a workload that is being deleted", "1", put("old"), []string{`"old" is being deleted`}},
 		{"a start of the present revision", "2", setDesired("web", "Running"), nil},
 		{"a start of another revision", "1", setDesired("web", "Running"), []string{"is at revision 2"}},
 		{"a delete of the present revision", present, remove("web", false), nil},
@@ -68,7 +68,7 @@ func TestConditions(t *testing.T) {
 			}
 			refused(t, res, OtherRevision, c.names...)
 			is(t, "content", w.workload("web").Content, "c1:ffff")
-			is(t, "of the others", w.workload("run").Content, was)
+			is(t, "content of the other workload", w.workload("run").Content, was)
 		})
 	}
 	prove(t, []fact{

@@ -96,9 +96,9 @@ func (t *Tx) linkConsole(b *commandv1.LinkConsole) Result {
 	})
 	switch {
 	case own >= MaxConsolesOfUser:
-		return refuse(Conflict, "user %q has %d sessions at the console, at most %d: persysctl session end", c.User, own, MaxConsolesOfUser)
+		return refuse(Conflict, "user %q has %d sessions at the console, at most %d: end one with persysctl session end", c.User, own, MaxConsolesOfUser)
 	case t.r.consoles.Len() >= MaxConsoles:
-		return refuse(Conflict, "there are %d sessions at the console, at most %d", t.r.consoles.Len(), MaxConsoles)
+		return refuse(Conflict, "there are %d sessions at the console, at most %d: end some with persysctl session end", t.r.consoles.Len(), MaxConsoles)
 	}
 	t.storeConsole(c)
 	t.event(Event{Type: EventConsoleLinked, Message: c.ID, Details: []Label{{"expires_at", clockText(c.ExpiresAt)}, {"name", c.User}}})

@@ -36,12 +36,12 @@ func TestConsoles(t *testing.T) {
 			is(t, "opened", c.OpenedAt == w.now && c.From == "10.0.0.7" && c.TokenHash[0] == 9 && c.User == "ada", true)
 			refused(t, w.do(openConsole("s1", 1)), Denied, "used already", "10.0.0.7")
 		}},
-		{"a code ends before its session", func(t *testing.T, w *world) {
+		{"a one-time code expires before its session", func(t *testing.T, w *world) {
 			w.ok(link(w, "s1", "ada"))
 			w.now += 600 * second
 			refused(t, w.do(openConsole("s1", 1)), Denied, "expired")
 		}},
-		{"lives are bounded", func(t *testing.T, w *world) {
+		{"one-time codes and sessions have a maximum lifetime", func(t *testing.T, w *world) {
 			refused(t, w.do(linkConsole("s1", "ada", w.now, w.now+hour)), Invalid, "code_expires_at")
 			refused(t, w.do(linkConsole("s1", "ada", w.now+2*hour, w.now+3*hour)), Invalid, "code_expires_at")
 			refused(t, w.do(linkConsole("s1", "ada", w.now+second, w.now+25*hour)), Invalid, "expires_at")
@@ -49,7 +49,7 @@ func TestConsoles(t *testing.T) {
 			refused(t, w.do(linkConsole("s 1", "ada", w.now+hour, w.now+hour)), Invalid, "id")
 			refused(t, w.do(linkConsole("s1", "", w.now+hour, w.now+hour)), Invalid, "name")
 		}},
-		{"sessions end one by one, or all of a user", func(t *testing.T, w *world) {
+		{"a command ends one session, or all sessions of a user", func(t *testing.T, w *world) {
 			for _, id := range []string{"s1", "s2", "s3"} {
 				w.ok(link(w, id, "ada"))
 			}
@@ -74,7 +74,7 @@ func TestConsoles(t *testing.T) {
 			is(t, "of admin, ada, bob", there(w, "of-admin") && !there(w, "of-ada") && !there(w, "of-bob"), true)
 			is(t, "events", len(events(w.s, EventConsoleEnded)), 2)
 		}},
-		{"expired sessions make room", func(t *testing.T, w *world) {
+		{"a session that was not opened in time does not count against the maximum", func(t *testing.T, w *world) {
 			for i := range MaxConsolesOfUser {
 				w.ok(link(w, "s"+decimal(i), "ada"))
 			}
@@ -82,7 +82,7 @@ func TestConsoles(t *testing.T) {
 			w.ok(openConsole("s0", 1))
 			w.now += 600 * second
 			w.ok(link(w, "more", "ada"))
-			is(t, "open and expired", there(w, "s0") && !there(w, "s1"), true)
+			is(t, "the open session is kept, and the session with the expired code is removed", there(w, "s0") && !there(w, "s1"), true)
 		}},
 	})
 }

@@ -36,8 +36,8 @@ func Offers(offered, wanted string) bool {
 	return offered == wanted || wanted == AnyGPU && IsGPU(offered)
 }
 
-// Shares reports whether devices that are reserved under one of the names may be among those of the other. GPUs of any
-// kind may be of each kind, so they count against every kind of GPUs that a node has.
+// Shares reports whether reservations under the two names may need the same devices. A reservation of AnyGPU
+// may get GPUs of any kind, so it counts against every kind of GPUs.
 func Shares(one, other string) bool { return Offers(one, other) || Offers(other, one) }
 
 // DevicesNamed returns the number of devices with a name in a list. For AnyGPU it returns the number of all GPUs.

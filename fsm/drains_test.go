@@ -46,7 +46,7 @@ func TestDrainDeadlines(t *testing.T) {
 			w.ok(w.evict("pack", CodeDraining, false))
 			is(t, "node", w.workload("pack").Node, "")
 		}},
-		{"a failed attempt is counted before the job is evicted, and the count goes with it", func(t *testing.T, w *world) {
+		{"a failed attempt is counted before the job is evicted, and the job keeps the count", func(t *testing.T, w *world) {
 			w.ok(w.ended("pack", 1))
 			skipped(t, w.do(w.evict("pack", CodeDraining, false)), "may end there until")
 			w.ok(w.retry("pack", 1, w.now+minute, false))
@@ -59,7 +59,7 @@ func TestDrainDeadlines(t *testing.T) {
 		{"a service is evicted at once", func(t *testing.T, w *world) {
 			w.ok(w.evict("web", CodeDraining, false))
 		}},
-		{"another deadline counts from its command, and none keeps the present one", func(t *testing.T, w *world) {
+		{"a new deadline counts from its command, and a drain command without a deadline keeps the present deadline", func(t *testing.T, w *world) {
 			was := w.node("a").JobsUntil
 			is(t, "same", w.do(drain("a", true)).Kind, AlreadyDone)
 			is(t, "until", w.node("a").JobsUntil, was)
@@ -70,7 +70,7 @@ func TestDrainDeadlines(t *testing.T) {
 			is(t, "until", w.node("a").JobsUntil, 0)
 			w.ok(w.evict("pack", CodeDraining, false))
 		}},
-		{"the end of the drain ends the deadline, and a drain without one has none", func(t *testing.T, w *world) {
+		{"the end of a drain removes the deadline, and a new drain without a deadline has none", func(t *testing.T, w *world) {
 			w.ok(drain("a", false))
 			is(t, "until", w.node("a").JobsUntil, 0)
 			w.ok(drain("a", true))
@@ -113,12 +113,12 @@ func TestADrainKeepsAJobWhoseOrderIsRenewed(t *testing.T) {
 		moves bool
 		renew func(w *world)
 	}{
-		{"another priority", false, func(w *world) { w.ok(put("pack", job(), priority(7))) }},
-		{"two other priorities", false, func(w *world) {
+		{"a change of the priority", false, func(w *world) { w.ok(put("pack", job(), priority(7))) }},
+		{"two changes of the priority", false, func(w *world) {
 			w.ok(put("pack", job(), priority(7)))
 			w.ok(put("pack", job(), priority(8)))
 		}},
-		{"another priority while the state is unknown", false, func(w *world) {
+		{"a change of the priority while the reported state is Unknown", false, func(w *world) {
 			w.ok(w.says("pack", "Unknown"))
 			w.ok(put("pack", job(), priority(7)))
 		}},
@@ -126,23 +126,23 @@ func TestADrainKeepsAJobWhoseOrderIsRenewed(t *testing.T) {
 			w.ok(&commandv1.Command{Body: &commandv1.Command_SetDrifts{SetDrifts: &commandv1.SetDrifts{
 				Repairs: []*commandv1.DriftRepair{{Workload: "pack", Node: "a", IfGeneration: w.generation("pack")}}}}})
 		}},
-		{"another attempt of a job that runs after all", false, func(w *world) { w.ok(w.retry("pack", 1, 0, false)) }},
-		{"another attempt of a job that has failed", true, func(w *world) {
+		{"a retry of a job that still runs", false, func(w *world) { w.ok(w.retry("pack", 1, 0, false)) }},
+		{"a retry of a job that has failed", true, func(w *world) {
 			w.ok(w.ended("pack", 1))
 			w.ok(w.retry("pack", 1, 0, false))
 		}},
-		{"another specification", true, func(w *world) { w.ok(put("pack", job(), content("c1:another"))) }},
-		{"another specification, and then another priority", true, func(w *world) {
+		{"a change of the specification", true, func(w *world) { w.ok(put("pack", job(), content("c1:another"))) }},
+		{"a change of the specification, and then of the priority", true, func(w *world) {
 			w.ok(put("pack", job(), content("c1:another")))
 			w.ok(put("pack", job(), content("c1:another"), priority(7)))
 		}},
-		{"another specification that the node accepted, and then another priority", false, func(w *world) {
+		{"a change of the specification that the node accepted, and then of the priority", false, func(w *world) {
 			w.ok(put("pack", job(), content("c1:another")))
 			w.run("pack")
 			w.ok(put("pack", job(), content("c1:another"), priority(7)))
 		}},
 		{"a restart by a person", true, func(w *world) { w.ok(userRetry("pack")) }},
-		{"another priority before the node has accepted the first order", true, func(w *world) {
+		{"a change of the priority before the node has accepted the first order", true, func(w *world) {
 			w.ok(drain("a", false))
 			w.ok(w.evict("pack", CodeTainted, true))
 			w.bind("pack", "a")
@@ -215,8 +215,8 @@ func TestARenewedOrderKeepsTheSuccessOfAJob(t *testing.T) {
 	is(t, "completed with another content", w.workload("pack").Completed(), false)
 }
 
-// A job whose engine does not answer stays until the deadline also after the planner has counted a failure because the
-// order took too long.
+// If the engine of a job's node does not answer, the job stays until the deadline of the drain. This holds
+// even if the planner has counted a failure because the order took too long.
 func TestADrainKeepsAJobWhoseEngineIsSilent(t *testing.T) {
 	w := formed(t)
 	w.ok(register("a"))

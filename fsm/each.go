@@ -52,7 +52,7 @@ func (t *Tx) putAlone(one []*commandv1.WorkloadPut) (item Item, refusal Result, 
 		one = []*commandv1.WorkloadPut{p}
 	}
 	if isSystemPut(one[0]) {
-		return Item{}, refuse(Invalid, "each: must not be with a system workload, whose members change with it"), false
+		return Item{}, refuse(Invalid, "each: must not be used for a system workload, because the command also changes its members"), false
 	}
 	old := t.replaced(one)
 	t.alone.Workloads, t.alone.Bundles = one, t.offered

@@ -132,12 +132,12 @@ func TestIngress(t *testing.T) {
 			refused(t, w.do(withPool(pool, put("other", publishing("", 80), cpu(100), inNamespace("shop")))), Conflict, "80/tcp")
 			without("shop")
 			res := w.do(withPool(pool, put("other", publishing("", 80), cpu(100), inNamespace("shop")), put("third", publishing("", 81), cpu(100), inNamespace("shop"))))
-			is(t, "the first of two", res.Items[0].Kind, Conflict)
-			is(t, "the second of two", res.Items[1].Kind, OK)
+			is(t, "kind of the first of two workloads", res.Items[0].Kind, Conflict)
+			is(t, "kind of the second of two workloads", res.Items[1].Kind, OK)
 			n, _ = w.s.Network("shop", IngressNetwork)
-			is(t, "the subnet of the other", n.CIDR.String(), "10.216.16.0/20")
+			is(t, "subnet of the network that the second workload creates", n.CIDR.String(), "10.216.16.0/20")
 		}},
-		{"nodes answer as soon as a workload publishes a port, also those that come later, if their agents can", func(t *testing.T, w *world) {
+		{"every node whose agent supports ports in ingress mode answers at a published port, including nodes that register later", func(t *testing.T, w *world) {
 			start(w)
 			answers(t, w, "a", false)
 			w.ok(put("web", publishing("", 80)))

@@ -55,9 +55,10 @@ type JobResult struct {
 func (w *Workload) Finished() bool { return w.Result != nil }
 
 // FinishesOn reports whether w is a job with an unfinished attempt on the draining node n that may end there, because
-// the deadline of the drain is later than now, Unix nanoseconds. An attempt that has failed must first be counted, and
-// then the job may move. A job that could not be started yet moves at once. If the engine of the node does not answer, the
-// job may still run there, also if the planner has already counted a failure because of the time that this takes.
+// the deadline of the drain is later than now, Unix nanoseconds. An attempt that has failed must first be counted,
+// and then the job may move. A job that could not be started yet moves at once. If the engine of the node does not
+// answer, the job may still run there. It then stays even if the planner has already counted a failure because the
+// order took too long.
 func (w *Workload) FinishesOn(n *Node, now int64) bool {
 	return w.Demand.Job != nil && w.Active() && w.Node == n.ID && n.Up && n.Draining && now < n.JobsUntil &&
 		!w.Retry.Terminal && (w.Retry.NextAt == 0 || w.engineSilent()) && w.mayRun()
@@ -72,7 +73,9 @@ func (w *Workload) mayRun() bool {
 	switch a := w.Actual; {
 	case a.State == ActualRunning, w.engineSilent():
 		return true
-	case a.State == ActualPending: // another code is a failure to start the instance, which may pass; no code: the order was only accepted
+	case a.State == ActualPending:
+		// Without a code the agent has only accepted the order. Any other code than CodeWorking says why the agent
+		// could not start the instance.
 		return a.Code == CodeWorking || a.Code == ""
 	}
 	return w.Acknowledged
@@ -121,7 +124,7 @@ func (t *Tx) finishJobs(b *commandv1.FinishJobs) (res Result) {
 		case old.Finished():
 			why = fmt.Sprintf("job %q has finished already", old.ID)
 		case old.Desired != DesiredRunning:
-			why = fmt.Sprintf("job %q is to be %s", old.ID, old.Desired)
+			why = fmt.Sprintf("job %q has the desired state %s", old.ID, old.Desired)
 		}
 		if why != "" {
 			res.skip(why)

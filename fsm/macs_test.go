@@ -36,10 +36,10 @@ func TestMACAddressesBelongToOneWorkload(t *testing.T) {
 		{"two workloads with different addresses", []Command{put("one", a)}, put("two", b), OK, nil},
 		{"a second workload with the address of the first", []Command{put("one", a)}, put("two", a), Conflict,
 			[]string{"vm.networks: ", "mac_address " + macOf(1), `workload "two"`, `already that of workload "one"`, "set another mac_address"}},
-		{"one of several addresses", []Command{put("one", macs(macOf(1), macOf(2)))}, put("two", macs(macOf(2), macOf(3))), Conflict, []string{macOf(2)}},
+		{"a workload that shares one of several addresses with another workload", []Command{put("one", macs(macOf(1), macOf(2)))}, put("two", macs(macOf(2), macOf(3))), Conflict, []string{macOf(2)}},
 		{"a change that takes the address of another workload", []Command{put("one", a), put("two", b)}, put("two", a, content("c1:new")), Conflict, []string{`of workload "one"`}},
 		{"a change of a workload that keeps its address", []Command{put("one", a)}, put("one", a, content("c1:new")), OK, nil},
-		{"an address that its workload gave up", []Command{put("one", a), put("one", b, content("c1:new"))}, put("two", a), OK, nil},
+		{"an address that its former workload no longer requests", []Command{put("one", a), put("one", b, content("c1:new"))}, put("two", a), OK, nil},
 		{"the address of a deleted workload", []Command{put("one", a), remove("one", false)}, put("two", a), OK, nil},
 		{"two workloads of one command with one address", nil, puts("", of("one", a), of("two", a)), Conflict, []string{`also that of workload "one" in this request`}},
 		{"workloads of one command that are judged one by one", nil, each(of("one", a), of("two", a)), OK, nil},
@@ -87,7 +87,7 @@ func TestMACAddressesBelongToOneWorkload(t *testing.T) {
 			refused(t, w.do(put("two", b)), Conflict, `workload "g-0", whose update waits`)
 			refused(t, w.do(put("two", a)), Conflict, `workload "g-0"`)
 		}},
-		{"an address that an update did not give before its end is free", func(t *testing.T, w *world) {
+		{"an address that an update has not given to its member when the update ends is free", func(t *testing.T, w *world) {
 			w.ok(member("web", a))
 			w.bind("web-0", "a")
 			w.run("web-0")

@@ -267,7 +267,7 @@ func fitsNowAndLater(v NamespaceView, b *commandv1.PutWorkloads, olds, leaving [
 		}
 	}
 	if err = fits(v, now, before, leaving, b.GetBundles(), append(waiting, replaced...), shares); err != nil {
-		return &Refusal{Kind: OverQuota, Reason: err.Error() + "; members that wait for their turn hold what they have until then"}
+		return &Refusal{Kind: OverQuota, Reason: err.Error() + "; members that wait for their turn in the update keep their present resources until then"}
 	}
 	return nil
 }

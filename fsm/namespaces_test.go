@@ -146,7 +146,7 @@ func TestNamespaceQuota(t *testing.T) {
 		w.ok(put("one", inNamespace("a"), cpu(2000)))
 		w.bind("one", "n")
 		w.ok(putNamespace("a", limits(500, 0, 0, 0)))
-		is(t, "it is still there", w.workload("one").Node, "n")
+		is(t, "node of the workload after the quota was lowered", w.workload("one").Node, "n")
 		n, _ := w.s.Namespace("a")
 		is(t, "over", used(w).Over(n.Quota), true)
 		w.ok(put("one", cpu(1900)))
@@ -285,14 +285,14 @@ func TestNamespacesAreListedInOrder(t *testing.T) {
 		return out
 	}
 	w := formed(t)
-	is(t, "none was made", slices.Equal(names(w, 9), []string{"default"}), true)
+	is(t, "namespaces before any was created", slices.Equal(names(w, 9), []string{"default"}), true)
 	w.ok(putNamespace("a"))
-	is(t, "default last", slices.Equal(names(w, 9), []string{"a", "default"}), true)
+	is(t, "namespace default is listed after a", slices.Equal(names(w, 9), []string{"a", "default"}), true)
 	w.ok(putNamespace("z"))
-	is(t, "default between", slices.Equal(names(w, 9), []string{"a", "default", "z"}), true)
-	is(t, "it stops", slices.Equal(names(w, 2), []string{"a", "default"}), true)
+	is(t, "namespace default is listed between a and z", slices.Equal(names(w, 9), []string{"a", "default", "z"}), true)
+	is(t, "the scan stops after two namespaces", slices.Equal(names(w, 2), []string{"a", "default"}), true)
 	w.ok(putNamespace("default", limits(1, 0, 0, 0)))
-	is(t, "default has a record", slices.Equal(names(w, 9), []string{"a", "default", "z"}), true)
+	is(t, "namespace default is listed once, also with a record", slices.Equal(names(w, 9), []string{"a", "default", "z"}), true)
 }
 
 // TestRestoredNamespaces: a restore keeps the present records of namespaces, and adds the restored

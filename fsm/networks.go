@@ -105,8 +105,8 @@ func (n *Network) In() string { return cmp.Or(n.Namespace, DefaultNamespace) }
 
 func (n *Network) key() string { return pair(n.In(), n.Name) }
 
-// Capacity returns the number of slices of the network, so the number of nodes that can take part
-// in it.
+// Capacity returns the number of slices of the network, that is, the number of nodes that can take part in
+// it.
 func (n *Network) Capacity() int { return 1 << (SliceBits - n.CIDR.Bits()) }
 
 // Prefix returns the addresses of a slice.
@@ -708,8 +708,8 @@ func (c *checker) networks() {
 		var nodes []string
 		for i, s := range n.Slices {
 			_, ok := r.nodes.Get(s.Node)
-			c.must(int(s.Number) < n.Capacity() && (i == 0 || n.Slices[i-1].Number < s.Number), "network %s has slice %d of %d after another one", key, s.Number, n.Capacity())
-			c.must(s.Services && s == (Slice{Number: s.Number, Services: true}) || !s.Services && s.Node == "" && s.FreeAt > 0 && s.EmptySince == 0 || s.FreeAt == 0 && ok && !slices.Contains(nodes, s.Node), "network %s: slice %d of node %q, free at %d, is wrong", key, s.Number, clip(s.Node), s.FreeAt)
+			c.must(int(s.Number) < n.Capacity() && (i == 0 || n.Slices[i-1].Number < s.Number), "network %s: the number %d of a slice is not below %d, or is not above the number of the slice before it", key, s.Number, n.Capacity())
+			c.must(s.Services && s == (Slice{Number: s.Number, Services: true}) || !s.Services && s.Node == "" && s.FreeAt > 0 && s.EmptySince == 0 || s.FreeAt == 0 && ok && !slices.Contains(nodes, s.Node), "network %s: slice %d has the invalid owner %q, or the invalid time %d at which it is free", key, s.Number, clip(s.Node), s.FreeAt)
 			if s.Node != "" {
 				nodes = append(nodes, s.Node)
 				members := MembersOn(c.s, n, s.Node)
@@ -717,7 +717,7 @@ func (c *checker) networks() {
 			}
 		}
 		c.services(key, n)
-		c.must(n.Ingress == c.s.publishedThrough(n), "network %s: ports in ingress mode lead into it: %t", key, n.Ingress)
+		c.must(n.Ingress == c.s.publishedThrough(n), "network %s: the field Ingress is %t, but the workloads that publish ports in ingress mode say the opposite", key, n.Ingress)
 		return true
 	})
 }

@@ -420,7 +420,7 @@ func TestRestoredNetworks(t *testing.T) {
 		t.Errorf("the restored state has networks %q, want %q", names, want)
 	}
 	if i := back.Info(); i.NetworkIndex != i.Index || i.NetworkID != 3 {
-		t.Errorf("after the restore the views have index %d of %d and the newest network %d, want the index of the restore and 3", i.NetworkIndex, i.Index, i.NetworkID)
+		t.Errorf("after the restore, Info.NetworkIndex is %d, the index is %d, and Info.NetworkID is %d; want NetworkIndex equal to the index, and NetworkID 3", i.NetworkIndex, i.Index, i.NetworkID)
 	}
 
 	fresh := uninitialised(t)

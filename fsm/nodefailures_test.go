@@ -74,15 +74,15 @@ func TestFailedNodesAreRecorded(t *testing.T) {
 	}{
 		{"a node that could not run the workload is remembered", func(w *world) {}, 2},
 		{"nodes are remembered while the workload runs", func(w *world) { w.run("web") }, 2},
-		{"an apply without a change forgets nothing", func(w *world) { w.do(put("web")) }, 2},
-		{"another specification forgets them", func(w *world) { w.ok(put("web", content("c1:new"))) }, 0},
-		{"a retry by a person forgets them", func(w *world) { w.ok(userRetry("web")) }, 0},
-		{"a stop forgets them", func(w *world) { w.ok(setDesired("web", "Stopped")) }, 0},
-		{"a drain forgets nothing", func(w *world) {
+		{"an apply without a change keeps the list of failed nodes", func(w *world) { w.do(put("web")) }, 2},
+		{"another specification clears the list of failed nodes", func(w *world) { w.ok(put("web", content("c1:new"))) }, 0},
+		{"a retry by a person clears the list of failed nodes", func(w *world) { w.ok(userRetry("web")) }, 0},
+		{"a stop clears the list of failed nodes", func(w *world) { w.ok(setDesired("web", "Stopped")) }, 0},
+		{"a drain keeps the list of failed nodes", func(w *world) {
 			w.run("web")
 			w.ok(w.evict("web", CodeDraining, false))
 		}, 2},
-		{"the oldest one is dropped when there are too many", func(w *world) {
+		{"the oldest entry is dropped when the list of failed nodes is full", func(w *world) {
 			for range MaxNodeFailures {
 				w.wait(30 * minute)
 				w.moves("web", "a")
@@ -117,35 +117,35 @@ func TestOnlyAFailingWorkloadLeavesItsNode(t *testing.T) {
 		then func(w *world)
 		want bool
 	}{
-		{"its node cannot run it", func(w *world) { w.ok(w.fails("web", "STORAGE_FULL", true)) }, true},
-		{"its agent has not tried often enough", func(w *world) { w.ok(w.fails("web", "STORAGE_FULL", false)) }, false},
-		{"it runs again", func(w *world) {
+		{"the node reports that it cannot run the workload", func(w *world) { w.ok(w.fails("web", "STORAGE_FULL", true)) }, true},
+		{"the agent has not tried often enough", func(w *world) { w.ok(w.fails("web", "STORAGE_FULL", false)) }, false},
+		{"the workload runs again", func(w *world) {
 			w.ok(w.fails("web", "STORAGE_FULL", true))
 			w.run("web")
 		}, false},
-		{"it was ordered again", func(w *world) {
+		{"the workload got a new order", func(w *world) {
 			w.ok(w.fails("web", "STORAGE_FULL", true))
 			w.ok(userRetry("web"))
 		}, false},
-		{"it is moved as often as allowed", func(w *world) {
+		{"the workload was moved as often as its limit allows", func(w *world) {
 			for _, n := range []string{"b", "a", "b"} {
 				w.moves("web", n)
 			}
 			w.ok(w.fails("web", "STORAGE_FULL", true))
 		}, false},
-		{"it writes to a folder of its host", func(w *world) {
+		{"the workload writes to a folder of its host", func(w *world) {
 			w.ok(put("web", writesToHost))
 			w.ok(w.fails("web", "STORAGE_FULL", true))
 		}, false},
-		{"it writes to a folder of its host and has a limit of moves", func(w *world) {
+		{"the workload writes to a folder of its host and has a limit of moves", func(w *world) {
 			w.ok(put("web", writesToHost, reschedules(1, 60*minute)))
 			w.ok(w.fails("web", "STORAGE_FULL", true))
 		}, true},
-		{"it was given up", func(w *world) {
+		{"the workload was given up", func(w *world) {
 			w.ok(w.fails("web", "STORAGE_FULL", true))
 			w.ok(w.retry("web", 5, 0, true))
 		}, false},
-		{"it is exclusive", func(w *world) {
+		{"the workload is exclusive", func(w *world) {
 			w.ok(put("web", demand(func(d *commandv1.Demand) { d.Exclusive = true })))
 			w.ok(w.fails("web", "STORAGE_FULL", true))
 		}, false},
@@ -156,7 +156,7 @@ func TestOnlyAFailingWorkloadLeavesItsNode(t *testing.T) {
 			c.then(w)
 			w.do(w.evict("web", CodeFailedOnNode, false))
 			if left := w.workload("web").Node == ""; left != c.want {
-				t.Errorf("it left its node: %t, want %t", left, c.want)
+				t.Errorf("the workload left its node: %t, want %t", left, c.want)
 			}
 		})
 	}

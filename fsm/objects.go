@@ -183,8 +183,8 @@ func setVersions(p *commandv1.WorkloadPut, versions []uint64) {
 	p.Content = contentWithObjects(p.GetSpecContent(), p.GetObjects())
 }
 
-// contentWithObjects returns the content (hash) of a workload that uses secrets or configs: a hash over of, the
-// content of its specification, and over the versions that it uses.
+// contentWithObjects returns the content (hash) of a workload that uses secrets or configs. It is a hash over the
+// content of the specification, which the parameter `of` holds, and over the versions that the workload uses.
 func contentWithObjects(of string, uses []*commandv1.ObjectUse) string {
 	h := sha256.New()
 	part := func(s string) {
@@ -444,7 +444,7 @@ func (t *Tx) renewUsers(o *Object, surge []*commandv1.WorkloadPut) (items []Item
 		switch {
 		case w.signalFor(o) != "" && w.Node != "" && w.Desired == DesiredRunning && w.Demand.Job == nil:
 			if w.ended() {
-				break // the next order to start it carries the newest version
+				break // the instance has ended: the order that starts the next one carries the newest version
 			}
 			signalled = append(signalled, w)
 		case version == 0 || version == o.Counter || w.Owner != "" || w.Demand.Job != nil && !w.IsTemplate() || w.Demand.Surge:
@@ -492,8 +492,8 @@ func (w *Workload) reportedSame() bool {
 	return w.SameSince != (Generation{}) && !w.Actual.Generation.Less(w.SameSince)
 }
 
-// sameSince returns the value that the field SameSince gets if the next order for w asks for the instance that the present
-// order asks for.
+// sameSince returns the value of the field SameSince for the next order of w, if that order keeps the instance of the
+// present order.
 func (w *Workload) sameSince() Generation { return cmp.Or(w.SameSince, w.Generation) }
 
 // orderAgain gives a workload that gets a signal for new versions of o a new order. Its content stays the same, so its
@@ -520,8 +520,8 @@ func (w *Workload) signalFor(o *Object) string {
 	return w.Objects[i].Signal
 }
 
-// renewed returns one item for each workload that putWorkloads has changed; if putWorkloads has
-// refused, one item for the workload or group with the name of, with the reason.
+// renewed returns the items of res, the result of putWorkloads. If putWorkloads has refused, it returns one
+// item with the reason; the parameter `of` is then the id of the workload or the name of the group.
 func (t *Tx) renewed(of string, res Result) []Item {
 	if res.Kind == OK {
 		return res.Items

@@ -81,7 +81,7 @@ func (t *Tx) unfit(w *Workload, n *Node, node string) string {
 	case w.Node != "":
 		return fmt.Sprintf("workload %q is on node %s already", w.ID, w.Node)
 	case w.Desired != DesiredRunning:
-		return fmt.Sprintf("workload %q is to be %s", w.ID, w.Desired)
+		return fmt.Sprintf("workload %q has the desired state %s", w.ID, w.Desired)
 	case n == nil:
 		return fmt.Sprintf("node %q does not exist", node)
 	case !n.Schedulable():
@@ -302,7 +302,7 @@ func (t *Tx) explainUnplaced(b *commandv1.ExplainUnplaced) (res Result) {
 			continue
 		}
 		if u.GetCode() == CodeDispatchFailed && old.Acknowledged {
-			res.skip("node " + old.Node + " has been told: it accepted the order")
+			res.skip("node " + old.Node + " has accepted the order already")
 			continue
 		}
 		w := *old

@@ -135,7 +135,7 @@ func TestPoliciesJudgeEveryStoredSpecification(t *testing.T) {
 		}
 		refused(t, w.do(c), NotAllowed, "workload web-0", "privileged")
 	})
-	t.Run("a person who goes back or on with an update is held to the policy of today", func(t *testing.T) {
+	t.Run("an undo, abort or resume by a person is checked against the present policy", func(t *testing.T) {
 		privilegedGroup := func(n int) Command {
 			c := group(n, 2, 1, true)
 			for _, p := range c.GetPutWorkloads().Workloads {
@@ -334,7 +334,7 @@ func TestPoliciesAreRestored(t *testing.T) {
 	is(t, "the present policy is kept", s.PolicyIn("a").Privileged, true)
 	is(t, "namespace b has no policy, because the backup's policy has another content now", s.PolicyIn("b") == nil, true)
 	_, there := s.Policy("old")
-	is(t, "old is there", there, true)
+	is(t, "the policy old of the backup is restored", there, true)
 	p, _ := s.Policy("restricted")
 	is(t, "nodes", len(p.Nodes), 1)
 }

@@ -59,7 +59,7 @@ func (t *Tx) preempts(e *commandv1.Eviction, v *Workload) (by *Workload, why str
 	case !ok:
 		return nil, "workload " + quoted(e.GetPreemptedBy()) + ", which would take the place of " + quoted(v.ID) + ", does not exist"
 	case by.Desired != DesiredRunning || by.ID == v.ID:
-		return nil, "workload " + quoted(by.ID) + " needs no room"
+		return nil, "workload " + quoted(by.ID) + " needs no place: it should not run, or is workload " + quoted(v.ID) + " itself"
 	case v.Demand.Exclusive:
 		return nil, "workload " + quoted(v.ID) + " is exclusive and keeps its place"
 	case !v.Preemptible(n):

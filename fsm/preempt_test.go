@@ -30,15 +30,15 @@ func TestApplyJudgesEveryPreemption(t *testing.T) {
 		grants     int32    // MaxPriority of the namespace a
 		refused    []string // words that the refusal contains; nil if the preemption is allowed
 	}{
-		"a higher priority in the same namespace":                                                        {victim: in("a", 0), by: in("a", 5)},
-		"an equal priority in the same namespace":                                                        {victim: in("a", 5), by: in("a", 5), refused: []string{"priority 5"}},
-		"a lower priority in the same namespace":                                                         {victim: in("a", 6), by: in("a", 5), refused: []string{"priority 6"}},
-		"a victim of another namespace without max_priority":                                             {victim: in("b", 0), by: in("a", 1000), refused: []string{"priority 1000 in namespace a", "priority 0 in namespace b"}},
-		"a victim of another namespace with a negative priority, without max_priority":                   {victim: in("b", -7), by: in("a", 5), refused: []string{"priority -7"}},
-		"a victim of another namespace with a priority below max_priority":                               {victim: in("b", 4), by: in("a", 5), grants: 5},
-		"a victim of another namespace with a priority equal to max_priority":                            {victim: in("b", 4), by: in("a", 9), grants: 4, refused: []string{"priority 4"}},
-		"a victim of another namespace with a priority below a max_priority that lowers the preemptor's": {victim: in("b", 3), by: in("a", 9), grants: 4},
-		"a victim of the default namespace without max_priority":                                         {victim: in("", 0), by: in("a", 1), refused: []string{"namespace default"}},
+		"a higher priority in the same namespace":                                                          {victim: in("a", 0), by: in("a", 5)},
+		"an equal priority in the same namespace":                                                          {victim: in("a", 5), by: in("a", 5), refused: []string{"priority 5"}},
+		"a lower priority in the same namespace":                                                           {victim: in("a", 6), by: in("a", 5), refused: []string{"priority 6"}},
+		"a victim of another namespace without max_priority":                                               {victim: in("b", 0), by: in("a", 1000), refused: []string{"priority 1000 in namespace a", "priority 0 in namespace b"}},
+		"a victim of another namespace with a negative priority, without max_priority":                     {victim: in("b", -7), by: in("a", 5), refused: []string{"priority -7"}},
+		"a victim of another namespace with a priority below max_priority":                                 {victim: in("b", 4), by: in("a", 5), grants: 5},
+		"a victim of another namespace with a priority equal to max_priority":                              {victim: in("b", 4), by: in("a", 9), grants: 4, refused: []string{"priority 4"}},
+		"a victim of another namespace with a priority below max_priority, which is below the preemptor's": {victim: in("b", 3), by: in("a", 9), grants: 4},
+		"a victim of the default namespace without max_priority":                                           {victim: in("", 0), by: in("a", 1), refused: []string{"namespace default"}},
 		"an exclusive victim": {
 			victim: append(in("a", 0), demand(func(d *commandv1.Demand) { d.Exclusive = true })), by: in("a", 5), refused: []string{"exclusive"},
 		},
@@ -118,9 +118,9 @@ func TestMaxPriority(t *testing.T) {
 	w.ok(of(900)) // the caller is not confined to namespaces
 	refused(t, w.do(confined(put("web", priority(900), content("c1:new")), "a")), NotAllowed, "priority: 900")
 	res := w.do(confined(each(put("x", inNamespace("a"), priority(2)).GetPutWorkloads().Workloads[0]), "a"))
-	is(t, "one of several", res.Items[0].Kind, NotAllowed)
+	is(t, "kind of a workload with a priority above the maximum, in a put with each", res.Items[0].Kind, NotAllowed)
 	w.ok(putNamespace("a", maxPriority(50)))
-	is(t, "in the event", detail(w.eventOf(EventNamespaceChanged), "max_priority"), "50")
+	is(t, "max_priority in the event", detail(w.eventOf(EventNamespaceChanged), "max_priority"), "50")
 	w.ok(confined(of(50), "a"))
 	refused(t, w.do(confined(of(51), "a")), NotAllowed, "which is 50")
 	is(t, "the same again", w.do(putNamespace("a", maxPriority(50))).Kind, AlreadyDone)

@@ -239,8 +239,8 @@ func (t *Tx) moves(m *commandv1.WorkloadMove, at *[]moving) (w *Workload, why st
 	return w, t.crowded(w, n, movingAt(at, n.ID).coming)
 }
 
-// crowded returns why node n has no room for w; "" if it has. coming lists the demands of the workloads that earlier
-// moves of the same command bring to n.
+// crowded returns why the free resources and ports of node n do not suffice for w; "" if they do. coming lists the
+// demands of the workloads that earlier moves of the same command bring to n.
 func (t *Tx) crowded(w *Workload, n *Node, coming []*Demand) string {
 	a, d := t.state().Alloc(n.ID), w.Demand
 	pool := n.pool(d.Pool)
@@ -253,14 +253,14 @@ func (t *Tx) crowded(w *Workload, n *Node, coming []*Demand) string {
 			disk += c.Disk
 		}
 		if slices.ContainsFunc(c.Ports, func(p HostPort) bool { return slices.ContainsFunc(d.Ports, p.Collides) }) {
-			return fmt.Sprintf("a workload that moves to node %q earlier takes a host port of workload %q", n.ID, w.ID)
+			return fmt.Sprintf("an earlier move to node %q takes a host port of workload %q", n.ID, w.ID)
 		}
 	}
 	if why := lacksDevices(n, &a, d, nil, devices); why != "" {
 		return why
 	}
 	if d.CPU > 0 && cpu > n.Facts.CPU || d.Memory > 0 && mem > n.Facts.Memory || d.Disk > 0 && disk > n.poolTotal(pool) {
-		return fmt.Sprintf("the workloads that move to node %q earlier leave no room for workload %q", n.ID, w.ID)
+		return fmt.Sprintf("earlier moves to node %q leave too few free resources for workload %q", n.ID, w.ID)
 	}
 	return ""
 }

@@ -86,41 +86,41 @@ func TestMovesAreJudgedAgain(t *testing.T) {
 	}{
 		{name: "the workload is gone", then: func(w *world) { w.ok(remove("web", true)) }, why: `workload "web" does not exist`},
 		{name: "the workload changed", then: func(w *world) { w.ok(put("web", content("c1:other"))) }, why: "planned for"},
-		{name: "it is on another node", set: func(m *commandv1.WorkloadMove) { m.From, m.FromReserved = "b", m.ToReserved }, why: `is on node "a", not on "b"`},
-		{name: "it is there already", set: func(m *commandv1.WorkloadMove) { m.To = "a" }, why: "is on node a already"},
-		{name: "it is exclusive", put: []func(*commandv1.WorkloadPut){exclusive}, why: "it is exclusive"},
-		{name: "it has local data", put: []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.LocalData = []*commandv1.LocalData{{Name: "volume data"}} })}, why: "it has local data"},
-		{name: "it writes to its host", put: []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) {
+		{name: "the workload is on another node", set: func(m *commandv1.WorkloadMove) { m.From, m.FromReserved = "b", m.ToReserved }, why: `is on node "a", not on "b"`},
+		{name: "the workload is on the target node already", set: func(m *commandv1.WorkloadMove) { m.To = "a" }, why: "is on node a already"},
+		{name: "the workload is exclusive", put: []func(*commandv1.WorkloadPut){exclusive}, why: "it is exclusive"},
+		{name: "the workload has local data", put: []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.LocalData = []*commandv1.LocalData{{Name: "volume data"}} })}, why: "it has local data"},
+		{name: "the workload writes to folders of its host", put: []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) {
 			d.Asks = []*commandv1.Ask{{Rule: string(policy.RuleHostPath), Value: "/data"}}
 		})}, why: "it can write to folders of its host"},
-		{name: "it is a job", put: []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.Job = &commandv1.Job{} })}, why: "it is a job"},
-		{name: "it does not run yet", setup: func(w *world) { w.place("web", "a") }, why: "is not available"},
-		{name: "it does not run any more", then: func(w *world) { w.ok(w.says("web", "Failed")) }, why: "is not available"},
-		{name: "its node drains", then: func(w *world) { w.ok(drain("a", true)) }, why: "its node is not ready, is draining or is cordoned"},
-		{name: "its node is lost", then: func(w *world) { w.ok(nodeState("a", false)) }, why: "its node is not ready, is draining or is cordoned"},
-		{name: "the other node is cordoned", then: func(w *world) { w.ok(cordon("b", true)) }, why: `node "b" is not schedulable`},
-		{name: "the other node is lost", then: func(w *world) { w.ok(nodeState("b", false)) }, why: `node "b" is not schedulable`},
-		{name: "the other node is gone", then: func(w *world) { w.ok(removeNode("b", true)) }, why: `node "b" does not exist`},
-		{name: "the other node has got a workload", then: func(w *world) { w.place("new", "b") }, why: `the amounts that are reserved on node "b" have changed`},
-		{name: "its node has lost a workload", setup: func(w *world) { w.running("web", "a"); w.running("old", "a") },
+		{name: "the workload is a job", put: []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.Job = &commandv1.Job{} })}, why: "it is a job"},
+		{name: "the workload does not run yet", setup: func(w *world) { w.place("web", "a") }, why: "is not available"},
+		{name: "the workload does not run any more", then: func(w *world) { w.ok(w.says("web", "Failed")) }, why: "is not available"},
+		{name: "the node of the workload is draining", then: func(w *world) { w.ok(drain("a", true)) }, why: "its node is not ready, is draining or is cordoned"},
+		{name: "the node of the workload is lost", then: func(w *world) { w.ok(nodeState("a", false)) }, why: "its node is not ready, is draining or is cordoned"},
+		{name: "the target node is cordoned", then: func(w *world) { w.ok(cordon("b", true)) }, why: `node "b" is not schedulable`},
+		{name: "the target node is lost", then: func(w *world) { w.ok(nodeState("b", false)) }, why: `node "b" is not schedulable`},
+		{name: "the target node is removed", then: func(w *world) { w.ok(removeNode("b", true)) }, why: `node "b" does not exist`},
+		{name: "another workload was placed on the target node", then: func(w *world) { w.place("new", "b") }, why: `the amounts that are reserved on node "b" have changed`},
+		{name: "a workload was deleted on the node that the workload leaves", setup: func(w *world) { w.running("web", "a"); w.running("old", "a") },
 			then: func(w *world) { w.ok(remove("old", true)) }, why: `the amounts that are reserved on node "a" have changed`},
-		{name: "a workload on its node has become smaller", setup: func(w *world) { w.running("web", "a"); w.running("old", "a") },
+		{name: "another workload on the node has a smaller demand now", setup: func(w *world) { w.running("web", "a"); w.running("old", "a") },
 			then: func(w *world) { w.ok(put("old", demand(func(d *commandv1.Demand) { d.MemoryMib = 16 }))) }, why: `the amounts that are reserved on node "a" have changed`},
-		{name: "the other node has no room", setup: func(w *world) {
+		{name: "the target node has too little free CPU", setup: func(w *world) {
 			w.running("web", "a")
 			w.running("large", "b", demand(func(d *commandv1.Demand) { d.CpuMillicores = 3500 }))
 		}, why: `node "b" has no 1000 millicores left`},
-		{name: "the other node has got a taint", then: func(w *world) {
+		{name: "the target node has a new taint", then: func(w *world) {
 			w.ok(&commandv1.Command{Body: &commandv1.Command_TaintNode{TaintNode: &commandv1.TaintNode{Id: "b", Taints: []*commandv1.NodeTaint{
 				{Taint: &commandv1.Taint{Key: "dedicated", Effect: "NoSchedule"}}}}}})
 		}, why: `the labels or taints of node "b" have changed`},
-		{name: "the other node has another label", then: func(w *world) {
+		{name: "the target node has a new label", then: func(w *world) {
 			w.ok(&commandv1.Command{Body: &commandv1.Command_LabelNode{LabelNode: &commandv1.LabelNode{Id: "b", Labels: []*commandv1.NodeLabel{
 				{Key: "zone", Value: "far"}}}}})
 		}, why: `the labels or taints of node "b" have changed`},
-		{name: "the other node has another engine", then: func(w *world) { w.ok(register("b", func(n *commandv1.RegisterNode) { n.Types = []string{"vm"} })) },
+		{name: "the target node no longer runs the workload type", then: func(w *world) { w.ok(register("b", func(n *commandv1.RegisterNode) { n.Types = []string{"vm"} })) },
 			why: `node "b" does not run type container`},
-		{name: "its host port is taken", put: []func(*commandv1.WorkloadPut){hostPort(80)}, setup: func(w *world) {
+		{name: "another workload has the host port on the target node", put: []func(*commandv1.WorkloadPut){hostPort(80)}, setup: func(w *world) {
 			w.running("web", "a", hostPort(80))
 			w.running("other", "b", hostPort(80))
 		}, why: `port 80/tcp of node "b" is held by workload "other"`},
@@ -128,7 +128,7 @@ func TestMovesAreJudgedAgain(t *testing.T) {
 			w.running("web", "a", inGroup("g"))
 			w.place("web2", "a", inGroup("g"))
 		}, why: "another member of its group is not available"},
-		{name: "it was moved within the last hour", setup: func(w *world) {
+		{name: "the workload was moved within the last hour", setup: func(w *world) {
 			w.running("web", "b")
 			w.ok(moves(w.move("web", "b", "a")))
 			w.ok(gone("web", "b", nil))
@@ -181,8 +181,8 @@ func TestAMoveIsQuietForAnHour(t *testing.T) {
 	w.ok(moves(w.move("web", "b", "a")))
 }
 
-// TestMovesOfOneCommandSeeEachOther: a move is refused if the earlier moves of the same command leave no room, take
-// its host port, or make a member of its group unavailable.
+// TestMovesOfOneCommandSeeEachOther: a move is refused if the earlier moves of the same command leave too few
+// free resources, take a host port of its workload, or make a member of its group unavailable.
 func TestMovesOfOneCommandSeeEachOther(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -191,7 +191,7 @@ func TestMovesOfOneCommandSeeEachOther(t *testing.T) {
 	}{
 		{"both fit", nil, nil, ""},
 		{"no CPU is left", []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.CpuMillicores = 2100 })},
-			[]func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.CpuMillicores = 1900 })}, `the workloads that move to node "b" earlier leave no room for workload "two"`},
+			[]func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.CpuMillicores = 1900 })}, `earlier moves to node "b" leave too few free resources for workload "two"`},
 		{"the host port is taken", []func(*commandv1.WorkloadPut){portOf2("127.0.0.1")}, []func(*commandv1.WorkloadPut){portOf2("")}, "takes a host port"},
 		{"members of one group", []func(*commandv1.WorkloadPut){inGroup("g")}, []func(*commandv1.WorkloadPut){inGroup("g")}, "another member of its group is not available"},
 	}
@@ -200,7 +200,7 @@ func TestMovesOfOneCommandSeeEachOther(t *testing.T) {
 			w := formed(t, "a", "c", "b")
 			w.running("one", "a", tt.of...)
 			w.running("two", "c", tt.to...)
-			if strings.Contains(tt.why, "no room") {
+			if strings.Contains(tt.why, "too few free resources") {
 				w.running("small", "b", demand(func(d *commandv1.Demand) { d.CpuMillicores = 100 }))
 			}
 			res := w.do(moves(w.move("one", "a", "b"), w.move("two", "c", "b")))

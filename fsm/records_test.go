@@ -233,7 +233,8 @@ func TestDigestCoversEveryField(t *testing.T) {
 	}
 }
 
-// TestDigestCoversTheUpdateStrategy: a workload has a strategy with and without secrets and configs.
+// TestDigestCoversTheUpdateStrategy: the digest covers the update strategy of a workload, whether or not the
+// workload uses secrets or configs.
 func TestDigestCoversTheUpdateStrategy(t *testing.T) {
 	for _, objects := range [][]ObjectUse{nil, {{Kind: "secret", Name: "db"}}} {
 		var w Workload

@@ -238,7 +238,7 @@ func TestRestoredSnapshot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mustEqualStates(t, "after the journey", s, again)
+	mustEqualStates(t, "read from the snapshot of the restored state", s, again)
 }
 
 func TestRecoveredStateHasOneReplica(t *testing.T) {
@@ -373,12 +373,12 @@ func TestMayOutliveLeaseUntilAccepted(t *testing.T) {
 			w = c.run(t, w)
 			w.now = max(w.now, w.s.Info().Clock)
 			w.ok(nodeState("a", false))
-			is(t, "it waits for", w.workload("db").Reason.Code, CodeAwaitFailover)
+			is(t, "reason code before the node has accepted the lease policy", w.workload("db").Reason.Code, CodeAwaitFailover)
 			skipped(t, w.do(w.evict("db", CodeNodeLost, true)), "not fenced")
 			w.ok(nodeState("a", true))
 			w.run("db")
 			w.ok(nodeState("a", false))
-			is(t, "a workload with an accepted lease policy waits for", w.workload("db").Reason.Code, CodeNodeLost)
+			is(t, "reason code after the node has accepted the lease policy", w.workload("db").Reason.Code, CodeNodeLost)
 		})
 	}
 }
@@ -422,8 +422,8 @@ func TestRestoredMayOutliveLease(t *testing.T) {
 	w.ok(remove("db", true))
 	other := uninitialised(t)
 	other.ok(initCluster("c2"))
-	for name, present := range map[string]State{"deleted since": w.s, "into another cluster": other.s} {
+	for name, present := range map[string]State{"the cluster that has deleted the workload since": w.s, "another cluster": other.s} {
 		x, _ := restored(t, backup, present).Workload("db")
-		is(t, name+"after the restore the workload waits for a placement", x.Status, StatusPending)
+		is(t, "status after a restore into "+name, x.Status, StatusPending)
 	}
 }

@@ -82,8 +82,8 @@ func (w *Workload) revisions() (out []Revision) {
 }
 
 // revise adds the specification of old to the history of w. old is the stored record and w the changed copy that
-// replaces it. revise then drops the oldest revisions until the history fits into the limits of one workload and into
-// the room that the state and the namespace have left.
+// replaces it. revise then drops the oldest revisions until the history is within the limits of one workload, and
+// within the bytes that the state and the namespace have left.
 func (t *Tx) revise(old, w *Workload) {
 	if old.Content == w.Content {
 		return

@@ -97,7 +97,7 @@ func TestRolesAndBindings(t *testing.T) {
 			refused(t, w.do(putRole("ci")), Invalid, "permissions")
 			refused(t, w.do(putRole("a/b", "read")), Invalid, "name")
 		}},
-		{"a put of another version is refused", func(t *testing.T, w *world) {
+		{"a put that names an earlier version of the role is refused", func(t *testing.T, w *world) {
 			w.ok(putRole("ci", "read"))
 			stale := putRole("ci", "deploy")
 			stale.GetPutRole().IfVersion = new(uint64)
@@ -240,7 +240,7 @@ func TestTokensOfUsersWhoGetMoreRightsAreDeleted(t *testing.T) {
 	}
 	const both = "for-dave for-eve"
 	proveTrust(t, []fact{
-		{"by a binding", func(t *testing.T, w *world) {
+		{"a binding of a role to the user deletes the token", func(t *testing.T, w *world) {
 			made(w)
 			w.ok(w.bindRole("viewer", "user/dave", "*"))
 			is(t, "tokens", left(w), "for-eve")
@@ -248,7 +248,7 @@ func TestTokensOfUsersWhoGetMoreRightsAreDeleted(t *testing.T) {
 			is(t, "event", e.Message+" "+e.Reason+" "+e.Details[0].Value, "for-dave RightsChanged dave")
 			refused(t, w.do(join(w, "for-dave", "user", "dave", func(b *commandv1.Admit) { b.Access = "none" })), NotFound, "deleted")
 		}},
-		{"by more permissions of a bound role", func(t *testing.T, w *world) {
+		{"more permissions of a bound role delete the token", func(t *testing.T, w *world) {
 			w.ok(putRole("ci", "read", "logs"))
 			w.ok(w.bindRole("ci", "user/dave", "*"))
 			w.ok(w.bindRole("ci", "group/eve", "*"))
@@ -258,7 +258,7 @@ func TestTokensOfUsersWhoGetMoreRightsAreDeleted(t *testing.T) {
 			w.ok(putRole("ci", "read", "deploy"))
 			is(t, "tokens", left(w), "for-eve")
 		}},
-		{"by a release from the last namespace", func(t *testing.T, w *world) {
+		{"a release of the user from the last namespace deletes the token", func(t *testing.T, w *world) {
 			w.ok(putNamespace("shop", users("dave")))
 			w.ok(putNamespace("bank", users("dave")))
 			made(w)
@@ -267,14 +267,14 @@ func TestTokensOfUsersWhoGetMoreRightsAreDeleted(t *testing.T) {
 			w.ok(putNamespace("bank", func(b *commandv1.PutNamespace) { b.Release = []string{"dave"} }))
 			is(t, "tokens", left(w), "for-eve")
 		}},
-		{"by a second namespace", func(t *testing.T, w *world) {
+		{"a second namespace that lists the user deletes the token", func(t *testing.T, w *world) {
 			made(w)
 			w.ok(putNamespace("shop", users("dave")))
 			is(t, "tokens after the first namespace", left(w), both)
 			w.ok(putNamespace("bank", users("dave", "eve")))
 			is(t, "tokens", left(w), "for-eve")
 		}},
-		{"but not by an unbinding, a binding of a group, or after their use", func(t *testing.T, w *world) {
+		{"an unbinding, a binding of a group, and a binding after the use of the token keep the tokens", func(t *testing.T, w *world) {
 			w.ok(w.bindRole("viewer", "user/dave", "*"))
 			made(w)
 			w.ok(unbindRole("viewer", "user/dave"))
@@ -299,12 +299,12 @@ func TestAccounts(t *testing.T) {
 			is(t, "bindings", w.bindingsOf("account/ci"), "")
 			refused(t, w.do(deleteAccount("ci")), NotFound, "ci")
 		}},
-		{"a binding of another subject creates nothing", func(t *testing.T, w *world) {
+		{"a put of an account with a binding of another subject is refused", func(t *testing.T, w *world) {
 			refused(t, w.do(putAccount("ci", w.now+hour, func(b *commandv1.PutAccount) { b.Binding = roleBinding("operator", "user/ada", "*") })), Invalid, "binding")
 			_, there := w.s.Account("ci")
 			is(t, "there", there, false)
 		}},
-		{"a token's life is bounded", func(t *testing.T, w *world) {
+		{"the lifetime of a bearer token is limited", func(t *testing.T, w *world) {
 			refused(t, w.do(putAccount("ci", w.now)), Invalid, "expires_at")
 			refused(t, w.do(putAccount("ci", w.now+31*24*hour)), Invalid, "expires_at")
 		}},

@@ -146,7 +146,7 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string, back bool) (*rollo
 const maxFormer = 2 << 20
 
 // remember stores the present specifications of the group in r.Former, for a revert. It stores nothing if
-// they are too large for one command or for the spare room of the state or the namespace.
+// they are too large for one command, or for the free part of the limits of the state and the namespace.
 func (t *Tx) remember(r *rollout.Rollout, puts []*commandv1.WorkloadPut) {
 	if of, ok := t.r.workloads.Get(r.Group); ok && of.IsSystem() {
 		p := of.AsPut()

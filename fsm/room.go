@@ -11,17 +11,18 @@ const (
 	warnAt        = 80       // the state warns when more than this percentage of a limit is used
 )
 
-// The shares of the room that callers other than admins have. Schedulers write them into the heads of commands, and
-// the state machine judges by the head, so another value here does not change the meaning of stored commands.
+// Which parts of the size limit of the state (Room) callers other than admins may use. Schedulers write these numbers
+// into the heads of commands, and the state machine judges by the head. So another value here does not change the
+// meaning of stored commands.
 const (
-	NamespaceShare = 50 // percent of the room that one namespace may take by calls of users confined to namespaces
-	AdminReserve   = 5  // percent of the room that only admins may use, to mend a full cluster
+	NamespaceShare = 50 // percent of Room that one namespace may take by calls of users confined to namespaces
+	AdminReserve   = 5  // percent of Room that only admins may use, to repair a full cluster
 )
 
-// RoomShares limits how much of the room a command may take.
+// RoomShares says which parts of the size limit (Room) a command may use.
 type RoomShares struct {
-	Namespace int64 // percent that one namespace may take, unless a quota or a policy limits it; 0 = no limit
-	Reserve   int64 // percent that stay free
+	Namespace int64 // percent that one namespace may take, if no quota and no policy limits the namespace; 0 = no limit
+	Reserve   int64 // percent that the command must leave free
 }
 
 // RoomSharesOf returns the shares that apply to the calls of a user.
@@ -35,8 +36,8 @@ func RoomSharesOf(confined, unprivileged bool) (s RoomShares) {
 	return s
 }
 
-// Room is the limit of the size of the whole state. It is computed from the memory of the scheduler that
-// has the least. Zero values mean that there is no limit, because no scheduler has reported its memory.
+// Room is the size limit of the whole state. It is computed from the memory of the scheduler that has the
+// least. Zero values mean that there is no limit, because no scheduler has reported its memory.
 type Room struct {
 	Workloads int64
 	Bytes     int64  // bytes of all that users can make large: see sizes.go
@@ -92,14 +93,15 @@ func (r Room) percent(n int64) Room {
 	return r
 }
 
-// overShare refuses a change that takes a namespace above its share of the room. A quota of workloads or a policy p of
-// the namespace, which may be nil, takes the place of the share. A change that lowers the use is allowed.
+// overShare refuses a change that takes a namespace above its share of the size limit. A quota of workloads, or a
+// limit in the policy p of the namespace (which may be nil), applies instead of the share. A change that lowers the
+// use is allowed.
 func (r Room) overShare(share int64, use Use, s quotaSum, p *Policy) error {
 	if r.Memory == 0 || share == 0 {
 		return nil
 	}
 	most := r.percent(share)
-	why := ", " + strconv.FormatInt(share, 10) + " % of what the schedulers hold" + r.why()
+	why := ", " + strconv.FormatInt(share, 10) + " % of the limit of the cluster" + r.why()
 	switch {
 	case s.bytes > 0 && use.Bytes+s.bytes > most.Bytes && (p == nil || p.MaxSpecBytes == 0):
 		return &Refusal{Kind: OverQuota, Reason: "namespace " + quoted(s.of.Name) + " is full: its specifications and files take " + mib(use.Bytes) + ", " +

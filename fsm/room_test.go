@@ -27,7 +27,7 @@ func TestRoomBoundsTheState(t *testing.T) {
 	w.ok(replicaWith("r2", 8)) // the limits of 8 MiB of memory: 1 MiB of specifications and 256 workloads
 	w.ok(replicaWith("r3", 0)) // the memory of r3 is not known
 	is(t, "the bound", w.s.Room(), Room{Workloads: 256, Bytes: 1 << 20, Of: "name-r2", Memory: 8})
-	is(t, "a warning at half", w.s.Room().Nearly(w.s.Total()), "")
+	is(t, "the warning at 50 % of the limit", w.s.Room().Nearly(w.s.Total()), "")
 	w.ok(put("second", specOf(400<<10)))
 	if got := w.s.Room().Nearly(w.s.Total()); !strings.Contains(got, "name-r2") {
 		t.Errorf("the warning at 89 %% of the limit is %q, want it to name scheduler name-r2", got)
@@ -35,7 +35,7 @@ func TestRoomBoundsTheState(t *testing.T) {
 	refused := func(c Command, words ...string) {
 		t.Helper()
 		r := w.do(c)
-		is(t, "the answer", r.Kind, OverQuota)
+		is(t, "kind of the refusal", r.Kind, OverQuota)
 		for _, word := range append(words, "the cluster is full", "name-r2", "8 MiB of memory", "delete workloads") {
 			if !strings.Contains(r.Reason, word) {
 				t.Errorf("the text of the refusal must contain %q, but is: %s", word, r.Reason)
@@ -70,8 +70,9 @@ func TestRoomBoundsTheState(t *testing.T) {
 	w.ok(put("one-more", specOf(1)))
 }
 
-// TestOneNamespaceCannotFillTheState: users confined to a namespace get half of the room. The other team and the admins
-// go on, and a quota or a policy takes the place of the share.
+// TestOneNamespaceCannotFillTheState: users confined to a namespace may use half of the size limit. Another
+// team and the admins can still store workloads. If the namespace has a quota or a policy, that limit applies
+// instead of the half.
 func TestOneNamespaceCannotFillTheState(t *testing.T) {
 	w := formed(t)
 	w.ok(putNamespace("shop"))
@@ -99,11 +100,11 @@ func TestOneNamespaceCannotFillTheState(t *testing.T) {
 
 	w.ok(putNamespace("shop", func(b *commandv1.PutNamespace) { b.Quota = &commandv1.Quota{Workloads: 200} }))
 	w.ok(by("shop", put("one-more", specOf(1))))
-	w.ok(put("admins", inNamespace("bank"), specOf(300<<10))) // bank now has more than its share, and the state 90 %
+	w.ok(put("admins", inNamespace("bank"), specOf(300<<10))) // namespace bank is now above its share, and the state is 90 % full
 	refused(t, w.do(by("bank", put("c", specOf(401<<10)))), OverQuota, `namespace "bank" is full`)
 	w.ok(by("bank", put("c", specOf(399<<10))))
 
-	// The last part of the room is for admins.
+	// The last 5 % of the size limit are for admins.
 	refused(t, w.do(by("shop", put("d", specOf(90<<10)))), OverQuota, "the cluster is full", "the last 5 % are for admins", "ask an admin")
 	w.ok(put("d", specOf(90<<10)))
 	if err := w.s.Check(); err != nil {
@@ -139,7 +140,7 @@ func TestEverythingStoredIsCounted(t *testing.T) {
 				}
 			}))
 		}, 1000 * (2*entryBytes + 40)},
-		"an update, with what waits and what was": {func(w *world) {
+		"an update, with its waiting and its former specifications": {func(w *world) {
 			w.ok(sizedGroup(1, size/4))
 			w.bind("web-0", "a")
 			w.run("web-0")
@@ -193,15 +194,15 @@ func sizedGroup(version, size int) Command {
 
 // halfMiB has the two limits of the size of specifications, each with a function that sets it to 512 KiB.
 var halfMiB = map[string]func(w *world){
-	"of the state": func(w *world) { w.ok(replicaWith("r1", 4)) },
-	"of the namespace": func(w *world) {
+	"the limit of the state": func(w *world) { w.ok(replicaWith("r1", 4)) },
+	"the limit of the namespace": func(w *world) {
 		w.ok(putPolicy("small", func(m *commandv1.Policy) { m.MaxSpecBytes = 512 << 10 }))
 		w.ok(bind("small", DefaultNamespace))
 	},
 }
 
-// TestFormerSpecificationsYieldToTheSameCommand: the first workload of a large command keeps no former revision in room
-// that the other workloads of the command need.
+// TestFormerSpecificationsYieldToTheSameCommand: if the workloads of a large command fit only without former
+// revisions, the first workload keeps none.
 func TestFormerSpecificationsYieldToTheSameCommand(t *testing.T) {
 	for name, limit := range halfMiB {
 		t.Run(name, func(t *testing.T) {
@@ -221,7 +222,7 @@ func TestFormerSpecificationsYieldToTheSameCommand(t *testing.T) {
 			}
 			w.ok(both(100<<10, 100<<10))
 			w.ok(both(90<<10, 90<<10))
-			is(t, "former revisions when there is room", len(w.s.Revisions("first"))-1, 1)
+			is(t, "former revisions when they fit", len(w.s.Revisions("first"))-1, 1)
 			if err := w.s.Check(); err != nil {
 				t.Error(err)
 			}
@@ -229,8 +230,9 @@ func TestFormerSpecificationsYieldToTheSameCommand(t *testing.T) {
 	}
 }
 
-// TestFormerSpecificationsYield: the state drops former revisions, and the specifications that an update keeps for an
-// undo, when their room is needed. So a change of a specification is never refused because of them.
+// TestFormerSpecificationsYield: when the state is nearly full, it drops former revisions, and the
+// specifications that an update keeps for an undo. So it never refuses a change of a specification because of
+// them.
 func TestFormerSpecificationsYield(t *testing.T) {
 	for name, limit := range halfMiB {
 		t.Run(name, func(t *testing.T) {
@@ -249,7 +251,7 @@ func TestFormerSpecificationsYield(t *testing.T) {
 				change(10+i, 500)
 			}
 			is(t, "former revisions in a full state", len(w.s.Revisions("site"))-1, 0)
-			is(t, "a specification more", w.do(put("other", specOf(20<<10))).Kind != OK, true)
+			is(t, "another specification is refused in a full state", w.do(put("other", specOf(20<<10))).Kind != OK, true)
 			change(20, 100)
 			w.ok(sizedGroup(1, 100<<10))
 			w.bind("web-0", "a")
@@ -258,7 +260,7 @@ func TestFormerSpecificationsYield(t *testing.T) {
 			is(t, "former specifications of an update", len(w.rolled().Former), 1)
 			change(21, 180)
 			refusedGroup := w.do(sizedGroup(3, 400<<10))
-			is(t, "an update that would not fit", refusedGroup.Kind != OK, true)
+			is(t, "an update that does not fit is refused", refusedGroup.Kind != OK, true)
 			w.ok(sizedGroup(3, 125<<10))
 			is(t, "an update in a nearly full state can be undone", len(w.rolled().Former), 1)
 			if err := w.s.Check(); err != nil {

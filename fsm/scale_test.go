@@ -56,7 +56,7 @@ func TestScale(t *testing.T) {
 	w.ok(scaling(1, 3))
 	is(t, "new members of a stopped group are stopped", w.members(), "web-0- web-1- web-2-")
 	w.ok(group(1, 2, 0, false))
-	is(t, "the count of an apply counts", w.members(), "web-0 web-1")
+	is(t, "an apply sets the number of members", w.members(), "web-0 web-1")
 }
 
 // TestScaleRefusals: the state machine refuses a change of the number of members that was prepared for another
@@ -71,15 +71,15 @@ func TestScaleRefusals(t *testing.T) {
 	}{
 		{"an unknown group", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Group = "api" }), NotFound, "only a workload with `count`"},
 		{"a count above the limit", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Count = 1001 }), Invalid, "count: 1001"},
-		{"a copy of another specification", nil, scaling(2, 3), Conflict, "changed meanwhile"},
-		{"without the new members", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Members = nil }), Conflict, "changed meanwhile"},
-		{"for another number of members", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.From = new(uint32(4)) }), Conflict, "2 members by now, not 4"},
-		{"an id that is taken", func(w *world) { w.ok(put("web-2")) }, scaling(1, 3), Conflict, "web-2 exists"},
-		{"during an update", func(w *world) { w.ok(group(2, 2, 1, false)) }, scaling(1, 3), Conflict, "being updated"},
-		{"during a paused update", func(w *world) { w.ok(group(2, 2, 1, false)); w.ok(rolloutAction("pause")) }, scaling(1, 3), Conflict, "paused update"},
+		{"the new members have another specification than the group", nil, scaling(2, 3), Conflict, "changed meanwhile"},
+		{"the specifications of the new members are missing", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Members = nil }), Conflict, "changed meanwhile"},
+		{"the command expects another number of members", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.From = new(uint32(4)) }), Conflict, "2 members by now, not 4"},
+		{"another workload has the id of a new member", func(w *world) { w.ok(put("web-2")) }, scaling(1, 3), Conflict, "web-2 exists"},
+		{"the group is being updated", func(w *world) { w.ok(group(2, 2, 1, false)) }, scaling(1, 3), Conflict, "being updated"},
+		{"the group has a paused update", func(w *world) { w.ok(group(2, 2, 1, false)); w.ok(rolloutAction("pause")) }, scaling(1, 3), Conflict, "paused update"},
 		{"a suggestion that the namespace does not allow", nil, scaling(1, 3, suggested), NotAllowed, "--allow-scaling"},
-		{"above the quota", func(w *world) { w.ok(putNamespace("default", limits(0, 0, 0, 2))) }, scaling(1, 3), OverQuota, "quota"},
-		{"a job", func(w *world) {
+		{"the new members exceed the quota", func(w *world) { w.ok(putNamespace("default", limits(0, 0, 0, 2))) }, scaling(1, 3), OverQuota, "quota"},
+		{"the group is a job", func(w *world) {
 			w.ok(put("job-0", job(), func(p *commandv1.WorkloadPut) { p.Demand.Group = "job" }))
 		}, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Group = "job" }), Invalid, "is a job"},
 	} {

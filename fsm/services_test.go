@@ -53,7 +53,7 @@ func TestServiceAddresses(t *testing.T) {
 		w.ok(putNetwork("back", "10.216.0.0/20"))
 	}
 	prove(t, []fact{
-		{"the first member of a group gives it an address of the highest slice, and further members share it", func(t *testing.T, w *world) {
+		{"the first member gives the group an address of the highest slice, and further members share the address", func(t *testing.T, w *world) {
 			start(w)
 			w.ok(put("web-0", serving("web", "back")))
 			is(t, "address", w.service("back", "web"), "10.216.15.193")
@@ -62,12 +62,12 @@ func TestServiceAddresses(t *testing.T) {
 			is(t, "address with two members", w.service("back", "web"), "10.216.15.193")
 			is(t, "address of a workload without group", w.service("back", "db"), "10.216.15.194")
 		}},
-		{"a workload that does not ask for it has no address", func(t *testing.T, w *world) {
+		{"a workload that does not ask for a service address has none", func(t *testing.T, w *world) {
 			start(w)
 			w.ok(put("web", inNetworks("back")))
 			is(t, "address", w.service("back", "web"), "")
 		}},
-		{"the address stays while a member exists, wherever it runs", func(t *testing.T, w *world) {
+		{"a service keeps its address while it has a member, on whatever node", func(t *testing.T, w *world) {
 			start(w)
 			w.ok(put("web-0", serving("web", "back")))
 			w.ok(put("web-1", serving("web", "back")))
@@ -76,19 +76,19 @@ func TestServiceAddresses(t *testing.T) {
 			w.ok(remove("web-0", true))
 			is(t, "address", w.service("back", "web"), "10.216.15.193")
 		}},
-		{"a former address goes to no other service for an hour, and back to its own", func(t *testing.T, w *world) {
+		{"a former address is given to no other service for an hour, and its own service can get it back", func(t *testing.T, w *world) {
 			start(w)
 			w.ok(put("web", serving("", "back")))
 			w.ok(put("web", inNetworks("back")))
-			is(t, "address without asker", w.service("back", "web"), "")
+			is(t, "address while no workload asks for it", w.service("back", "web"), "")
 			w.ok(put("db", serving("", "back")))
 			is(t, "address of another service", w.service("back", "db"), "10.216.15.194")
 			w.ok(put("web", serving("", "back")))
-			is(t, "address after the return", w.service("back", "web"), "10.216.15.193")
+			is(t, "address after the workload asks for it again", w.service("back", "web"), "10.216.15.193")
 			w.ok(put("web", inNetworks("back")))
 			w.now += ServiceRest + second
 			w.ok(put("api", serving("", "back")))
-			is(t, "address of another service after the rest", w.service("back", "api"), "10.216.15.193")
+			is(t, "address of another service after ServiceRest", w.service("back", "api"), "10.216.15.193")
 		}},
 		{"a slice without services is taken back, rests, and may go to a node", func(t *testing.T, w *world) {
 			w.ok(register("a", networked("10.0.0.1")))
@@ -118,8 +118,8 @@ func TestServiceAddresses(t *testing.T) {
 			for i := range 2*62 + 1 {
 				w.ok(put(fmt.Sprint("s", i), serving("", "quarter")))
 			}
-			is(t, "address of the last one with room", w.service("quarter", "s123"), "192.168.7.190")
-			is(t, "address of the next one", w.service("quarter", "s124"), "")
+			is(t, "address of the last service that gets one", w.service("quarter", "s123"), "192.168.7.190")
+			is(t, "address of the next service", w.service("quarter", "s124"), "")
 		}},
 		{"a system workload keeps the address of its members", func(t *testing.T, w *world) {
 			start(w)

@@ -32,8 +32,9 @@ func shopOf(t *testing.T, others int) *world {
 	return w
 }
 
-// TestSharesOfWhatTheClusterCreates: the share of a namespace, and the part of the state that is for admins, limit the
-// workloads that the cluster creates from specifications of a confined user. They do not limit those of admins.
+// TestSharesOfWhatTheClusterCreates: the share of a namespace, and the part of the state that is for admins, limit
+// the workloads that the cluster creates from specifications of a confined user. They do not limit workloads that it
+// creates from specifications of admins.
 func TestSharesOfWhatTheClusterCreates(t *testing.T) {
 	const half = NamespaceShare * 256 / 100
 	reason := func(w *world, id string) string { return w.workload(id).Reason.Message }
@@ -116,7 +117,7 @@ func TestSharesOfWhatTheClusterCreates(t *testing.T) {
 			for i := range 244 - admins.s.Total().Workloads {
 				admins.ok(put("more-"+decimal(int(i)), inNamespace("shop"), specOf(1)))
 			}
-			is(t, "the refusal of what an admin applied", tt.create(admins), "")
+			is(t, "the refusal of a workload from the specification of an admin", tt.create(admins), "")
 		})
 	}
 }
@@ -130,8 +131,8 @@ func TestAConfinedUserRunsAnAdminsCron(t *testing.T) {
 	w.ok(startRun("nightly", "nightly-1", "k"))
 }
 
-// TestFormerSpecificationsYieldToTheShare: former revisions do not take the room that the share of a confined user's
-// namespace has left.
+// TestFormerSpecificationsYieldToTheShare: former revisions are dropped when present specifications need the
+// share of a confined user's namespace.
 func TestFormerSpecificationsYieldToTheShare(t *testing.T) {
 	w := shopOf(t, 0)
 	for i := range 8 {
@@ -139,7 +140,7 @@ func TestFormerSpecificationsYieldToTheShare(t *testing.T) {
 	}
 	is(t, "former revisions of a large workload", len(w.s.Revisions("site"))-1, 1)
 	w.ok(w.shared(put("site", specOf(250<<10), content("c1:9")), "shop"))
-	is(t, "former revisions when the present one is larger", len(w.s.Revisions("site"))-1, 0)
+	is(t, "former revisions after the present revision has grown", len(w.s.Revisions("site"))-1, 0)
 	w.ok(w.shared(put("more", specOf(250<<10)), "shop"))
 
 	// An admin's namespace has history until the whole state is nearly full.
@@ -149,8 +150,8 @@ func TestFormerSpecificationsYieldToTheShare(t *testing.T) {
 	is(t, "former revisions of an admin's workload", len(w.s.Revisions("site"))-1, 1)
 }
 
-// TestRevertsAreOutsideTheShares: an update of a confined user fails when the namespace is full. It goes back by itself
-// to the former specification, although that one is larger.
+// TestRevertsAreOutsideTheShares: an update of a confined user fails when the namespace is full. The
+// automatic revert to the former specification succeeds, although the former specification is larger.
 func TestRevertsAreOutsideTheShares(t *testing.T) {
 	w := shopOf(t, 0)
 	sized := func(version, size int) Command {

@@ -80,8 +80,9 @@ func putBytes(v bundleView, offered []*commandv1.Bundle, p *commandv1.WorkloadPu
 	return int64(len(p.GetSpec())) + d.bytes(), filesBytes(v, offered, p.GetBundle())
 }
 
-// replacedBytes returns the bytes that a put of this content frees when it replaces record old. Former revisions
-// are included if the content changes, because they are dropped first when there is no room (revise).
+// replacedBytes returns the bytes that a put of this content frees when it replaces record old. Former
+// revisions are included if the content changes, because revise drops them first when the state is nearly
+// full.
 func (w *Workload) replacedBytes(v bundleView, content string) (specs, files int64) {
 	specs, files = w.countedBytes(v)
 	if w.Content == content {
@@ -139,7 +140,7 @@ func (t *Tx) countBytes(namespace string, by, files int64) {
 	m.Set(namespace, &u)
 }
 
-// A sizes list has what an update takes in each namespace.
+// sizes holds, for each namespace, the bytes that an update takes.
 type sizes []sizeIn
 
 type sizeIn struct {

@@ -197,7 +197,7 @@ func countUnder[V any](m *table[V], prefix string) (n int) {
 	return n
 }
 
-// scan calls fn for the workloads of an index: those whose key there is prefix followed by the id.
+// scan calls fn for the workloads of an index whose keys in the index are prefix followed by the workload id.
 func (s State) scan(ix *set, prefix string, fn func(*Workload) bool) {
 	ix.Ascend(prefix, func(k string, _ struct{}) bool {
 		if !strings.HasPrefix(k, prefix) {

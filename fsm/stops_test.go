@@ -25,7 +25,7 @@ func TestRefusedStopLeavesTheWorkloadRunning(t *testing.T) {
 		is(t, "reason", x.Reason.Code+" "+x.Reason.Message, "RUNTIME_ERROR node a has not stopped it: busy")
 		is(t, "former ports", len(x.FormerPorts), 1)
 		w.ok(w.says("web", "Stopped"))
-		is(t, "former ports of what is stopped", len(w.workload("web").FormerPorts), 0)
+		is(t, "number of former ports after the stop", len(w.workload("web").FormerPorts), 0)
 	})
 	t.Run("a refused stop of a workload that never ran gives the state Unknown", func(t *testing.T) {
 		w := formed(t, "a")
@@ -38,7 +38,7 @@ func TestRefusedStopLeavesTheWorkloadRunning(t *testing.T) {
 		w := formed(t, "a")
 		w.place("web", "a")
 		w.run("web")
-		is(t, "while it runs", w.do(setDesired("web", "Running")).Kind, AlreadyDone)
+		is(t, "kind of a start while the workload runs", w.do(setDesired("web", "Running")).Kind, AlreadyDone)
 		w.ok(w.says("web", "Failed"))
 		w.ok(w.retry("web", 5, 0, true))
 		g := w.generation("web")

@@ -57,11 +57,11 @@ func surgingWorld(t *testing.T, parallel, canary int, reverts bool) *world {
 func TestStartFirst(t *testing.T) {
 	w := surgingWorld(t, 1, 0, false)
 	is(t, "the surge member is made, and no member is changed", w.versions(), "1 1 1 2 Running")
-	is(t, "it is no member of the count", Count(Members(w.s, "web")), 3)
-	is(t, "its id", w.extras(), "web-3")
+	is(t, "the surge member is not counted as a member of the group", Count(Members(w.s, "web")), 3)
+	is(t, "id of the surge member", w.extras(), "web-3")
 	again := w.ok(surging(group(2, 3, 1, false), 0))
 	is(t, "if the same specification is applied again, the update continues unchanged", again.Items[0].Unchanged, true)
-	is(t, "and keeps its surge member", w.extras(), "web-3")
+	is(t, "the continued update keeps its surge member", w.extras(), "web-3")
 	w.proceed()
 	is(t, "after the surge member has settled a member is changed", w.versions(), "2 1 1 2 Running")
 	for range 3 {
@@ -74,7 +74,7 @@ func TestStartFirst(t *testing.T) {
 	w.ok(gone("web-3", "a", nil))
 	is(t, "the record of the surge member is gone once its node has removed it", w.versions(), "2 2 2 Completed")
 	is(t, "an update without a change makes no surge member", w.ok(surging(group(2, 3, 1, false), 0)).Items[0].Unchanged, true)
-	is(t, "versions", w.versions(), "2 2 2 Completed")
+	is(t, "versions after an update without a change", w.versions(), "2 2 2 Completed")
 }
 
 // TestSurgeMembersAreJudged: a policy that forbids only the extra members of an update refuses the update.
@@ -103,10 +103,10 @@ func TestNoSurgeMemberIsLeft(t *testing.T) {
 		{"another update that stops first", func(w *world) { w.ok(group(3, 3, 1, false)) }, ""},
 		{"another update without an update policy", func(w *world) { w.ok(group(3, 3, 0, false)) }, ""},
 		{"another update that starts first keeps its surge member", func(w *world) { w.ok(surging(group(3, 3, 1, false), 0)) }, "web-3"},
-		{"the former specification", func(w *world) { w.ok(surging(group(1, 3, 1, false), 0)); w.step() }, ""},
-		{"more members", func(w *world) { w.ok(surging(group(2, 5, 1, false), 0)) }, ""},
-		{"fewer members", func(w *world) { w.ok(surging(group(2, 2, 1, false), 0)) }, ""},
-		{"fewer members, later", func(w *world) { w.ok(surging(group(2, 2, 1, false), 0)); w.step() }, "web-2"},
+		{"an apply of the former specification", func(w *world) { w.ok(surging(group(1, 3, 1, false), 0)); w.step() }, ""},
+		{"an apply with more members", func(w *world) { w.ok(surging(group(2, 5, 1, false), 0)) }, ""},
+		{"an apply with fewer members", func(w *world) { w.ok(surging(group(2, 2, 1, false), 0)) }, ""},
+		{"an apply with fewer members makes a surge member in its next step", func(w *world) { w.ok(surging(group(2, 2, 1, false), 0)); w.step() }, "web-2"},
 		{"a deletion of the group", func(w *world) {
 			w.ok(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{GroupOf: "web"}}})
 		}, ""},
@@ -117,8 +117,8 @@ func TestNoSurgeMemberIsLeft(t *testing.T) {
 			}
 		}, ""},
 		{"a deletion of the surge member", func(w *world) { w.ok(remove("web-3", false)) }, ""},
-		{"a pause keeps it", func(w *world) { w.ok(rolloutAction("pause")) }, "web-3"},
-		{"a snapshot keeps it", func(w *world) {
+		{"a pause keeps the surge member", func(w *world) { w.ok(rolloutAction("pause")) }, "web-3"},
+		{"a snapshot keeps the surge member", func(w *world) {
 			read, err := ReadSnapshot(bytes.NewReader(snapshotBytes(w.t, w.s)))
 			if err != nil {
 				w.t.Fatal(err)
@@ -128,7 +128,7 @@ func TestNoSurgeMemberIsLeft(t *testing.T) {
 		{"a restore", func(w *world) { w.s = restoring(w.t, w.s, w.s) }, ""},
 		{"a restore of an earlier backup", func(w *world) { w.s = restoring(w.t, rollingWorld(w.t.(*testing.T)).s, w.s) }, ""},
 		{"a restore into a new cluster", func(w *world) { w.s = restoring(w.t, w.s, New()) }, ""},
-		{"a recovery of the last replica keeps it", func(w *world) { w.s = w.s.Recovered("r0", RestoreInfo{At: w.now}) }, "web-3"},
+		{"a recovery of the last replica keeps the surge member", func(w *world) { w.s = w.s.Recovered("r0", RestoreInfo{At: w.now}) }, "web-3"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := surgingWorld(t, 1, 0, true)
@@ -174,14 +174,14 @@ func TestCanary(t *testing.T) {
 	w.step()
 	w.proceed()
 	is(t, "the update waits for its promotion", w.versions(), "2 1 1 AwaitPromotion")
-	is(t, "an event says so", w.eventOf(EventRolloutAwaits).Message, "web")
+	is(t, "an event reports that the update waits", w.eventOf(EventRolloutAwaits).Message, "web")
 	w.proceed()
 	is(t, "no member is changed meanwhile", w.versions(), "2 1 1 AwaitPromotion")
 	is(t, "the group is not scaled meanwhile", w.do(scaling(3, 4)).Reason,
 		"web has an update that waits for its promotion: scale it when the update has ended (persysctl rollout status web), or apply a specification with another count")
 	again := w.ok(canaries(group(2, 3, 1, true), 1))
 	is(t, "the same apply again changes nothing", again.Items[1].Unchanged, true)
-	is(t, "and does not promote", w.versions(), "2 1 1 AwaitPromotion")
+	is(t, "the repeated apply does not promote the update", w.versions(), "2 1 1 AwaitPromotion")
 	read, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s)))
 	if err != nil {
 		t.Fatal(err)
@@ -287,7 +287,7 @@ func TestSurgeMemberHasNoRoom(t *testing.T) {
 	w.ok(putNamespace(DefaultNamespace, limits(400, 0, 0, 0)))
 	w.ok(rolloutAction("resume"))
 	w.step()
-	is(t, "with more quota it goes on", w.versions(), "1 1 1 2 Running")
+	is(t, "with more quota the update continues", w.versions(), "1 1 1 2 Running")
 }
 
 // TestSurgeMemberNeedsItsPort: a surge member (an extra member that starts first) that gets no node
@@ -331,9 +331,9 @@ func TestSurgeMembersAreNotAssembled(t *testing.T) {
 	_, left := s.r.residuals.Get(pair("a", "web-3"))
 	is(t, "the node has to remove the surge member", left, true)
 	x, known := s.Workload("web-3")
-	is(t, "it is being deleted", known && x.Desired == DesiredDeleted, true)
+	is(t, "the surge member is being deleted", known && x.Desired == DesiredDeleted, true)
 	x, _ = s.Workload("web-0")
-	is(t, "the member stays", x.Node, "a")
+	is(t, "node of the ordinary member", x.Node, "a")
 }
 
 func TestSurgeFaults(t *testing.T) {
@@ -344,7 +344,7 @@ func TestSurgeFaults(t *testing.T) {
 		"no surge members":          {func(b *commandv1.PutWorkloads) { b.Surge = nil }, "update.start_first: the command has no surge members"},
 		"stop-first":                {func(b *commandv1.PutWorkloads) { b.Update.StartFirst = false }, "surge: is only for the update of a group with start_first"},
 		"an unmarked surge member":  {func(b *commandv1.PutWorkloads) { b.Surge[0].Demand.Surge = false }, "demand.surge must be set"},
-		"a marked member":           {func(b *commandv1.PutWorkloads) { b.Workloads[0].Demand.Surge = true }, "demand.surge: is only for the list surge"},
+		"a marked member":           {func(b *commandv1.PutWorkloads) { b.Workloads[0].Demand.Surge = true }, "demand.surge: must be set only in the list surge"},
 		"a member twice":            {func(b *commandv1.PutWorkloads) { b.Surge[0].Id = "web-1" }, "is there twice"},
 		"another group":             {func(b *commandv1.PutWorkloads) { b.Surge[0].Demand.Group = "api" }, "the command is for group"},
 		"an exclusive surge member": {func(b *commandv1.PutWorkloads) { b.Surge[0].Demand.Exclusive = true }, "start_first is not for workloads that are exclusive"},

@@ -96,7 +96,7 @@ func (t *Tx) createMember(of *Workload, c *commandv1.MemberChange, res *Result) 
 	case !n.Schedulable():
 		return fmt.Sprintf("node %q takes no new workloads", n.ID)
 	case of.Desired != DesiredRunning:
-		return fmt.Sprintf("system workload %q is to be %s", of.ID, of.Desired)
+		return fmt.Sprintf("system workload %q has the desired state %s", of.ID, of.Desired)
 	case of.Reason.Code == CodeNotCreated && of.Reason.At == t.r.info.Clock:
 		return fmt.Sprintf("a member of system workload %q was refused by this command: %s", of.ID, of.Reason.Message)
 	}

@@ -80,13 +80,13 @@ func TestMembersOfASystemWorkload(t *testing.T) {
 		m, _ := w.s.Workload("log-a")
 		c := m.Demand.Constraints[len(m.Demand.Constraints)-1]
 		if !m.IsMember() || m.Owner != "log" || m.SpecID() != "log" || m.Demand.Group != "log" || c.Key != NodeIDLabel || c.Values[0] != "a" {
-			t.Errorf("the member is %+v with demand %+v", m, m.Demand)
+			t.Errorf("the member of node a is %+v with demand %+v, want owner and group log and a constraint on node a", m, m.Demand)
 		}
 	})
 	t.Run("a node has one member", func(t *testing.T) {
 		w := start(t)
 		if r := w.do(placeMembers(w.member("log", "a"))); r.Skipped != 1 || !strings.Contains(r.Reason, "already") {
-			t.Errorf("the second member gives %+v", r)
+			t.Errorf("a second member for node a gave the result %+v, want it skipped", r)
 		}
 	})
 	t.Run("an id that is taken or too long is replaced by a hash", func(t *testing.T) {
@@ -96,11 +96,11 @@ func TestMembersOfASystemWorkload(t *testing.T) {
 		w.ok(placeMembers(w.member("log", "a")))
 		m, ok := MemberOf(w.s, "log", "a")
 		if !ok || m.ID != HashedID("log", "a") {
-			t.Fatalf("the member is %v, %t", m, ok)
+			t.Fatalf("MemberOf returned %v, %t; want a member with a hashed id", m, ok)
 		}
 		w.ok(remove("log-a", true))
 		if r := w.do(placeMembers(w.member("log", "a"))); r.Skipped != 1 {
-			t.Errorf("once the id is free, the node gets a second member: %+v", r)
+			t.Errorf("once the plain id was free, a second member for node a gave the result %+v, want it skipped", r)
 		}
 	})
 	t.Run("members follow the put of their system workload", func(t *testing.T) {
@@ -108,7 +108,7 @@ func TestMembersOfASystemWorkload(t *testing.T) {
 		w.ok(put("log", systemPut, func(p *commandv1.WorkloadPut) { p.Content = "c1:bb" }))
 		for _, id := range []string{"log-a", "log-b"} {
 			if m, _ := w.s.Workload(id); m.Content != "c1:bb" || m.Run.Node == "" || m.Owner != "log" {
-				t.Errorf("member %s has content %s", id, m.Content)
+				t.Errorf("member %s has content %s, want c1:bb, the content of its system workload", id, m.Content)
 			}
 		}
 	})
@@ -122,11 +122,11 @@ func TestMembersOfASystemWorkload(t *testing.T) {
 		w.ok(updated("log"))
 		r, ok := w.s.Rollout("log")
 		if m, _ := w.s.Workload("log-a"); !ok || len(r.Members) != 2 || m.Content == "c1:bb" {
-			t.Fatalf("the update is %+v", r)
+			t.Fatalf("the update is %+v, want two members that still wait", r)
 		}
 		w.ok(&commandv1.Command{Body: &commandv1.Command_SetRollout{SetRollout: &commandv1.SetRollout{Group: "log", Action: "undo"}}})
 		if after, _ := w.s.Workload("log"); after.Content != before.Content {
-			t.Errorf("after undo, the system workload has content %s", after.Content)
+			t.Errorf("after the undo, the system workload has content %s, want %s", after.Content, before.Content)
 		}
 	})
 	t.Run("a member cannot be put, and a group cannot take the name of a system workload", func(t *testing.T) {
@@ -137,7 +137,7 @@ func TestMembersOfASystemWorkload(t *testing.T) {
 			put("log"),
 		} {
 			if r := w.do(c); r.Kind != Conflict {
-				t.Errorf("%v is %s: %s", c, r.Kind, r.Reason)
+				t.Errorf("command %v returned %s: %s; want Conflict", c, r.Kind, r.Reason)
 			}
 		}
 	})
@@ -145,11 +145,11 @@ func TestMembersOfASystemWorkload(t *testing.T) {
 		w := start(t)
 		w.ok(setDesired("log", "Stopped"))
 		if m, _ := w.s.Workload("log-b"); m.Desired != DesiredStopped {
-			t.Errorf("the member is to be %s", m.Desired)
+			t.Errorf("after a stop of the system workload, its member has the desired state %s, want Stopped", m.Desired)
 		}
 		w.ok(remove("log", false))
 		if n := w.s.WorkloadCount(); n != 0 {
-			t.Errorf("%d workloads are left", n)
+			t.Errorf("after the delete of the system workload, %d workloads are left, want none", n)
 		}
 	})
 }

@@ -373,7 +373,7 @@ func runPut(of *Workload, id string) *commandv1.WorkloadPut {
 	return p
 }
 
-// runID reports whether a run of a template may have an id.
+// runID reports whether a run of a template may have this id.
 func runID(template, id string) bool {
 	return bounds.ValidID(id) && strings.HasPrefix(id, template+"-") && len(id) > len(template)+1
 }

@@ -156,7 +156,7 @@ func TestCronConcurrency(t *testing.T) {
 		w.ok(createRuns(w.cronStep("nightly", "nightly-2", 3*minute)))
 		is(t, "replaced run has failed", w.workload("nightly-1").Reason.Code, CodeReplaced)
 		_, left := w.s.Residual("a", "nightly-1")
-		is(t, "its node removes it", left, true)
+		is(t, "the node of the replaced run must remove the instance", left, true)
 		is(t, "new run is active", w.workload("nightly-2").Active(), true)
 	})
 }
@@ -184,7 +184,7 @@ func TestTemplateChanges(t *testing.T) {
 	is(t, "another image keeps the next time", w.workload("nightly").Template.Next, 2*minute)
 	is(t, "the active run keeps its specification", w.workload("nightly-1").Content != w.workload("nightly").Content, true)
 	w.ok(createRuns(w.cronStep("nightly", "nightly-2", 3*minute)))
-	is(t, "the next run has the new one", w.workload("nightly-2").Content, "c1:bbbbbbbbbbbbbbbbbbbb")
+	is(t, "the next run has the new specification", w.workload("nightly-2").Content, "c1:bbbbbbbbbbbbbbbbbbbb")
 	w.ok(put("nightly", cron(func(c *commandv1.Cron) { c.Schedule = "@daily" })))
 	is(t, "another schedule forgets the next time", w.workload("nightly").Template.Next, int64(0))
 	w.ok(createRuns(w.cronStep("nightly", "", 5*minute)))

@@ -146,7 +146,7 @@ func TestTombstonesAreBounded(t *testing.T) {
 	is(t, "tombstones", s.TombstoneCount(), MaxTombstones)
 	for i := range over + 1 {
 		_, ok := s.Tombstone(fmt.Sprintf("w%d", MaxTombstones+over-i))
-		is(t, fmt.Sprintf("number %d is remembered", i+1), ok, i == over)
+		is(t, fmt.Sprintf("the workload that was deleted as number %d has a tombstone", i+1), ok, i == over)
 	}
 }
 
@@ -164,8 +164,8 @@ func TestRestoredTombstones(t *testing.T) {
 			s := restored(t, backup, w.s)
 			_, before := s.Tombstone("old")
 			_, since := s.Tombstone("new")
-			is(t, "deleted before the backup", before, true)
-			is(t, "deleted here since", since, true)
+			is(t, "tombstone of a workload that was deleted before the backup", before, true)
+			is(t, "tombstone of a workload that was deleted after the backup", since, true)
 		}},
 		{"a restored workload has no tombstone", func(t *testing.T, w *world) {
 			w.ok(put("web"))

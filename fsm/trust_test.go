@@ -94,7 +94,7 @@ func TestClusterKey(t *testing.T) {
 			refused(t, w.do(pin("ffffffffffffffff")), Conflict, "00112233aabbccdd", "ffffffffffffffff")
 			is(t, "pinned", w.s.Info().ClusterKeyID, "00112233aabbccdd")
 		}},
-		{"an id of another form is refused", func(t *testing.T, w *world) {
+		{"a malformed id of a cluster key is refused", func(t *testing.T, w *world) {
 			refused(t, w.do(pin("00112233AABBCCDD")), Invalid, "key_id")
 			refused(t, w.do(pin("")), Invalid, "key_id")
 		}},
@@ -116,12 +116,12 @@ func TestCertificateAuthorities(t *testing.T) {
 	proveTrust(t, []fact{
 		{"the authority that became active last issues certificates", func(t *testing.T, w *world) {
 			end := w.now + 10*day
-			is(t, "nobody yet", issuer(w, w.now), "")
+			is(t, "issuer before any authority is stored", issuer(w, w.now), "")
 			w.ok(authority("1", w.now, end))
 			w.ok(authority("2", w.now+day, end))
-			is(t, "now", issuer(w, w.now), "1")
-			is(t, "tomorrow", issuer(w, w.now+2*day), "2")
-			is(t, "after the end", issuer(w, end), "")
+			is(t, "issuer at the present time", issuer(w, w.now), "1")
+			is(t, "issuer after the second authority became active", issuer(w, w.now+2*day), "2")
+			is(t, "issuer after both authorities expired", issuer(w, end), "")
 		}},
 		{"the issuing authority cannot be dropped", func(t *testing.T, w *world) {
 			w.ok(authority("1", w.now, w.now+10*day))
@@ -134,7 +134,7 @@ func TestCertificateAuthorities(t *testing.T) {
 			w.ok(authority("1", w.now+day, w.now+10*day))
 			is(t, "the same again", w.do(authority("1", w.now-second+day, w.now+10*day)).Kind, AlreadyDone)
 			w.ok(authority("1", w.now, w.now+10*day))
-			is(t, "now", issuer(w, w.now), "1")
+			is(t, "issuer at the present time", issuer(w, w.now), "1")
 		}},
 		{"an expired authority is refused", func(t *testing.T, w *world) {
 			refused(t, w.do(authority("1", w.now-day, w.now)), Invalid, "not_after")
@@ -366,7 +366,7 @@ func TestAuditEventsOfCallers(t *testing.T) {
 			opened := &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventSessionOpened, Message: "sh", Workload: "web", Node: "a"}}}
 			w.ok(opened)
 			is(t, "type", last(w).Type, EventSessionOpened)
-			is(t, "about", last(w).Workload+" on "+last(w).Node, "web on a")
+			is(t, "workload and node of the event", last(w).Workload+" on "+last(w).Node, "web on a")
 		}},
 	})
 }

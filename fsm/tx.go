@@ -36,7 +36,7 @@ type Tx struct {
 	confined []string
 	// unprivileged means that the policy baseline applies to the caller in namespaces without a bound policy.
 	unprivileged bool
-	shares       RoomShares // how much of the room of the state the caller may take
+	shares       RoomShares // which parts of the size limit of the state (Room) the caller may use
 	next         Generation // the generation that this command gives to every order that it changes
 	from         int        // index in changes of the first Change by the command
 

@@ -81,7 +81,7 @@ func (t *Tx) createVolume(b *commandv1.PutVolume) Result {
 // barredFrom returns why no workload of namespace in may run on node n; "" if workloads may.
 func (t *Tx) barredFrom(in *Namespace, n *Node) string {
 	if l, misses := n.MissesLabel(in.NodeLabels); misses {
-		return "namespace " + quoted(in.Name) + " requires nodes with " + l.Key + "=" + l.Value + ", and " + n.ID + " is none"
+		return "namespace " + quoted(in.Name) + " requires nodes with " + l.Key + "=" + l.Value + ", and node " + n.ID + " does not have that label"
 	}
 	return ""
 }
@@ -141,9 +141,10 @@ type reportView interface {
 	Residuals(node string, fn func(*Residual) bool)
 }
 
-// MaxStrayVolumes is the maximum number of strays of one node: records, made from its reports, of volumes of namespaces
-// that have no workload there. Such volumes are honest after a node was removed and registered again. But a node could
-// invent them, and so fill the namespaces of others: strays are local volumes, and take at most half of a quota.
+// MaxStrayVolumes is the maximum number of strays of one node. A stray is the record of a volume that the node
+// reported, and whose namespace has no workload on the node. A node that was removed and registers again reports such
+// volumes. But a node could also invent volumes, to use up the quotas of other namespaces. So strays are local
+// volumes only, and take at most half of a quota.
 const MaxStrayVolumes = 64
 
 // strays decides which new records of volumes a report of a node may make.
@@ -152,7 +153,7 @@ type strays struct {
 	node  string
 	here  *set // namespaces with a workload on the node; nil until it is needed
 	count int
-	added quota.Amounts // of strays that this report adds, in whatever namespace
+	added quota.Amounts // sum of the strays that this report adds, in all namespaces
 }
 
 func (x *strays) admit(v *Volume) bool {

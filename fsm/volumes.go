@@ -357,7 +357,7 @@ func (t *Tx) takeVolume(w *Workload, u VolumeUse) *Volume {
 			t.storeVolume(mine, nil)
 		}
 	}
-	// As on the node, the last user of a volume decides whether the volume is kept.
+	// The last user of a volume decides whether the volume is kept. Agents follow the same rule.
 	v.Owner, v.Retain = w.ID, u.Retain || v.ByHand
 	v.SizeGB, v.UnusedSince = max(v.SizeGB, u.SizeGB), 0
 	if old == nil {
@@ -370,8 +370,9 @@ func (t *Tx) takeVolume(w *Workload, u VolumeUse) *Volume {
 	return nil
 }
 
-// leaveVolume ends the use of v by a workload. gone means that the workload is deleted, and not only on another node or
-// without the volume. With keep, the volume of a deleted workload is kept whatever its policy.
+// leaveVolume ends the use of v by a workload. gone is true if the workload is deleted, and false if it moved to
+// another node or no longer names the volume. With keep, the volume of a deleted workload is kept whatever its
+// policy.
 func (t *Tx) leaveVolume(v *Volume, workload string, gone, keep bool) {
 	users := t.state().UsersOfVolume(v)
 	if len(users) > 0 {

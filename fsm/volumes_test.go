@@ -75,7 +75,7 @@ func TestVolumes(t *testing.T) {
 		w.ok(gone(id, "a", nil))
 	}
 	prove(t, []fact{
-		{"an apply makes a volume, which gets the node of its workload, and data when the node accepts the order", func(t *testing.T, w *world) {
+		{"an apply makes a volume, which gets the node of its workload, and is marked held when the node accepts the order", func(t *testing.T, w *world) {
 			w.ok(put("db", mounts("local:data")))
 			is(t, "volumes", w.volumes(), "default/data/local/~db of db")
 			is(t, "event", w.eventOf(EventVolumeCreated).Message, "local volume data: for workload db")
@@ -94,7 +94,7 @@ func TestVolumes(t *testing.T) {
 			is(t, "event", w.eventOf(EventVolumeDeleted).Message, "local volume data: with workload db")
 			is(t, "used volumes", w.s.UseOf(DefaultNamespace).Volumes, 0)
 		}},
-		{"a retained volume stays, and the next workload of its name takes it over", func(t *testing.T, w *world) {
+		{"a retained volume is kept, and the next workload that names the volume takes it over", func(t *testing.T, w *world) {
 			running(w, "db", "keep local:data")
 			deleted(w, "db")
 			is(t, "volumes", w.volumes(), "default/data/local/a held unused")
@@ -104,7 +104,7 @@ func TestVolumes(t *testing.T) {
 			w.bind("db2", "a")
 			is(t, "volumes", w.volumes(), "default/data/local/a held of db2")
 		}},
-		{"a delete that keeps volumes keeps a volume whatever its policy, and reports and the snapshot say so", func(t *testing.T, w *world) {
+		{"a delete that keeps volumes also keeps a volume without retain", func(t *testing.T, w *world) {
 			running(w, "db", "local:data", "nfs:shared")
 			w.ok(removeBut("db", false))
 			r, _ := w.s.Residual("a", "db")
@@ -130,7 +130,7 @@ func TestVolumes(t *testing.T) {
 			w.ok(reportVolumes("a", true, "data"))
 			is(t, "volumes", w.volumes(), "default/data/local/a held unused, default/shared/nfs/ held unused")
 		}},
-		{"a delete that keeps volumes is not forgotten when the node was fenced, and returns with the instance", func(t *testing.T, w *world) {
+		{"a node that was fenced and returns with the instance is told to keep the volumes", func(t *testing.T, w *world) {
 			running(w, "db", "nfs:shared")
 			told := w.generation("db")
 			w.ok(nodeState("a", false))
@@ -142,19 +142,19 @@ func TestVolumes(t *testing.T) {
 			r, found := w.s.Residual("a", "db")
 			is(t, "the node is told", found && r.KeepVolumes, true)
 		}},
-		{"a second delete can decide to keep the volumes, and cannot decide to delete them", func(t *testing.T, w *world) {
+		{"a second delete can order to keep the volumes, but cannot order to delete them", func(t *testing.T, w *world) {
 			kept := func() bool { r, _ := w.s.Residual("a", "db"); return r.KeepVolumes }
 			running(w, "db", "local:data")
 			w.ok(remove("db", false))
-			is(t, "at first", kept(), false)
+			is(t, "KeepVolumes after the first delete", kept(), false)
 			w.ok(removeBut("db", false))
 			is(t, "kept", kept(), true)
 			w.do(remove("db", false))
-			is(t, "still kept", kept(), true)
+			is(t, "KeepVolumes after a delete without keep", kept(), true)
 			w.ok(remove("db", true))
-			is(t, "still kept by force", kept(), true)
+			is(t, "KeepVolumes after a forced delete", kept(), true)
 		}},
-		{"a workload that is applied again while it is deleted decides about its volumes anew", func(t *testing.T, w *world) {
+		{"an apply of a workload that is being deleted clears KeepVolumes", func(t *testing.T, w *world) {
 			running(w, "db", "local:data")
 			w.ok(removeBut("db", false))
 			w.ok(put("db", mounts("local:data")))
@@ -166,7 +166,7 @@ func TestVolumes(t *testing.T) {
 			deleted(w, "db")
 			is(t, "volumes", w.volumes(), "")
 		}},
-		{"the last user of a volume decides, also if an earlier one was deleted without its volumes", func(t *testing.T, w *world) {
+		{"the last user of a volume decides whether the volume is kept, even if an earlier user kept its volumes", func(t *testing.T, w *world) {
 			running(w, "one", "local:data")
 			running(w, "two", "local:data")
 			w.ok(removeBut("two", false))
@@ -180,7 +180,7 @@ func TestVolumes(t *testing.T) {
 			w.place("m-1", "b", mounts("local:data"))
 			is(t, "volumes", w.volumes(), "default/data/local/a of m-0, default/data/local/b of m-1")
 		}},
-		{"two workloads on one node share a volume, which goes with the last one", func(t *testing.T, w *world) {
+		{"two workloads on one node share a volume, which is deleted with the last of them", func(t *testing.T, w *world) {
 			running(w, "one", "local:data")
 			running(w, "two", "local:data")
 			is(t, "volumes", w.volumes(), "default/data/local/a held of two")
@@ -200,7 +200,7 @@ func TestVolumes(t *testing.T) {
 			w.ok(put("two", content("c1:without"), mounts()))
 			is(t, "volumes", w.volumes(), "default/shared/nfs/ held of two unused")
 		}},
-		{"a workload that leaves its node leaves its volume there, and it is still its own", func(t *testing.T, w *world) {
+		{"a workload that leaves its node stays the owner of its volume there", func(t *testing.T, w *world) {
 			running(w, "db", "local:data")
 			w.ok(w.evict("db", CodeDraining, false))
 			is(t, "volumes", w.volumes(), "default/data/local/a held of db")
@@ -208,7 +208,7 @@ func TestVolumes(t *testing.T) {
 			w.bind("db", "b")
 			is(t, "volumes", w.volumes(), "default/data/local/a held of db unused, default/data/local/b of db")
 		}},
-		{"a volume without data goes when its workload leaves the node", func(t *testing.T, w *world) {
+		{"a volume without data is deleted when its workload leaves the node", func(t *testing.T, w *world) {
 			w.place("db", "a", mounts("local:data"))
 			w.ok(w.evict("db", CodeDraining, true))
 			w.bind("db", "b")
@@ -267,7 +267,7 @@ func TestVolumes(t *testing.T) {
 			is(t, "volumes", w.volumes(), "default/data/local/a held of db")
 			is(t, "event", w.eventOf(EventVolumeDeleted).Message, "local volume old: its node does not have it any more")
 		}},
-		{"a node fills no namespace whose workloads it does not run", func(t *testing.T, w *world) {
+		{"a node cannot fill a namespace that has no workload on the node", func(t *testing.T, w *world) {
 			w.ok(putNamespace("shop", func(n *commandv1.PutNamespace) { n.Quota = &commandv1.Quota{Volumes: 10} }))
 			invented := func(namespace, driver string) Command {
 				c := reportVolumes("a", false)
@@ -277,26 +277,26 @@ func TestVolumes(t *testing.T) {
 				return c
 			}
 			w.ok(invented("shop", "local"))
-			is(t, "half of the quota", w.s.UseOf("shop").Volumes, int64(5))
+			is(t, "volumes of namespace shop after reports of local volumes", w.s.UseOf("shop").Volumes, int64(5))
 			w.ok(invented("shop", "nfs"))
-			is(t, "volumes that other nodes reach, too", w.s.UseOf("shop").Volumes, int64(5))
+			is(t, "volumes of namespace shop after reports of nfs volumes", w.s.UseOf("shop").Volumes, int64(5))
 			w.ok(invented("", "local"))
 			w.ok(invented("", "local"))
-			is(t, "strays of the node", w.s.UseOf(DefaultNamespace).Volumes+w.s.UseOf("shop").Volumes, int64(MaxStrayVolumes))
+			is(t, "strays of the node in both namespaces", w.s.UseOf(DefaultNamespace).Volumes+w.s.UseOf("shop").Volumes, int64(MaxStrayVolumes))
 			w.ok(put("db"))
 			w.bind("db", "a")
 			w.ok(invented("", "local"))
-			is(t, "in a namespace with a workload there", w.s.UseOf(DefaultNamespace).Volumes, int64(200))
+			is(t, "volumes of a namespace with a workload on the node", w.s.UseOf(DefaultNamespace).Volumes, int64(200))
 		}},
-		{"a report that has nothing new is none to propose", func(t *testing.T, w *world) {
+		{"ChangesVolumes is false for a report that changes no record", func(t *testing.T, w *world) {
 			changes := func(c Command) bool { return ChangesVolumes(w.s, c.GetReportVolumes()) }
 			w.ok(putVolume("made", "a"))
-			is(t, "without volumes", changes(reportVolumes("a", true)), false)
-			is(t, "of the created volume", changes(reportVolumes("a", true, "made")), true)
+			is(t, "a complete report without volumes", changes(reportVolumes("a", true)), false)
+			is(t, "a report of the volume that a user created", changes(reportVolumes("a", true, "made")), true)
 			w.ok(reportVolumes("a", true, "made"))
-			is(t, "repeated", changes(reportVolumes("a", true, "made")), false)
-			is(t, "of a node that is not there", changes(reportVolumes("none", true, "made")), false)
-			is(t, "without it again", changes(reportVolumes("a", true)), true)
+			is(t, "a repeated report", changes(reportVolumes("a", true, "made")), false)
+			is(t, "a report of an unknown node", changes(reportVolumes("none", true, "made")), false)
+			is(t, "a complete report that lists the volume no longer", changes(reportVolumes("a", true)), true)
 			w.ok(reportVolumes("a", true))
 			is(t, "volumes", w.volumes(), "default/made/local/a unused")
 		}},
@@ -305,7 +305,7 @@ func TestVolumes(t *testing.T) {
 			w.ok(removeNode("a", false))
 			is(t, "volumes", w.volumes(), "")
 		}},
-		{"a volume that a user created is still that when its node was removed and registers again", func(t *testing.T, w *world) {
+		{"a volume stays marked as created by a user after its node was removed and registers again", func(t *testing.T, w *world) {
 			w.ok(putVolume("data", "a"))
 			running(w, "db", "local:data")
 			deleted(w, "db")
@@ -333,7 +333,7 @@ func TestVolumes(t *testing.T) {
 			c.GetPutVolume().Pool = "fast"
 			refused(t, w.do(c), Invalid, `pool: no node has a storage pool "fast"`)
 		}},
-		{"reports add volumes only up to a number for each namespace", func(t *testing.T, w *world) {
+		{"reports add volumes only up to MaxVolumes in each namespace", func(t *testing.T, w *world) {
 			running(w, "db")
 			c := reportVolumes("a", true)
 			for i := range MaxVolumes + 2 {

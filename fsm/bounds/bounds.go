@@ -83,7 +83,7 @@ func PutsFault(puts []*commandv1.WorkloadPut, group string) string {
 func SurgeFault(b *commandv1.PutWorkloads) string {
 	for _, p := range b.GetWorkloads() {
 		if p.GetDemand().GetSurge() {
-			return "workload " + p.GetId() + ": demand.surge: is only for the list surge"
+			return "workload " + p.GetId() + ": demand.surge: must be set only in the list surge"
 		}
 	}
 	puts := b.GetSurge()
@@ -102,7 +102,7 @@ func SurgeFault(b *commandv1.PutWorkloads) string {
 		d := p.GetDemand()
 		switch {
 		case !d.GetSurge() || p.GetDesired() != "Running":
-			return "surge: workload " + p.GetId() + ": demand.surge must be set, and desired be Running"
+			return "surge: workload " + p.GetId() + ": demand.surge must be set, and desired must be Running"
 		case d.GetExclusive() || len(d.GetLocalData()) > 0 || len(d.GetMacAddresses()) > 0 || d.GetJob() != nil || d.GetTemplate() != nil:
 			return "surge: workload " + p.GetId() + ": start_first is not for workloads that are exclusive, have local data or fixed addresses, or are jobs or templates"
 		}
@@ -298,9 +298,9 @@ func autoscaleFault(d *commandv1.Demand) string {
 	case a.GetMax() < a.GetMin() || a.GetMax() > MaxCount:
 		return fmt.Sprintf("demand.autoscale.max: %d is not in min, %d, to %d", a.GetMax(), a.GetMin(), MaxCount)
 	case a.GetCpu() < 1 || a.GetCpu() > MaxScaleCPU:
-		return fmt.Sprintf("demand.autoscale.cpu: %d is not in 1..%d, and cpu_millicores is the limit of the use", a.GetCpu(), MaxScaleCPU)
+		return fmt.Sprintf("demand.autoscale.cpu: %d is not in 1..%d percent of cpu_millicores, which caps the CPU use", a.GetCpu(), MaxScaleCPU)
 	case d.GetCpuMillicores() == 0:
-		return "demand.autoscale: a workload without cpu_millicores has no use in percent"
+		return "demand.autoscale: needs cpu_millicores, because autoscale.cpu is a percentage of it"
 	case d.GetGroup() == "" || d.GetJob() != nil || d.GetTemplate() != nil || d.GetType() != "container":
 		return "demand.autoscale: is only for the members of a group of containers that are services"
 	case len(d.GetLocalData()) > 0:
@@ -368,7 +368,7 @@ func macsFault(macs []string) string {
 // Limits of the settings of a job.
 const (
 	MaxSuccessCodes = 32
-	MaxJobSeconds   = 366 * 24 * 3600 // of deadline and ttl
+	MaxJobSeconds   = 366 * 24 * 3600 // maximum of deadline and of ttl, in seconds
 	MaxParallelism  = 1_000_000
 )
 
@@ -411,7 +411,7 @@ func templateFault(p *commandv1.WorkloadPut, group string) string {
 	case m.GetKind() != "cron" && m.GetKind() != "dispatch" && m.GetKind() != "system":
 		return fmt.Sprintf("demand.template.kind: %.64q is none of cron, dispatch, system", m.GetKind())
 	case (m.GetKind() == "cron") != (c != nil):
-		return fmt.Sprintf("demand.template.cron: must be there with the kind cron, and only then; the kind is %s", m.GetKind())
+		return fmt.Sprintf("demand.template.cron: must be set with the kind cron and with no other kind, but the kind is %s", m.GetKind())
 	case p.GetDemand().GetJob() == nil && m.GetKind() != "system":
 		return "demand.template: must have the settings of a job"
 	case group != "":

@@ -75,7 +75,7 @@ func placementFault(d *commandv1.Demand) string {
 		case a.GetNode() != nil && !validOp(a.GetNode().GetOp()):
 			return fmt.Sprintf("%s.node.op: %.64q is none of =, !=, in, not-in, exists, not-exists", at, a.GetNode().GetOp())
 		case (a.GetNode() != nil) != (a.GetBy() == ""):
-			return at + ".by: is for the targets workload, group and tag only, and these need it"
+			return at + ".by: must be set for the targets workload, group and tag, and must be empty for the target node"
 		case a.GetMust() != (a.GetWeight() == 0) || a.GetWeight() > MaxWeight:
 			return fmt.Sprintf("%s.weight: %d is not 0 (must) or 1..%d (preferred)", at, a.GetWeight(), MaxWeight)
 		}

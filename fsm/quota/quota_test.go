@@ -34,10 +34,10 @@ func TestTimesStopsAtTheFirstLimit(t *testing.T) {
 		limited     bool
 	}{
 		"no limit": {Amounts{CPU: 9000}, Amounts{}, 0, false},
-		"a limit of a resource that is not asked": {Amounts{}, Amounts{Disk: 1}, 0, false},
-		"a part of one more does not count":       {Amounts{CPU: 1100}, Amounts{CPU: 2500}, 2, true},
-		"the smallest of several limits":          {Amounts{CPU: 500, Memory: 100, Workloads: 1}, Amounts{CPU: 9000, Memory: 250, Workloads: 9}, 1, true},
-		"a use above the limit":                   {Amounts{Workloads: 7}, Amounts{Workloads: 5}, 0, true},
+		"a limit of a resource that the demand does not use": {Amounts{}, Amounts{Disk: 1}, 0, false},
+		"a demand that fits only in part does not count":     {Amounts{CPU: 1100}, Amounts{CPU: 2500}, 2, true},
+		"the smallest of several limits":                     {Amounts{CPU: 500, Memory: 100, Workloads: 1}, Amounts{CPU: 9000, Memory: 250, Workloads: 9}, 1, true},
+		"a use above the limit":                              {Amounts{Workloads: 7}, Amounts{Workloads: 5}, 0, true},
 	} {
 		if n, limited := Times(c.used, each, c.limit); n != c.want || limited != c.limited {
 			t.Errorf("%s: Times returned %d, limited %v; want %d, %v", name, n, limited, c.want, c.limited)

@@ -128,7 +128,7 @@ type Decision struct {
 	Await         bool // the canaries have settled: wait for the promotion
 	Failure       string
 	Revert        bool
-	WakeAt        int64  // when to look again, Unix nanoseconds; 0 = only after a change of a member
+	WakeAt        int64  // when to call Next again, Unix nanoseconds; 0 = only after a change of a member
 	Waits         string // why a running update waits, as a text for users
 }
 

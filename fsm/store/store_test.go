@@ -226,7 +226,7 @@ func TestCursorStartsAfterItsIndex(t *testing.T) {
 	defer c.Close()
 	b, err := c.Next(soon(t))
 	if err != nil || fmt.Sprint(ids(b)) != "[three]" {
-		t.Errorf("Next returned workloads %v, error %v", ids(b), err)
+		t.Errorf("Next returned workloads %v, error %v; want only workload three", ids(b), err)
 	}
 }
 
@@ -252,7 +252,7 @@ func TestCursorWaitsForChangesOnly(t *testing.T) {
 		}
 		w.put("web")
 		if b := <-got; fmt.Sprint(ids(b)) != "[web]" {
-			t.Errorf("Next returned workloads %v", ids(b))
+			t.Errorf("Next returned workloads %v, want only workload web", ids(b))
 		}
 	})
 }
@@ -267,7 +267,7 @@ func TestCursorEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := c.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("Next returned error %v", err)
+			t.Errorf("Next returned error %v, want DeadlineExceeded", err)
 		}
 		w.put("web")
 		if b, err := c.Next(t.Context()); err != nil || fmt.Sprint(ids(b)) != "[web]" {
@@ -315,7 +315,7 @@ func TestStatsFollowTheFeed(t *testing.T) {
 		defer close(done)
 		_, _ = w.st.At(waiting, w.index+1000)
 	}()
-	testbed.Until(t, "one who waits", func() bool { return w.st.Stats().Waiters == 1 })
+	testbed.Until(t, "one waiting call of At", func() bool { return w.st.Stats().Waiters == 1 })
 	stop()
 	<-done
 	if n := w.st.Stats().Waiters; n != 0 {
@@ -386,7 +386,7 @@ func TestSlowCursorsGetErrCompacted(t *testing.T) {
 			synctest.Wait()
 			w.st.Restore(w.st.State())
 			if err := <-errs; !errors.Is(err, ErrCompacted) {
-				t.Errorf("Next returned error %v", err)
+				t.Errorf("Next returned error %v, want ErrCompacted", err)
 			}
 		})
 	})
@@ -404,7 +404,7 @@ func TestSlowCursorsGetErrCompacted(t *testing.T) {
 		w.put("found")
 		b, err := c.Next(soon(t))
 		if err != nil || fmt.Sprint(ids(b)) != "[found]" {
-			t.Errorf("Next returned workloads %v, error %v", ids(b), err)
+			t.Errorf("Next returned workloads %v, error %v; want only workload found", ids(b), err)
 		}
 	})
 }
