@@ -25,8 +25,8 @@
 //
 //   - tx.go runs one command, and modes.go lists the commands and the modes that permit them.
 //   - put.go, each.go, plan.go, report.go, nodes.go, cluster.go, namespaces.go, rollouts.go,
-//     failures.go, drifts.go, ports.go, stops.go, lostlease.go, tombstones.go, jobs.go, templates.go, volumes.go, volumecommands.go and trust.go hold
-//     the commands and the rules that they share.
+//     failures.go, drifts.go, ports.go, stops.go, lostlease.go, tombstones.go, jobs.go, templates.go,
+//     volumes.go, volumecommands.go and trust.go hold the commands and the rules that they share.
 //   - receipts.go answers a repeated request. Package receipts stores the answers.
 //   - types.go and view.go hold the records and the read-only interface. tables.go writes
 //     records, indexes.go maintains what is derived from them, and status.go derives states.

@@ -13,7 +13,7 @@
 // a request of an API client can be put in a file.
 //
 //	id: web                      # workload_id: required
-//	type: container              # container, compose or vm; default is the one that is given
+//	type: container              # container, compose or vm; default: the section that is given
 //	desired: running             # running, stopped or deleted
 //	revision: r42                # the caller's own revision name, stored and shown
 //	resources:
@@ -38,7 +38,7 @@
 //	  stop_signal: SIGQUIT                     # default: that of the image, or SIGTERM
 //	  networks: [back]                         # made with persysctl network create
 //	  endpoint_mode: dnsrr                     # names lead to instances; default vip, an address of the service
-//	  hostname: web                            # and the other words of a Compose service that one container
+//	  hostname: web                            # and the other fields of a Compose service that one container
 //	                                           # can have: docs/reference/workload.md
 //	  managed_volumes: [{name: data, driver: local, size: 10Gi, path: /data, retain: Retain}]
 //	compose:                     # instead of container
@@ -84,10 +84,14 @@
 // # Content
 //
 // Content decides whether a node has to recreate a workload (spec/DESIGN.md). It covers the fields that
-// the node runs: type, full image reference,
-// command, environment, ports, volumes, restart policy, privileged, user, capabilities, security
-// options, the other words of Compose, the CPU, memory and pids limits of a container (not the agents' defaults for them), metadata that becomes labels, a Compose file
-// or Git source, a VM's hardware and CPU quota, disks, networks and cloud-init.
+// the node runs:
+//
+//   - of every workload: type, kind, health check, on_unhealthy, and the metadata that becomes labels
+//   - of a container: full image reference, command, environment, ports, volumes, restart policy,
+//     privileged, user, capabilities, security options, the other fields of Compose, and the limits of CPU,
+//     memory and pids (not the agents' defaults for these)
+//   - of a stack: a Compose file or Git source
+//   - of a VM: hardware and CPU quota, disks, networks and cloud-init
 //
 // It does not cover:
 //
@@ -95,8 +99,9 @@
 //   - the desired state: starting and stopping recreates nothing
 //   - the caller's revision: legacy v1 CLIs send a constant
 //   - the fields that only the planner reads: group, namespace, count, priority, labels, constraints,
-//     tolerations, spread, affinity, anti_affinity, tags, placement_policy, reschedule, exclusive, on_lost_lease, disk, storage_pool, and the other resources of a Compose
-//     project or VM. They are in the demand.
+//     tolerations, spread, affinity, anti_affinity, tags, placement_policy, reschedule, exclusive,
+//     on_lost_lease, disk, storage_pool, and the other resources of a Compose project or VM. They are in
+//     the demand.
 //
 // So a put is a change if and only if content, demand or desired state differ from the record. The
 // stored bytes must not be compared, because sealing is random.
